@@ -184,7 +184,7 @@ def open_served_model(
         memory=loaded_model.memory,
         cache_room=cache_room,
         scales=[scale for _, scale in load.adapters],
-        crashed=lambda error: print_error(f"the engine failed: {type(error).__name__}: {error}"),
+        on_crash=lambda error: print_error(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,
     )
     meta = {

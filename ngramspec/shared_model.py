@@ -14,7 +14,7 @@ class SequenceModel(Model, Protocol):
     number: int  # index of the sequence, from 0
 
     def reading(
-        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+        self, tokens: Sequence[int], *, aligned: bool = False, max_chunk: Callable[[], int] | None = None
     ) -> Generator[int, None, Logits]:
         """Prefill chunk by chunk, so that other sequences can have passes in between.
 
@@ -22,8 +22,8 @@ class SequenceModel(Model, Protocol):
 
         Args:
             tokens: Token ids, as in `prefill`.
-            aligned: Use chunks of a fixed size, as in `prefill`; `most` then has no effect.
-            most: Function that returns the maximum number of tokens of the next chunk; called before each chunk.
+            aligned: Use chunks of a fixed size, as in `prefill`; `max_chunk` then has no effect.
+            max_chunk: Function that returns the maximum number of tokens of the next chunk; called before each chunk.
 
         Yields:
             Number of these tokens in the cache: first of those that need not be evaluated again, then after each chunk
@@ -33,7 +33,7 @@ class SequenceModel(Model, Protocol):
             Logits after the last token.
         """
 
-    def adopt(self, other: SequenceModel, length: int) -> None:
+    def adopt(self, source: SequenceModel, length: int) -> None:
         """Copy up to `length` tokens from the start of another sequence's cache, without an evaluation.
 
         The copy may be shorter than `length`; `tokens` contains the copied tokens.

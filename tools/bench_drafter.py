@@ -71,16 +71,16 @@ def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[
     """Return the microseconds of each pass over `truth`; the drafter must have read the prompt."""
     text, loop = DraftedText(Drafts(drafter), RecordedTarget(curve)), DecodingLoop(CostPolicy())
     loop.prepare(curve, SIZES)
-    text.left = 2
+    text.tokens_left = 2
     loop.plan(text, 0)  # build the tables of the curve before the measurement
     drafter.accept(())
     # The policy must ask for drafts even if they do not pay.
     loop.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
-    took, at, text.left = [], 0, LONGEST + 1
+    took, at, text.tokens_left = [], 0, LONGEST + 1
     while at < len(truth) - LONGEST:
         began = process_time()
         plan = loop.plan(text, 0)
-        drafted = plan.sent.tokens
+        drafted = plan.draft.tokens
         right = 0
         while right < len(drafted) and drafted[right] == truth[at + right]:
             right += 1

@@ -40,7 +40,7 @@ class Ours:
         points = {str(n): cost for n, cost in CURVES["flat"][0].items()} if curve is None else curve
         self._curve = parse_curve({str(n): cost for n, cost in points.items()})
         self._text = DraftedText(Drafts(make_drafter(DEFAULT, memory=memory)), RecordedTarget(self._curve))
-        self._text.left = UNKNOWN_END
+        self._text.tokens_left = UNKNOWN_END
         self._loop = DecodingLoop(make_policy("cost"))
         self._loop.prepare(self._curve, range(1, LARGEST + 1))
         self._plan: Plan | None = None
@@ -55,7 +55,7 @@ class Ours:
         """Return the draft, padded to the batch size that the policy chose."""
         self._plan = self._loop.plan(self._text, 0)
         self._has_proposal = self._text.drafts.proposal is not None
-        tokens = list(self._plan.sent.tokens)
+        tokens = list(self._plan.draft.tokens)
         return tokens + [PADDING] * (self._plan.size - 1 - len(tokens))
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class Ours:
         if self._plan is None:
             self._text.drafts.first(tokens[0])
             return
-        drafted, size = self._plan.sent.tokens, self._plan.size
+        drafted, size = self._plan.draft.tokens, self._plan.size
         accepted = common_prefix(drafted, tokens)
         current = Pass((self._text,), (self._plan,), size, 0)
         current.seconds, current.has_proposal = self._curve.ratio(size), self._has_proposal

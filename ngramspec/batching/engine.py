@@ -58,7 +58,7 @@ class Engine:
         draft_max: Maximum number of tokens in a draft.
         memory: Receives each answer, so that later ones are drafted from it; `None` means that answers are not kept.
         cache_room: Maximum number of bytes for saved texts.
-        crashed: Called with an unexpected error, which ended all running requests.
+        on_crash: Called with an unexpected error, which ended all running requests.
         clock: Returns the time in seconds.
         scales: Scales of the model's LoRA adapters at the start.
         executor: Executor with one thread, on which the engine runs until `stop`. It should be the thread that measured
@@ -76,7 +76,7 @@ class Engine:
         draft_max: int = 63,
         memory: TextIndexSet | None = None,
         cache_room: int = 0,
-        crashed: Callable[[BaseException], None] | None = None,
+        on_crash: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scales: Sequence[float] = (),
         executor: Executor | None = None,
@@ -85,7 +85,7 @@ class Engine:
         self._model, self._vocabulary = model, vocabulary
         self._exactness = exactness or ExactnessMode()
         self._memory = memory
-        self._crashed = crashed
+        self._on_crash = on_crash
         self._clock = clock
         self._calibration = calibration
         self._writer = Writer(
@@ -135,11 +135,11 @@ class Engine:
             active.scales = self._scales if request.scales is None else request.scales
             active.turn = self._clock() + RANK_SECONDS * rank
             active.number, self._asked = self._asked, self._asked + 1
-            closed = self._closing is not None
-            if not closed:
+            is_closed = self._closing is not None
+            if not is_closed:
                 self._queue.append(active)
                 self._wake.notify()
-        if closed:
+        if is_closed:
             active.finish(ClosedError(CLOSED))
         return active
 
@@ -185,11 +185,11 @@ class Engine:
             for active in self._working:
                 if active.sequence is not None:
                     at, counters = active.sequence.number, (active.prefilled, active.cached, active.stats.generated)
-                    slots[at] = Slot(at, slots[at].held, active.request, active.number, *counters, active.new_line)
-            self._max_held = max(self._max_held, *(slot.held for slot in slots))
+                    slots[at] = Slot(at, slots[at].n_tokens, active.request, active.number, *counters, active.new_line)
+            self._max_held = max(self._max_held, *(slot.n_tokens for slot in slots))
             stats = Stats()
-            for counted in (self._stats, *(active.stats for active in self._working)):
-                stats.merge(counted)
+            for part in (self._stats, *(active.stats for active in self._working)):
+                stats.merge(part)
             read, writer = (self._prompt_tokens, self._cached_tokens), self._writer
             return Report(tuple(slots), len(self._queue), stats, *read, writer.passes, writer.busy, self._max_held)
 
@@ -253,10 +253,10 @@ class Engine:
         if not self._queue:
             return
         with self._lock:
-            dropped = [active for active in self._queue if active.cancelled]
-            for active in dropped:
+            requests = [active for active in self._queue if active.cancelled]
+            for active in requests:
                 self._queue.remove(active)
-        for active in dropped:
+        for active in requests:
             active.finish()
 
     def _run_errands(self) -> None:
@@ -280,7 +280,7 @@ class Engine:
         if not self._asides or not self._scheduler.is_turn_of_task(self._writers):
             return
         steps, future = self._asides[0]
-        began, value, failed = self._clock(), None, None
+        began, value, failure = self._clock(), None, None
         if not future.cancelled():
             try:
                 next(steps)
@@ -288,14 +288,14 @@ class Engine:
             except StopIteration as end:
                 value = end.value
             except Exception as error:
-                failed = error
+                failure = error
             finally:
                 self._scheduler.record_task(self._clock() - began)
         steps.close()
         self._asides.popleft()
         # Until here it can be cancelled, and from here on it cannot.
         if future.set_running_or_notify_cancel():
-            future.set_result(value) if failed is None else future.set_exception(failed)
+            future.set_result(value) if failure is None else future.set_exception(failure)
 
     def _admit(self) -> None:
         """Give free sequences to waiting requests, by turn and then in order of arrival."""
@@ -321,7 +321,9 @@ class Engine:
             prompt = request.prompt if request.cache_prompt else ()
             sequence = self._slots.take(prompt, request.slot, active.scales)
             try:
-                active.start(sequence, self._drafts[sequence.number], aligned=self._exactness.aligned, most=self._chunk)
+                active.start(
+                    sequence, self._drafts[sequence.number], aligned=self._exactness.aligned, max_chunk=self._chunk
+                )
             except TargetError as error:
                 self._end(active, error)
                 continue
@@ -331,8 +333,8 @@ class Engine:
 
     def _chunk(self, *, short: bool = False) -> int:
         """Return the maximum size of the next chunk of a prompt; `short`: see `Scheduler.chunk`."""
-        most = self._model.max_tokens
-        return self._scheduler.chunk(most, short=short) if self._writers else most
+        max_tokens = self._model.max_tokens
+        return self._scheduler.chunk(max_tokens, short=short) if self._writers else max_tokens
 
     @property
     def _writers(self) -> list[ActiveRequest]:
@@ -424,8 +426,8 @@ class Engine:
 
     def _recover(self, error: Exception) -> None:
         """End all running requests after an unexpected error, and clear the sequences for the next request."""
-        if self._crashed is not None:
-            self._crashed(error)
+        if self._on_crash is not None:
+            self._on_crash(error)
         for active in self._working[:]:
             self._end(active, TargetError(f"internal error in ngramspec ({type(error).__name__})"))
         for sequence in self._model.sequences:

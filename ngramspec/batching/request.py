@@ -69,7 +69,7 @@ class Slot:
     """Current state of a slot."""
 
     number: int  # from 0 on
-    held: int  # tokens in its cache
+    n_tokens: int  # number of tokens in its cache
     request: Request | None = None  # the running request; `None` if the slot is idle
     number_of_request: int = -1  # counts requests from 0 on
     prefilled: int = 0  # tokens of its prompt that are in the cache
@@ -124,17 +124,17 @@ class ActiveRequest:
         """
         request = self.request
         only_fills = request.max_tokens == 0
-        checked = replace(request, max_tokens=1) if only_fills else request
-        text = Text(checked, vocabulary, n_ctx=n_ctx, n_vocab=n_vocab, counts_calls=counts_calls)
+        text_request = replace(request, max_tokens=1) if only_fills else request
+        text = Text(text_request, vocabulary, n_ctx=n_ctx, n_vocab=n_vocab, counts_calls=counts_calls)
         self.text = None if only_fills else text
 
-    def start(self, sequence: SequenceModel, drafts: Drafts, *, aligned: bool, most: Callable[[], int]) -> None:
-        """Begin to read the prompt into a sequence; `aligned`, `most`: see `SequenceModel.reading`."""
+    def start(self, sequence: SequenceModel, drafts: Drafts, *, aligned: bool, max_chunk: Callable[[], int]) -> None:
+        """Begin to read the prompt into a sequence; `aligned`, `max_chunk`: see `SequenceModel.reading`."""
         self.sequence, self._drafts = sequence, drafts
         if not self.request.cache_prompt:
             sequence.clear()
         self._began = self._clock()
-        reading = sequence.reading(self.request.prompt, aligned=aligned, most=most)
+        reading = sequence.reading(self.request.prompt, aligned=aligned, max_chunk=max_chunk)
         self.reader = self._scoring(sequence) if self.request.scored else reading
         self.prefilled = self.cached = next(self.reader)
         self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
@@ -144,15 +144,15 @@ class ActiveRequest:
     def _scoring(self, sequence: SequenceModel) -> Generator[int, None, Logits]:
         """Evaluate all of the prompt, as `SequenceModel.reading` does, with the logits after each token."""
         prompt, top = self.request.prompt, self.request.logprobs or 0
-        found: list[Logprobs] = []
+        scores: list[Logprobs] = []
         sequence.clear()
         while True:
             done = len(sequence.tokens)
             yield done
             rows = sequence.evaluate(prompt[done : done + sequence.max_batch])
-            found += [logprobs(row, token, top) for row, token in zip(rows, prompt[done + 1 :], strict=False)]
+            scores += [logprobs(row, token, top) for row, token in zip(rows, prompt[done + 1 :], strict=False)]
             if len(sequence.tokens) == len(prompt):
-                self.tell(Scored(tuple(found)))
+                self.tell(Scored(tuple(scores)))
                 row: Logits = rows[-1]
                 return row
 

@@ -18,7 +18,7 @@ PAUSE = 0.25
 AHEAD = 0.5  # seconds of prompts that texts may wait for, in addition to the time that they had themselves
 LONGEST = 1.0  # maximum seconds that a text waits for chunks of prompts, unless a single chunk takes longer
 FORGET = 0.98  # weight of the expected time of a chunk after a faster chunk: chunks late in a prompt are slower
-LEAST = 32  # minimum number of tokens of such a chunk: smaller ones take nearly as long
+MIN_CHUNK = 32  # minimum number of tokens of such a chunk: smaller ones take nearly as long
 
 
 class Scheduler:
@@ -44,9 +44,9 @@ class Scheduler:
         if not readers or self._ahead > AHEAD or 0 < self._ahead > LONGEST - self._chunk_seconds:
             return None
         self._order = [reader for reader in self._order if reader in readers]
-        chosen = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)
-        self._order = [reader for reader in self._order if reader is not chosen] + [chosen]
-        return chosen
+        next_reader = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)
+        self._order = [reader for reader in self._order if reader is not next_reader] + [next_reader]
+        return next_reader
 
     def read(self, tokens: int, seconds: float) -> None:
         """Note that a chunk of `tokens` tokens was evaluated in `seconds`."""
@@ -71,14 +71,14 @@ class Scheduler:
         """Note a step of such work."""
         self._task_seconds = max(0.0, self._task_seconds) + seconds
 
-    def chunk(self, most: int, *, short: bool = False) -> int:
+    def chunk(self, max_tokens: int, *, short: bool = False) -> int:
         """Return the size of a chunk that texts wait for.
 
         Args:
-            most: Maximum number of tokens.
+            max_tokens: Maximum number of tokens.
             short: Keep the chunk within `PAUSE`, even if texts may wait longer.
         """
         if not self._per_token:
-            return min(most, LEAST)
+            return min(max_tokens, MIN_CHUNK)
         seconds = PAUSE if short else max(PAUSE, AHEAD - self._ahead)
-        return max(1, min(most, max(LEAST, int(seconds / self._per_token))))
+        return max(1, min(max_tokens, max(MIN_CHUNK, int(seconds / self._per_token))))

@@ -16,7 +16,7 @@ from ngramspec.tokens import common_prefix
 WORTH = 32
 """Minimum number of tokens for which a state is saved or restored: evaluating them takes about as long."""
 
-COPIED = 16
+MIN_COPY = 16
 """Minimum number of tokens that are copied from another sequence. On 2 cores, SmolLM2 evaluates 16 tokens in 50 ms and
 copies them in 1 to 30 ms, depending on the length of the other sequence. Chats often share a short system prompt."""
 
@@ -37,8 +37,8 @@ class PromptCache:
 
     def put(self, tokens: Sequence[int], state: bytes) -> None:
         """Store a state, unless it is larger than `room`."""
-        for known in [known for known in self._states if common_prefix(known, tokens) == len(known)]:
-            del self._states[known]
+        for text in [text for text in self._states if common_prefix(text, tokens) == len(text)]:
+            del self._states[text]
         if len(state) <= self.room:
             self._states[tuple(tokens)] = state
         while self.size > self.room:
@@ -46,11 +46,11 @@ class PromptCache:
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Return True if a text that begins with these tokens is stored."""
-        return any(common_prefix(known, tokens) == len(tokens) for known in self._states)
+        return any(common_prefix(text, tokens) == len(tokens) for text in self._states)
 
     def best(self, prompt: Sequence[int]) -> tuple[tuple[int, ...], int]:
         """Return the text with the longest common prefix with a prompt, and the length of that prefix."""
-        common = ((common_prefix(known, prompt), known) for known in self._states)
+        common = ((common_prefix(tokens, prompt), tokens) for tokens in self._states)
         length, text = max(common, key=lambda item: item[0], default=(0, ()))
         return text, length
 
@@ -90,17 +90,17 @@ class Slots:
         return bool(self._free)
 
     def take(
-        self, prompt: Sequence[int], preferred: int | None = None, scales: tuple[float, ...] | None = None
+        self, prompt: Sequence[int], preferred_number: int | None = None, scales: tuple[float, ...] | None = None
     ) -> SequenceModel:
         """Return a free sequence, filled with the longest known beginning of a prompt.
 
         Args:
             prompt: Token ids.
-            preferred: Number of the sequence to take if it is free.
+            preferred_number: Number of the sequence to take if it is free.
             scales: Scales of the LoRA adapters; tokens that were evaluated with other scales are not used.
         """
         scales = self._scales if scales is None else scales
-        sequence = self._choose(prompt, preferred, scales)
+        sequence = self._choose(prompt, preferred_number, scales)
         self._fill(sequence, prompt, scales)
         self._free.remove(sequence)
         return sequence
@@ -123,30 +123,32 @@ class Slots:
 
     def _fill(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> None:
         """Fill a sequence with the longest known beginning of a prompt."""
-        here = self._common(sequence, prompt, scales)
-        self._leave(sequence, here)
+        n_own = self._common(sequence, prompt, scales)
+        self._leave(sequence, n_own)
         if self._scales_of[sequence.number] != scales:
             sequence.clear()
             self._scales_of[sequence.number] = scales
-        others = ((self._common(other, prompt, scales), other) for other in self._sequences if other is not sequence)
+        matches = (
+            (self._common(source, prompt, scales), source) for source in self._sequences if source is not sequence
+        )
         # If several match, the shortest one is copied, because a copy may include all of its tokens.
-        there, other = max(others, key=lambda x: (x[0], -len(x[1].tokens)), default=(0, sequence))
-        tokens, saved = self._cache.best(prompt) if scales == self._scales else ((), 0)
-        if saved > there and saved >= here + WORTH:
+        n_other, source = max(matches, key=lambda x: (x[0], -len(x[1].tokens)), default=(0, sequence))
+        tokens, n_saved = self._cache.best(prompt) if scales == self._scales else ((), 0)
+        if n_saved > n_other and n_saved >= n_own + WORTH:
             state = self._cache.take(tokens)
             with suppress(TargetError):
                 sequence.restore(tokens, state)
                 self._cache.put(tokens, state)  # It was useful, so it becomes the last to be deleted.
-        elif there >= here + COPIED:
-            sequence.adopt(other, there)
+        elif n_other >= n_own + MIN_COPY:
+            sequence.adopt(source, n_other)
 
     def give_back(self, sequence: SequenceModel) -> None:
         """Free a sequence, which keeps its tokens."""
         self._free.append(sequence)
 
-    def _choose(self, prompt: Sequence[int], preferred: int | None, scales: tuple[float, ...]) -> SequenceModel:
+    def _choose(self, prompt: Sequence[int], preferred_number: int | None, scales: tuple[float, ...]) -> SequenceModel:
         for sequence in self._free:
-            if sequence.number == preferred:
+            if sequence.number == preferred_number:
                 return sequence
         # A sequence that the prompt continues: more than half of its tokens are the beginning of the prompt.
         common = {sequence.number: self._common(sequence, prompt, scales) for sequence in self._free}
@@ -157,8 +159,8 @@ class Slots:
 
     def _gaps(self, sequence: SequenceModel) -> int:
         """Return how many idle sequences would be between the busy ones and this one, which makes passes slower."""
-        free = {other.number for other in self._free}
-        busy = [other.number for other in self._sequences if other.number not in free or other is sequence]
+        free = {slot.number for slot in self._free}
+        busy = [slot.number for slot in self._sequences if slot.number not in free or slot is sequence]
         return max(busy) - min(busy) + 1 - len(busy) if self._apart else 0
 
     def _leave(self, sequence: SequenceModel, common: int) -> None:

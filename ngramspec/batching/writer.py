@@ -80,8 +80,8 @@ class Writer:
             self._calibration.save()
 
     def _prepare(self) -> None:
-        known = self._calibration
-        self._loop.prepare(self._curve, self._sizes, known.restore, is_provisional=known.is_provisional)
+        calibration = self._calibration
+        self._loop.prepare(self._curve, self._sizes, calibration.restore, is_provisional=calibration.is_provisional)
 
     @property
     def is_ahead(self) -> bool:
@@ -94,7 +94,7 @@ class Writer:
         If `can_go_ahead`, the next pass over the same texts may be submitted as soon as the outcome of this one is
         known, so that a GPU works on it meanwhile. The next call then returns its outcome.
         """
-        loop, current, wanted = self._loop, self._ahead, len(requests)
+        loop, current, n_requests = self._loop, self._ahead, len(requests)
         if current is not None:
             requests, self._ahead = self._ahead_requests, None
         elif len(requests) > self._together:
@@ -113,7 +113,7 @@ class Writer:
         self.busy += len(requests)
         loop.commit(current)
         # A request that is not in this pass must be in the next one.
-        if can_go_ahead and wanted <= len(requests) and self._model.returns_early:
+        if can_go_ahead and n_requests <= len(requests) and self._model.returns_early:
             self._submit_ahead(requests)
         results: list[Result] = []
         for request, step in zip(requests, loop.report(current), strict=True):
@@ -152,19 +152,19 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
         # Plain passes need no hidden states, and the first texts will show whether a head pays.
         model.feeds_head = False
     sequence = model.sequences[0]
-    known = Calibration.load(sequence, folder)
+    calibration = Calibration.load(sequence, folder)
     tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
     sequence.prefill([int(token) for token in tokens])
-    known.ensure_curve(sequence, TOKENS, SHARED_ORDER)
+    calibration.ensure_curve(sequence, TOKENS, SHARED_ORDER)
     exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
     if exact and sequence.can_rollback and sequence.exact_rollback:
-        whole = known.ensure_exact(sequence, together=True)
+        whole = calibration.ensure_exact(sequence, together=True)
         sizes = tuple(size for size in whole if size <= sequence.max_batch) or (1,)
-        exactness = ExactnessMode(sizes, aligned=not known.ensure_chunk_invariance(sequence), bit_identical=True)
+        exactness = ExactnessMode(sizes, aligned=not calibration.ensure_chunk_invariance(sequence), bit_identical=True)
     elif exact:
         exactness = ExactnessMode((1,), aligned=True, bit_identical=True)
     sequence.clear()
     if hasattr(model, "feeds_head"):
         model.feeds_head = True
-    known.save()
-    return known, exactness
+    calibration.save()
+    return calibration, exactness

@@ -12,9 +12,9 @@ cdef class BranchFinder:
     cdef int[::1] _offered
     cdef double[::1] _offer
     @cython.locals(node=cython.int, best=cython.int, n=cython.int, cell=cython.int)
-    cpdef find(self, chances, int sent, int limit, int leaves, MarginalCost price)
+    cpdef find(self, chances, int n_sent, int limit, int leaves, MarginalCost price)
     @cython.locals(c=cython.int)
-    cdef _rate(self, int node, double chance, int taken)
+    cdef _rate(self, int node, double chance, int draft_token)
     @cython.locals(c=cython.int)
     cdef _next(self, int node)
     @cython.locals(i=cython.int)

@@ -76,7 +76,7 @@ class BranchingLoop(DecodingLoop):
         plan = super().plan(text, owed)
         self._branches, self.has_branches = (), False
         curve, drafter, leaves = self.curve, text.drafts.drafter, getattr(text.sequence, "leaves", 0)
-        if not leaves or curve is None or not plan.sent.tokens or isinstance(drafter, HybridDrafter):
+        if not leaves or curve is None or not plan.draft.tokens or isinstance(drafter, HybridDrafter):
             return plan
         price, proposal = self.policy.price(curve, self.sizes), text.drafts.proposal
         if price is None or not price.seconds or price.slopes[0] > CHEAP or not isinstance(drafter, MixtureDrafter):
@@ -84,10 +84,12 @@ class BranchingLoop(DecodingLoop):
         assert proposal is not None
         if self._finder is None:
             self._finder = BranchFinder(drafter.guesser)
-        sent, largest = len(plan.sent), self.sizes[len(self.sizes) - 1]
+        n_sent, largest = len(plan.draft), self.sizes[len(self.sizes) - 1]
         # No branch begins after the end of the text.
-        candidates = self._finder.find(proposal.acceptance_probs, sent - plan.ends, largest - 1 - sent, leaves, price)
-        count, size = choose_branches(candidates, sent, plan.size, price, curve, self.sizes)
+        candidates = self._finder.find(
+            proposal.acceptance_probs, n_sent - plan.ends, largest - 1 - n_sent, leaves, price
+        )
+        count, size = choose_branches(candidates, n_sent, plan.size, price, curve, self.sizes)
         self._branches = candidates[:count]
         self.has_branches = count > 0
         return plan._replace(size=size)
@@ -103,12 +105,12 @@ class BranchingLoop(DecodingLoop):
     def commit(self, current: Pass) -> None:
         (text,) = current.texts
         drafter = text.drafts.drafter
-        known = drafter.known_prefix if isinstance(drafter, MixtureDrafter) else ()
+        answers = drafter.known_prefix if isinstance(drafter, MixtureDrafter) else ()
         super().commit(current)
         (step,) = current.steps
         if not isinstance(drafter, MixtureDrafter) or step is None:
             return
-        self.judge(known, step.tokens)
+        self.judge(answers, step.tokens)
         if self._branches and step.stop is None:
             drafter.known_prefix = self._answers(cast(Text, text), len(step.tokens))
             drafter.prefix_probability = self._trust.value
@@ -120,12 +122,12 @@ class BranchingLoop(DecodingLoop):
             if answer != token:
                 break
 
-    def _answers(self, text: Text, emitted: int) -> list[int]:
+    def _answers(self, text: Text, n_emitted: int) -> list[int]:
         """Return the target's predictions after the text, from the branches of the last pass."""
         rows = {
             branch.path: row
             for branch, row in zip(self._branches, self._rows, strict=True)
-            if branch.fork == emitted - 1
+            if branch.fork == n_emitted - 1
         }
         path: tuple[int, ...] = (text.last,)
         answers: list[int] = []
@@ -181,16 +183,16 @@ def choose_branches(
     """
     costs, now = curve.optimal_batches(sizes), curve.ratio(size)
     plain, plain_cost = costs[1]
-    most = max(now, plain_cost + price.loss_budget)
+    max_cost = max(now, plain_cost + price.loss_budget)
     share = ANSWER_TOKENS * max(0.0, 1.0 - price.rate * price.slopes[length])
-    best, best_size, best_value, expected = 0, size, 0.0, 0.0
+    best, best_size, best_value, gain = 0, size, 0.0, 0.0
     for k, branch in enumerate(branches[: sizes[len(sizes) - 1] - 1 - length], 1):
-        expected += share * branch.probability
+        gain += share * branch.probability
         wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
-        if cost > most:
+        if cost > max_cost:
             continue
         change = curve.switch_cost(wider, plain) - curve.switch_cost(size, plain)
-        value = expected - price.rate * (cost - now + change)
+        value = gain - price.rate * (cost - now + change)
         if value > best_value:
             best, best_size, best_value = k, wider, value
     return best, best_size
@@ -226,7 +228,7 @@ class BranchFinder:
     def find(
         self,
         chances: Sequence[float],
-        sent: cython.int,
+        n_sent: cython.int,
         limit: cython.int,
         leaves: cython.int,
         price: MarginalCost,
@@ -235,7 +237,7 @@ class BranchFinder:
 
         Args:
             chances: Probability of each draft token if those before it are right.
-            sent: Number of draft tokens that are sent; no branch begins after these.
+            n_sent: Number of draft tokens that are sent; no branch begins after these.
             limit: Maximum number of rows.
             leaves: Maximum number of paths.
             price: Price of a row; the search ends when no row can pay.
@@ -244,33 +246,33 @@ class BranchFinder:
         reach: cython.double = 1.0
         branches: list[SideBranch] = []
         start: cython.int = guesser.pending
-        if sent == start and sent < POSITIONS - 1:
+        if n_sent == start and n_sent < POSITIONS - 1:
             self._offer[start] = 0.0
             if guesser.score_position(start) < 0:
                 guesser.counts.n_candidates[start] = 0
             start += 1
-        for node in range(min(sent + 1, start)):
+        for node in range(min(n_sent + 1, start)):
             self._fork[node] = node
             self._path[node] = ()
             self._reach[node] = reach
             if node < guesser.pending:
-                self._rate(node, chances[node], guesser.guesses[node] if node < sent else -1)
+                self._rate(node, chances[node], guesser.guesses[node] if node < n_sent else -1)
                 reach *= chances[node]
             elif guesser.counts.n_candidates[node] > 0:
                 self._rate(node, guesser.correction.p[node], -1)
         # A token that is known a pass ahead takes a row there.
-        share: cython.double = max(0.0, 1.0 - price.rate * price.slopes[sent])
-        limit = min(limit, POSITIONS - start, cython.cast(cython.int, len(price.slopes)) - 1 - sent)
+        share: cython.double = max(0.0, 1.0 - price.rate * price.slopes[n_sent])
+        limit = min(limit, POSITIONS - start, cython.cast(cython.int, len(price.slopes)) - 1 - n_sent)
         for n in range(start, start + limit):
             best = NOBODY
             reach = 0.0
             for node in range(n):
-                if sent < node < start or (leaves == 0 and (node < start or self._goes_on[node])):
+                if n_sent < node < start or (leaves == 0 and (node < start or self._goes_on[node])):
                     continue
                 if self._offer[node] > reach:
                     reach = self._offer[node]
                     best = node
-            if best == NOBODY or reach < HOPELESS or not price.worth_extending(share * reach, sent + n - start):
+            if best == NOBODY or reach < HOPELESS or not price.worth_extending(share * reach, n_sent + n - start):
                 break
             # The first row after a side node continues its path; any other begins a new one.
             if best < start or self._goes_on[best]:
@@ -301,34 +303,34 @@ class BranchFinder:
         if guesser.score_branch_position(node, depth, fork) >= 0:
             self._rate(node, guesser.correction.p[node], -1)
 
-    def _rate(self, node: cython.int, chance: cython.double, taken: cython.int) -> None:
+    def _rate(self, node: cython.int, chance: cython.double, draft_token: cython.int) -> None:
         """Set the probability of each candidate after a node; their sum is at most 1.
 
         Args:
             node: Number of the node.
             chance: Probability of the next draft token, or of the most likely candidate at the end of the draft.
-            taken: The next draft token; -1 at the end of the draft.
+            draft_token: The next draft token; -1 at the end of the draft.
         """
         guesser: Guesser = self._guesser
         cell: cython.int = node * CANDIDATES
         first: cython.int = -1
-        others: cython.double = 0.0
+        rest: cython.double = 0.0
         for c in range(guesser.counts.n_candidates[node]):
-            if taken < 0:
+            if draft_token < 0:
                 if first < 0 or guesser.mixer.p[cell + c] > guesser.mixer.p[cell + first]:
                     first = c
-            elif guesser.counts.tokens[cell + c] == taken:
+            elif guesser.counts.tokens[cell + c] == draft_token:
                 first = c
         for c in range(guesser.counts.n_candidates[node]):
             if c != first:
-                others += guesser.mixer.p[cell + c]
-        scale: cython.double = (1.0 - chance) / others if others > 1.0 - chance else 1.0
+                rest += guesser.mixer.p[cell + c]
+        scale: cython.double = (1.0 - chance) / rest if rest > 1.0 - chance else 1.0
         for c in range(guesser.counts.n_candidates[node]):
             if c != first:
                 self._left[cell + c] = scale * guesser.mixer.p[cell + c]
             else:
                 # Tokens of the draft are not branches.
-                self._left[cell + c] = chance if taken < 0 else -1.0
+                self._left[cell + c] = chance if draft_token < 0 else -1.0
         self._next(node)
 
     def _next(self, node: cython.int) -> None:

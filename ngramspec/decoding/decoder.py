@@ -114,10 +114,10 @@ class SpeculativeDecoder:
     def policy(self) -> Policy:
         return self.loop.policy
 
-    def calibrate(self, known: Calibration) -> None:
+    def calibrate(self, calibration: Calibration) -> None:
         """Start from a copy of these measurements of the target, which is not stored on disk."""
-        curve = CostCurve.from_json(known.curve.to_json()) if known.curve is not None else None
-        self.calibration = replace(known, path=None, curve=curve)
+        curve = CostCurve.from_json(calibration.curve.to_json()) if calibration.curve is not None else None
+        self.calibration = replace(calibration, path=None, curve=curve)
 
     def generate(
         self, prompt: Sequence[int] | Request, *, progress: Progress | None = None, **fields: Any
@@ -185,15 +185,15 @@ class SpeculativeDecoder:
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
         try:
             first = text.first(rows)
-            ended = clock()
-            first.seconds = ended - began
+            end = clock()
+            first.seconds = end - began
             yield first
             if text.stop is not None:
                 return
             was_known = self.calibration.curve is not None and not self.calibration.is_provisional
             self._prepare_loop(exactness, text)
             if not was_known:
-                ended = clock()  # the measurement, which is made once, is not part of the speed
+                end = clock()  # the measurement, which is made once, is not part of the speed
             loop, texts, ahead = self.loop, (text,), sequence.returns_early
             following: Pass | None = None
             while True:
@@ -206,8 +206,8 @@ class SpeculativeDecoder:
                 following = loop.submit_ahead(texts) if ahead and not is_over else None
                 (step,) = loop.report(current)
                 if step is not None:
-                    before, ended = ended, clock()
-                    step.elapsed = ended - before
+                    before, end = end, clock()
+                    step.elapsed = end - before
                     yield step
                 if text.error is not None:
                     raise text.error
@@ -224,13 +224,13 @@ class SpeculativeDecoder:
         """Prepare the loop for the passes after the prefill."""
         curve = self.calibration.curve if exactness.bit_identical else None
         if self.drafter is not None:
-            curve = self.calibration.ensure_curve(self.sequence, text.left)
+            curve = self.calibration.ensure_curve(self.sequence, text.tokens_left)
             self.drafts.first(text.last)
-        most = self.sequence.max_batch
-        sizes: Sequence[int] = range(1, most + 1)
+        max_batch = self.sequence.max_batch
+        sizes: Sequence[int] = range(1, max_batch + 1)
         if exactness.sizes is not None:
             # Larger ones that agree would be right as well, but slow to roll back.
-            sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
+            sizes = tuple(size for size in exactness.sizes if size <= max_batch) or exactness.sizes[:1]
         if type(self.loop) is DecodingLoop and can_branch(self.sequence, self.drafter, curve, sizes):
             self.loop = BranchingLoop(self.policy, self._clock)
         self.loop.exactness = exactness

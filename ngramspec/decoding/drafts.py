@@ -16,8 +16,8 @@ from ngramspec.steps import Step
 class Plan(NamedTuple):
     """The tokens of one text in a pass."""
 
-    sent: Draft  # the draft in the batch; nothing in it is past the end of the text
-    # The draft for the verifier: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn
+    draft: Draft  # the draft in the batch; nothing in it is past the end of the text
+    # The draft for the verifier: `draft`, followed by the forbidden token if a grammar cut a draft that was drawn
     # blindly. That token is rejected without being sent, and its q determines how its replacement is drawn.
     verified_draft: Draft
     size: int  # of the batch: one token more than the draft, or padded further
@@ -25,8 +25,8 @@ class Plan(NamedTuple):
 
     def batch(self, last: int) -> list[int]:
         """Return the tokens to evaluate: the text's last one, the draft, and the padding."""
-        sent = self.sent.tokens
-        return [last, *sent, *[last] * (self.size - 1 - len(sent))]
+        tokens = self.draft.tokens
+        return [last, *tokens, *[last] * (self.size - 1 - len(tokens))]
 
 
 def no_draft(size: int) -> Plan:
@@ -130,40 +130,40 @@ class Drafts:
         token that the grammar forbids.
         """
         length = len(draft.tokens)
-        legal = judged = length
+        n_legal = n_judged = length
         ends = False
         if self._ends is not None:
             for i, token in enumerate(draft.tokens, 1):
                 if self._ends[token]:
-                    legal = judged = i
+                    n_legal = n_judged = i
                     ends = True
                     break
         if self._guide is not None and self.fixed_length:
-            allowed = self._guide.legal(draft.head(judged))
-            ends = ends and allowed == judged
-            legal, judged = allowed, min(judged, allowed + 1)
-        if legal == length:
+            n_allowed = self._guide.legal(draft.head(n_judged))
+            ends = ends and n_allowed == n_judged
+            n_legal, n_judged = n_allowed, min(n_judged, n_allowed + 1)
+        if n_legal == length:
             return Plan(draft, draft, size, ends)
-        return Plan(draft.head(legal), draft.head(judged), smallest(1 + legal, sizes), ends)
+        return Plan(draft.head(n_legal), draft.head(n_judged), smallest(1 + n_legal, sizes), ends)
 
     # ------------------------------------------------------------------ after a pass
 
-    def observe_logits(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
+    def observe_logits(self, last: int, draft: Draft, rows: Logits, n_accepted: int = 0) -> None:
         """Show the logits of a pass to drafter and policy, if they want them.
 
         Args:
             last: The token before the draft.
             draft: What was sent.
             rows: At least one row for each of those tokens, shape (n, n_vocab).
-            accepted: How many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
+            n_accepted: How many tokens of the draft were accepted; `rows[n_accepted]` decided the last token emitted.
         """
         drafter = self.drafter
         if drafter is None:
             return
         if drafter.wants_logits:
-            drafter.observe_logits((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
+            drafter.observe_logits((last, *draft.tokens), rows[: 1 + len(draft)], n_accepted)
         if self._watcher is not None:
-            self._watcher.observe_logits(rows[accepted])
+            self._watcher.observe_logits(rows[n_accepted])
 
     def accept(self, step: Step) -> float:
         """Show the outcome of a pass to the drafter, and set `Step.correct_guesses`.
@@ -190,13 +190,13 @@ class DraftedText:
         drafts: Drafts for it.
         sequence: Holds it without its last token.
         last: That token.
-        left: Maximum number of tokens that may still be emitted.
+        tokens_left: Maximum number of tokens that may still be emitted.
     """
 
     drafts: Drafts
     sequence: Model
     last: int
-    left: int
+    tokens_left: int
 
     def __init__(self, drafts: Drafts, sequence: Model) -> None:
         self.drafts, self.sequence = drafts, sequence

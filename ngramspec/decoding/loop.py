@@ -111,11 +111,11 @@ class DecodingLoop:
         owed = sequence.owed
         plan = self._plain if text.drafts.drafter is None else self.plan(text, owed)
         # So that the draft can be rolled back. If tokens are owed, there is a checkpoint before them already.
-        if plan.sent.tokens and sequence.replays and not owed:
+        if plan.draft.tokens and sequence.replays and not owed:
             sequence.checkpoint()
         current = Pass(texts, (plan,), plan.size, owed)
         current.has_proposal = text.drafts.proposal is not None
-        current.began = asked = clock()
+        current.began = submit_time = clock()
         tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
         if self.has_branches:
             current.rows = (self.evaluate_branches(text, tokens),)
@@ -123,8 +123,8 @@ class DecodingLoop:
             sequence.submit(tokens)
             if not sequence.returns_early:
                 current.rows = (sequence.fetch(),)
-        current.seconds = clock() - asked
-        current.planning_seconds = asked - began
+        current.seconds = clock() - submit_time
+        current.planning_seconds = submit_time - began
         return current
 
     def submit_ahead(self, texts: Sequence[DraftedText]) -> Pass | None:
@@ -141,7 +141,7 @@ class DecodingLoop:
         """Return what the next pass evaluates of a text that owes `owed` tokens."""
         policy, curve, sizes, drafts = self.policy, self.curve, self.sizes, text.drafts
         room = min(sizes[-1], text.sequence.max_batch) - owed - 1
-        limit = min(policy.limit(), room, text.left - 1)
+        limit = min(policy.limit(), room, text.tokens_left - 1)
         if limit < 1:
             drafts.proposal = None
             return self._plain
@@ -177,11 +177,11 @@ class DecodingLoop:
 
     def wait(self, current: Pass) -> None:
         """Wait for the logits of a pass whose `submit` returned early, and measure its time."""
-        came = self._clock()
+        start = self._clock()
         current.rows = self.fetch(current)
-        ended = self._clock()
-        current.seconds = ended - current.began
-        if ended - came < READY * current.seconds and self.curve is not None:
+        end = self._clock()
+        current.seconds = end - current.began
+        if end - start < READY * current.seconds and self.curve is not None:
             # They had been there for some time, while something else was done.
             current.seconds = min(current.seconds, self.curve.seconds(current.size))
 
@@ -228,8 +228,8 @@ class DecodingLoop:
     @staticmethod
     def _estimate_seconds(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
         """Return the seconds of a pass that the draft is charged for: without what other programs added."""
-        undisturbed = curve.without_interruption(size, seconds)
-        return undisturbed if is_quiet else min(undisturbed, curve.seconds(size))
+        quiet_seconds = curve.without_interruption(size, seconds)
+        return quiet_seconds if is_quiet else min(quiet_seconds, curve.seconds(size))
 
     def _use(self, curve: CostCurve | None) -> None:
         self.curve, sizes = curve, self.sizes

@@ -32,10 +32,12 @@ class SharedSequences:
         model: The owner of the sequences.
         sequences: Sequences of the texts.
         curve: Cost of a batch.
-        most: Maximum number of tokens of a batch.
+        max_batch: Maximum number of tokens of a batch.
     """
 
-    def __init__(self, model: SharedModel, sequences: Sequence[SequenceModel], curve: CostCurve, most: int) -> None:
+    def __init__(
+        self, model: SharedModel, sequences: Sequence[SequenceModel], curve: CostCurve, max_batch: int
+    ) -> None:
         self._model = model
         self.sequences = list(sequences)
         self.drafts_alone = model.drafts_alone  # see `SharedModel`
@@ -46,7 +48,7 @@ class SharedSequences:
         if between and not model.drafts_alone:
             self._fillers = [sequence for sequence in model.sequences if sequence.number in between]
             bare, self._plain = self._plain, self.batches([1] * len(sequences))
-            if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(sequences) + len(self._fillers) > most:
+            if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(sequences) + len(self._fillers) > max_batch:
                 self._fillers, self._plain = [], bare
 
     def batches(self, shape: Sequence[int]) -> Sequence[int]:
@@ -119,16 +121,16 @@ class SharedLoop(DecodingLoop):
         for text, plan in zip(texts, plans, strict=True):
             sequence = text.sequence
             owed += sequence.owed
-            if plan.sent.tokens and sequence.replays and not sequence.owed:
+            if plan.draft.tokens and sequence.replays and not sequence.owed:
                 sequence.checkpoint()
         current = SharedPass(texts, plans, sum(plan.size for plan in plans), owed, group)
         current.has_proposal = any(text.drafts.proposal is not None for text in texts)
-        current.began = asked = clock()
+        current.began = submit_time = clock()
         group.submit([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
         if not self._model.returns_early:
             current.rows = group.fetch()
-        current.seconds = clock() - asked
-        current.planning_seconds = asked - began
+        current.seconds = clock() - submit_time
+        current.planning_seconds = submit_time - began
         return current
 
     def _group_of(self, sequences: Sequence[SequenceModel]) -> SharedSequences:
@@ -142,18 +144,18 @@ class SharedLoop(DecodingLoop):
         n = len(texts)
         policy, curve, sizes = self._cost_policy.for_n_sequences(n), self.curve, self.sizes
         assert curve is not None
-        most = 0 if group.drafts_alone else min(policy.limit(), sizes[-1] - n)
-        limits = [min(most, text.left - 1) for text in texts]
+        max_draft = 0 if group.drafts_alone else min(policy.limit(), sizes[-1] - n)
+        limits = [min(max_draft, text.tokens_left - 1) for text in texts]
         if max(limits) < 1:
             for text in texts:
                 text.drafts.proposal = None
             return [_ONE_TOKEN] * n
         price = policy.price(curve, sizes)
         proposals = _propose(texts, limits, price)
-        chosen = policy.plan_batch(proposals, curve, sizes, group.batches)
+        shapes = policy.plan_batch(proposals, curve, sizes, group.batches)
         return [
             text.drafts.plan(proposal.head(length), size, (size,))
-            for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
+            for text, proposal, (length, size) in zip(texts, proposals, shapes, strict=True)
         ]
 
     def fetch(self, current: Pass) -> Sequence[Logits]:
@@ -182,13 +184,13 @@ class SharedLoop(DecodingLoop):
         plain_seconds = curve.level * group.plain_cost(curve) / n
         batches = group.batches([plan.size for plan in current.plans])
         change = curve.switch if batches[0] != curve.last else 0.0
-        expected = 0.0 if self._is_provisional else sum(map(curve.seconds, batches)) + change
+        expected_seconds = 0.0 if self._is_provisional else sum(map(curve.seconds, batches)) + change
         for step in steps:
             step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
-            step.expected_seconds = expected * step.seconds / current.seconds if current.seconds else 0.0
+            step.expected_seconds = expected_seconds * step.seconds / current.seconds if current.seconds else 0.0
         # The time of one batch is the time of the pass; that of several cannot be divided.
         whole = batches[0] + current.owed if len(batches) == 1 else 0
-        undisturbed = self._estimate_seconds(curve, whole, current.seconds, is_quiet) if whole else current.seconds
+        quiet_seconds = self._estimate_seconds(curve, whole, current.seconds, is_quiet) if whole else current.seconds
         self._cost_policy.for_n_sequences(n).record(
             Step(
                 tuple(token for step in steps for token in step.tokens),
@@ -198,7 +200,7 @@ class SharedLoop(DecodingLoop):
                 correct_guesses=sum(step.correct_guesses for step in steps) // n,
                 batch=sum(batches) + current.owed,
                 seconds=current.seconds,
-                interruption_seconds=current.seconds - undisturbed,
+                interruption_seconds=current.seconds - quiet_seconds,
                 is_quiet=is_quiet,
                 draft_seconds=overhead,
                 plain_seconds=plain_seconds,
@@ -210,14 +212,14 @@ class SharedLoop(DecodingLoop):
 
 def _propose(texts: Sequence[DraftedText], limits: Sequence[int], price: MarginalCost | None) -> list[Draft]:
     """Return a draft for each text; those of a draft model share its passes."""
-    asked = list(zip(texts, limits, strict=True))
+    pairs = list(zip(texts, limits, strict=True))
     drafter = texts[0].drafts.drafter
     if drafter is not None and drafter.drafts_stepwise:
-        return draft_batch([_propose_stepwise(text, limit, price) for text, limit in asked], price)
-    for text, limit in asked:
+        return draft_batch([_propose_stepwise(text, limit, price) for text, limit in pairs], price)
+    for text, limit in pairs:
         if limit < 1:
             text.drafts.proposal = None
-    return [text.drafts.propose(limit, price, text.choose()) if limit > 0 else NO_DRAFT for text, limit in asked]
+    return [text.drafts.propose(limit, price, text.choose()) if limit > 0 else NO_DRAFT for text, limit in pairs]
 
 
 def _propose_stepwise(text: DraftedText, limit: int, price: MarginalCost | None) -> Drafting:

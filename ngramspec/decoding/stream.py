@@ -23,12 +23,12 @@ class TextStream:
     Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back suffix.
     """
 
-    def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
+    def __init__(self, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         """Start an empty text.
 
         Args:
             stop: Strings that end the text, which then stops right before them.
-            least: Number of tokens in which stop strings do not count.
+            min_tokens: Number of tokens in which stop strings do not count.
 
         Raises:
             ValueError: a stop string is empty, or `stop` is itself a string.
@@ -41,7 +41,7 @@ class TextStream:
         self._stop = tuple(sorted(set(stop), key=len, reverse=True))
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._held = ""
-        self._early = least
+        self._early = min_tokens
         # The stop string that ended the text: the one that begins first. If several begin at the same place, it is the
         # longest one that is complete by then. Waiting for a longer one would cost passes and give the same text.
         self.stopped: str | None = None

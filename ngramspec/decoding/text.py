@@ -57,7 +57,7 @@ class Text(DraftedText):
         self.prompt = list(request.prompt)
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
-        self.left = min(request.max_tokens, room)
+        self.tokens_left = min(request.max_tokens, room)
         self.stop: StopReason | None = None
         self.error: NGramSpecError | ValueError | None = None
         self.is_released = False
@@ -112,18 +112,18 @@ class Text(DraftedText):
         """
         if bound and self._samplers.calls is not None:
             self._samplers.calls.arm(bound)
-        sent, position = plan.sent, self.settled + 1
+        draft, position = plan.draft, self.settled + 1
         # Plain decoding would not have seen the logits after the end of the text.
-        needed = len(sent.tokens) + (not plan.ends)
+        n_rows = len(draft.tokens) + (not plan.ends)
         try:
             verdict = self.verifier.verify(
-                rows if len(rows) == needed else rows[:needed], plan.verified_draft, position
+                rows if len(rows) == n_rows else rows[:n_rows], plan.verified_draft, position
             )
         except (NGramSpecError, ValueError) as error:
             self.error = error
             return None
         if self.drafts.drafter is not None:
-            self.drafts.observe_logits(self.last, sent, rows, len(verdict.tokens) - 1)
+            self.drafts.observe_logits(self.last, draft, rows, len(verdict.tokens) - 1)
         step = self._emit(verdict, rows, plan, position)
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]
@@ -141,7 +141,7 @@ class Text(DraftedText):
             if ends[token]:
                 stop = "eog"
                 break
-            if count >= self.left:
+            if count >= self.tokens_left:
                 stop = self._limit_reason
                 break
         # A token that ends the text is not part of it.
@@ -155,14 +155,14 @@ class Text(DraftedText):
             if stream.stopped is not None:
                 stop = "stop"
         self.stop = stop
-        self.left -= count
-        tokens, drafted = tokens[:count], plan.sent.tokens
+        self.tokens_left -= count
+        tokens, draft_tokens = tokens[:count], plan.draft.tokens
         step = Step(
             tokens,
             tuple(pieces),
-            drafted=drafted,
+            drafted=draft_tokens,
             accepted=min(verdict.accepted, count),
-            source=plan.sent.source if drafted else "",
+            source=plan.draft.source if draft_tokens else "",
             position=position,
             stop=stop,
         )

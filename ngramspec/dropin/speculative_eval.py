@@ -225,7 +225,7 @@ class SpeculativeEvaluator(DraftedText):
                 self._stop_drafting()
                 return None
             self._prepare(fitting)
-        self.last, self.left = token, room
+        self.last, self.tokens_left = token, room
         try:
             self._last_pass = current = self._loop.submit((self,))
             if not current.rows:
@@ -257,7 +257,7 @@ class SpeculativeEvaluator(DraftedText):
             token: Token after the accepted draft tokens.
             overhead: Seconds of the rollback of the draft.
         """
-        draft = current.plans[0].sent
+        draft = current.plans[0].draft
         done = Step(
             (*self._batch[1 : self._at + 1], token),
             drafted=draft.tokens,

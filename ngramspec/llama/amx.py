@@ -47,8 +47,8 @@ def works(library: Path) -> bool:
     return crash_check.verdict("amx", about, [__name__], _PATIENCE, _judge) == _WORKS
 
 
-def _judge(ended: crash_check.Ended) -> str | None:
-    code, _ = ended
+def _judge(end: crash_check.ChildEnd) -> str | None:
+    code, _ = end
     if code == 0:
         return _WORKS
     return _BROKEN if crash_check.died(code) or code in (None, _DIFFERS) else None
@@ -73,8 +73,8 @@ def hide() -> bool:
         return False
     # llama.cpp reads this same list, which a null pointer ends, at each load.
     types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(getter)(cpu)
-    found = list(takewhile(bool, (types[i] for i in count())))
-    for i, kind in enumerate([*(t for t in found if name(t) != b"AMX"), None]):
+    handles = list(takewhile(bool, (types[i] for i in count())))
+    for i, kind in enumerate([*(t for t in handles if name(t) != b"AMX"), None]):
         types[i] = kind
     return True
 
@@ -86,9 +86,9 @@ def compare() -> int:
     """Evaluate a few batches with the AMX kernels and with plain ones, and return the exit code."""
     bindings.init_backend()
     path = demo_model().path
-    plain, tried = (_logits(path, extra) for extra in (False, True))
+    plain, special = (_logits(path, extra) for extra in (False, True))
     # The comparison is False for a NaN too.
-    return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
+    return 0 if np.linalg.norm(special - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
 
 
 def _logits(path: Path, extra: bool) -> NDArray[np.float32]:

@@ -172,13 +172,13 @@ def find_suppress_tokens(api: Any, vocab: Any) -> tuple[int, ...]:
 def penalties(api: Any, n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
     """Return llama.cpp's sampler that penalises tokens among the last `last_n`."""
     make = api.llama_sampler_init_penalties
-    sized = (n_vocab,) if len(make.argtypes) == 5 else ()
-    return make(*sized, last_n, repeat, frequency, presence)
+    size_arguments = (n_vocab,) if len(make.argtypes) == 5 else ()
+    return make(*size_arguments, last_n, repeat, frequency, presence)
 
 
-def dry(api: Any, vocab: Any, multiplier: float, base: float, allowed: int, last_n: int, breakers: Any) -> Any:
+def dry(api: Any, vocab: Any, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Any) -> Any:
     """Return llama.cpp's DRY sampler over the last `last_n` tokens, at least 1; `breakers` is an array of C strings."""
     make = api.llama_sampler_init_dry
     # llama.cpp uses the size of the context only if `last_n` is -1.
-    sized = () if len(make.argtypes) == 7 else (last_n,)
-    return make(vocab, *sized, multiplier, base, allowed, last_n, breakers, len(breakers))
+    size_arguments = () if len(make.argtypes) == 7 else (last_n,)
+    return make(vocab, *size_arguments, multiplier, base, allowed_length, last_n, breakers, len(breakers))

@@ -54,7 +54,7 @@ CACHE_TYPES: dict[str, tuple[int, float]] = {
 UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
 """Element types that are not quantised; llama.cpp supports other types in the V cache only with flash attention."""
 
-KEPT = 4  # maximum number of kept checkpoints of prompts; a new one replaces the oldest
+MAX_CHECKPOINTS = 4  # maximum number of checkpoints of prompts; a new one replaces the oldest
 
 Checkpoints = dict[int, Any]
 """Recurrent states, as `StateCopies` returns them, by their number of tokens; the oldest first."""
@@ -153,7 +153,7 @@ class Cache:
         """Save the present state, so that `cut` can return to it.
 
         Args:
-            keep: Whether to keep the checkpoint among the last KEPT; otherwise the next `save` without `keep` replaces
+            keep: Whether to keep the checkpoint among the last MAX_CHECKPOINTS; otherwise the next `save` without `keep` replaces
                 it.
         """
         if not self.recurrent or self.length == 0:
@@ -166,7 +166,7 @@ class Cache:
             self._keep(self._kept | {self.length: self._copies.save() if in_ram is None else in_ram})
 
     def _keep(self, checkpoints: Checkpoints) -> None:
-        self._kept = dict([*checkpoints.items()][-KEPT:])
+        self._kept = dict([*checkpoints.items()][-MAX_CHECKPOINTS:])
 
     @property
     def last_checkpoint(self) -> int:
@@ -246,20 +246,20 @@ class Cache:
         self._keep(checkpoints)
         return True
 
-    def adopt(self, other: Cache, length: int) -> None:
+    def adopt(self, source: Cache, length: int) -> None:
         """Copy the first `length` tokens of another cache of this context, or fewer; `self.length` is their number."""
         self.clear()
         if self._shares:
-            llama.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
+            llama.llama_memory_seq_cp(self._memory, source.sequence, self.sequence, 0, length)
             self.length = length
             if self.window and not self._shows(length):
                 self.clear()
         else:
-            state, checkpoints = other.whole()
-            if self.load(state, other.length, checkpoints):
+            state, checkpoints = source.whole()
+            if self.load(state, source.length, checkpoints):
                 self.cut(length)
-        if self.states is not None and other.states is not None:
-            self.states.adopt(other.states, self.length)
+        if self.states is not None and source.states is not None:
+            self.states.adopt(source.states, self.length)
 
 
 def is_recurrent(model: Any) -> bool:

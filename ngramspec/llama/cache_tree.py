@@ -146,8 +146,8 @@ class CacheTree:
         if not self._free:
             raise ValueError(f"the tree has more leaves than {self.leaves} sequences can hold")
         sequence = self._free.pop()
-        if (held := self._held[sequence]) < base.length:
-            llama.llama_memory_seq_cp(self._passes.memory, base.holder, sequence, held, base.length)
+        if (length := self._held[sequence]) < base.length:
+            llama.llama_memory_seq_cp(self._passes.memory, base.holder, sequence, length, base.length)
             self._held[sequence] = base.length
         return sequence
 
@@ -205,9 +205,9 @@ class BranchingSequence(CacheSequence):
             if length < start:
                 llama.llama_memory_seq_cp(memory, 0, sequence, length, start)
         positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path in branches)]
-        evaluated = [*tokens, *(path[-1] for _, path in branches)]
+        row_tokens = [*tokens, *(path[-1] for _, path in branches)]
         try:
-            logits = passes.branch(list(zip(evaluated, positions, owners, strict=True)))
+            logits = passes.branch(list(zip(row_tokens, positions, owners, strict=True)))
         except TargetError:
             cut_sequence(memory, 0, start)
             raise

@@ -4,8 +4,8 @@ AMX kernels are tried in this way (`amx.py`), and this module tries each new mod
 and asserts the rest, which ends the process. Examples are a vocabulary that contains a token twice, and contradictory
 sizes. Almost all assertions fail while llama.cpp reads the hyperparameters, places the tensors and builds the graph.
 This requires no weights: the child loads the file with `no_alloc`, in the time that Python takes to start. The few that
-fail only in computations are found by two passes if the file is small (`COMPUTED`). Values that are known to cause them
-are rejected in every file (`check_values`).
+fail only in computations are found by two passes if the file is small (`MAX_COMPUTED`). Values that are known to cause
+them are rejected in every file (`check_values`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CPU_SECONDS = 60
 _TOKENIZE_SECONDS = 10  # time limit; 250,000 tokens take 0.7 s, but some vocabularies take forever
 
 
-Ended = tuple[int | None, str]
+ChildEnd = tuple[int | None, str]
 """End of a child: its exit code and its output on stderr.
 
 The code is negative for a signal (on Windows a crash has a code above 255 instead); `None` means that the child hung.
@@ -49,7 +49,9 @@ def died(code: int | None) -> bool:
     return code is not None and ((code < 0 and code not in _FROM_OUTSIDE) or code > 255)
 
 
-def verdict(kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[Ended], str | None]) -> str:
+def verdict(
+    kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[ChildEnd], str | None]
+) -> str:
     """Return the verdict of a child, which may be cached from an earlier process.
 
     Args:
@@ -62,22 +64,22 @@ def verdict(kind: str, about: bytes, command: list[str], patience: float, judge:
     Returns:
         The verdict; "" if the child could not be started or there is no verdict.
     """
-    known = cache_folder(kind) / _digest(about)
-    checksum, _, cached = (read_cache(known) or "").partition(" ")
-    if cached and checksum == _digest(about + cached.encode()):
-        return cached
-    ended = run([sys.executable, "-P", "-m", *command], patience)
-    found = judge(ended) if ended is not None else None
-    if found:
-        write_cache(known, f"{_digest(about + found.encode())} {found}")
-    return found or ""
+    path = cache_folder(kind) / _digest(about)
+    checksum, _, cached_verdict = (read_cache(path) or "").partition(" ")
+    if cached_verdict and checksum == _digest(about + cached_verdict.encode()):
+        return cached_verdict
+    end = run([sys.executable, "-P", "-m", *command], patience)
+    result = judge(end) if end is not None else None
+    if result:
+        write_cache(path, f"{_digest(about + result.encode())} {result}")
+    return result or ""
 
 
 def _digest(raw: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=12).hexdigest()
 
 
-def run(command: list[str], patience: float) -> Ended | None:
+def run(command: list[str], patience: float) -> ChildEnd | None:
     """Run a child for at most `patience` seconds and return its end; `None` if it cannot be started."""
     # The executable of a frozen application is not Python: it would start the application again.
     if not command[0] or getattr(sys, "frozen", False):
@@ -86,14 +88,14 @@ def run(command: list[str], patience: float) -> Ended | None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
     none = subprocess.DEVNULL
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, stdin=none, stdout=none, stderr=subprocess.PIPE, env=env, timeout=patience, check=False
         )
     except subprocess.TimeoutExpired:
         return None, ""
     except OSError:
         return None
-    return done.returncode, done.stderr.decode("utf-8", "replace")
+    return result.returncode, result.stderr.decode("utf-8", "replace")
 
 
 def confine() -> None:
@@ -116,14 +118,14 @@ def _limit(seconds: int) -> None:
 
 # --------------------------------------------------------------------------- model files
 
-COMPUTED = 1 << 30
+MAX_COMPUTED = 1 << 30
 """Maximum size in bytes of a file whose weights the child reads and computes with: a few seconds on a slow disk."""
 
 _GOOD = "good"
-_PASSED = re.compile("alloc|memory", re.IGNORECASE)  # errors of a lack of RAM, which say nothing about the file
+_MEMORY_ERROR = re.compile("alloc|memory", re.IGNORECASE)  # errors of a lack of RAM, which say nothing about the file
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _TEXT = "".join(map(chr, [*range(1, 0x250), *range(0x2010, 0x2030), 0x4E2D, 0x1F600])).encode() + b"  two\n\n\t 1234"
-_TOKENIZED = 20_000  # maximum bytes to tokenize; some vocabularies take time quadratic in the length
+_MAX_TOKENIZED = 20_000  # maximum bytes to tokenize; some vocabularies take time quadratic in the length
 _EDGE = 1 << 16
 _PATIENCE = 300.0
 _N_CTX = 256
@@ -149,9 +151,9 @@ def check(path: Path, build: str) -> GGUFHeader | None:
     # The header may be longer than the edges of the file, so the key contains the time of modification too.
     stat = path.stat()
     about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
-    found = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
-    if found not in ("", _GOOD):
-        raise ModelError(f"{path} is damaged: llama.cpp crashes when loading it ({found}); download it again")
+    result = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
+    if result not in ("", _GOOD):
+        raise ModelError(f"{path} is damaged: llama.cpp crashes when loading it ({result}); download it again")
     return header
 
 
@@ -163,14 +165,14 @@ def edges(path: Path, size: int) -> bytes:
         return first + file.read(_EDGE)
 
 
-def _judge(ended: Ended) -> str | None:
-    code, said = ended
+def _judge(end: ChildEnd) -> str | None:
+    code, output = end
     if code == 0:
         return _GOOD
-    found = _ASSERTION.findall(said)
-    if code is None or not died(code) or (not found and _PASSED.search(said)):
+    assertions = _ASSERTION.findall(output)
+    if code is None or not died(code) or (not assertions and _MEMORY_ERROR.search(output)):
         return None
-    return found[-1] if found else f"signal {-code}" if code < 0 else f"exit code {code}"
+    return assertions[-1] if assertions else f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def attempt(path: Path) -> None:
@@ -187,8 +189,8 @@ def attempt(path: Path) -> None:
     llama.llama_model_free(model)
     if not read_header(path).tensors:
         return
-    computed = path.stat().st_size <= COMPUTED
-    for weights in (False, True)[: 1 + computed]:
+    computes = path.stat().st_size <= MAX_COMPUTED
+    for weights in (False, True)[: 1 + computes]:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = False  # extra buffer types would make another copy of the weights
@@ -219,7 +221,7 @@ def _tokenize(vocab: Any) -> None:
         length = llama.llama_token_to_piece(vocab, token, buffer, size, 0, True)
         texts.append(buffer.raw[: max(0, length)])
         llama.llama_vocab_is_eog(vocab, token)
-    for raw in (b"", _TEXT, b"".join(texts)[:_TOKENIZED], b" ".join(texts)[-_TOKENIZED:]):
+    for raw in (b"", _TEXT, b"".join(texts)[:_MAX_TOKENIZED], b" ".join(texts)[-_MAX_TOKENIZED:]):
         ids = (llama.llama_token * (len(raw) + 8))()
         llama.llama_tokenize(vocab, raw, len(raw), ids, len(ids), True, len(raw) < len(_TEXT) + 1)
 

@@ -87,11 +87,11 @@ def devices() -> list[Device]:
         backend = function("ggml_backend_reg_name", text, pointer)
     except AttributeError:
         return []
-    found = []
+    result = []
     for handle in map(get, range(count())):
         properties = _Properties()
         describe(handle, ctypes.byref(properties))
-        found.append(
+        result.append(
             Device(
                 _to_text(properties.name),
                 _to_text(properties.description),
@@ -103,7 +103,7 @@ def devices() -> list[Device]:
                 _to_text(properties.id) or None,
             )
         )
-    return found
+    return result
 
 
 def device_handles() -> dict[str, int]:
@@ -124,8 +124,8 @@ def buffer_types() -> dict[str, int]:
 
 def _text(function: str) -> Callable[[int], bytes]:
     """Return a function of ggml with a handle as its argument and a text as its result."""
-    made: Callable[[int], bytes] = bindings.ggml_function(llama, function, ctypes.c_char_p, ctypes.c_void_p)
-    return made
+    text_function: Callable[[int], bytes] = bindings.ggml_function(llama, function, ctypes.c_char_p, ctypes.c_void_p)
+    return text_function
 
 
 def _to_text(text: bytes | None) -> str:
@@ -152,7 +152,7 @@ def select_gpus(devices: Sequence[Device]) -> list[Device]:
                 integrated.append(device)
         elif device.backend == "RPC":
             remote.append(device)
-        elif device.id is None or device.id not in [other.id for other in discrete]:
+        elif device.id is None or device.id not in [gpu.id for gpu in discrete]:
             discrete.append(device)
     return remote + (discrete or integrated)
 
@@ -173,16 +173,16 @@ def total_bytes(devices: Sequence[Device], layers: Counter[str]) -> int:
     return _fitting(gpus, psutil.virtual_memory().total, 0, layers)
 
 
-def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped: int = 0) -> int:
+def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped_bytes: int = 0) -> int:
     """Return the largest KV cache in bytes that free memory holds, split over the devices like the layers.
 
     Args:
         devices: Devices of the build.
         layers: Number of layers by the name of their device; layers on other devices than GPUs are in RAM.
-        mapped: Size of the weights if they are mapped; those in RAM still count as free there.
+        mapped_bytes: Size of the weights if they are mapped; those in RAM still count as free there.
     """
     gpus = {d.name: d.free for d in devices if d.is_gpu and d.total > 0}
-    return _fitting(gpus, psutil.virtual_memory().available, mapped, layers)
+    return _fitting(gpus, psutil.virtual_memory().available, mapped_bytes, layers)
 
 
 def min_free_bytes() -> int:
@@ -294,14 +294,14 @@ def anonymous_memory() -> list[Range]:
         lines = _MAPS.read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
-    found = []
+    blocks = []
     for line in lines:
         # start-end permissions offset device inode [name]; see proc_pid_maps(5).
         addresses, permissions, _offset, _device, inode, *name = line.split(maxsplit=5)
         if permissions == "rw-p" and inode == "0" and (not name or name[0].startswith("[anon:")):
             start, end = addresses.split("-")
-            found.append((int(start, 16), int(end, 16)))
-    return found
+            blocks.append((int(start, 16), int(end, 16)))
+    return blocks
 
 
 def advise_huge_pages(before: Sequence[Range]) -> int:
@@ -332,12 +332,12 @@ def huge_pages_told(mapped: bool) -> str | None:
     """
     try:
         # As in "always [madvise] never".
-        given = _GIVEN_TO.read_text("ascii").split("[")[1].split("]")[0]
+        mode = _GIVEN_TO.read_text("ascii").split("[")[1].split("]")[0]
         sums = dict(line.split(":", 1) for line in _SUMS.read_text("ascii").splitlines()[1:])
         used = int(sums["AnonHugePages"].split()[0]) // 1024
     except (OSError, ValueError, IndexError, KeyError):
         return None
-    if given == "never":
+    if mode == "never":
         return f"not available; to enable them, run as root: echo madvise > {_GIVEN_TO}"
-    line = f"{used} MiB of this process, available to {'all' if given == 'always' else 'programs that request them'}"
+    line = f"{used} MiB of this process, available to {'all' if mode == 'always' else 'programs that request them'}"
     return f"{line}; mapped weights do not use them, but with --no-mmap they do" if mapped else line

@@ -15,7 +15,7 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.llama import bindings
 from ngramspec.sampling.settings import Sampling
 
-_CACHED = 32
+_MAX_SAMPLERS = 32
 """Maximum number of samplers that are kept."""
 
 
@@ -54,13 +54,13 @@ class DrySamplers:
         if (copy := self._copy(key)) is not None:
             return copy
         array = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
-        made = bindings.dry(llama, self._vocab, *shape, array)
+        sampler = bindings.dry(llama, self._vocab, *shape, array)
         with self._lock:
             if key in self._known:
-                llama.llama_sampler_free(made)
+                llama.llama_sampler_free(sampler)
             else:
-                self._known[key] = made
-            while len(self._known) > _CACHED:
+                self._known[key] = sampler
+            while len(self._known) > _MAX_SAMPLERS:
                 llama.llama_sampler_free(self._known.popitem(last=False)[1])
             return llama.llama_sampler_clone(self._known[key])
 
@@ -73,5 +73,5 @@ class DrySamplers:
             return llama.llama_sampler_clone(self._known[key])
 
     def __del__(self) -> None:
-        for made in self._known.values():
-            llama.llama_sampler_free(made)
+        for sampler in self._known.values():
+            llama.llama_sampler_free(sampler)

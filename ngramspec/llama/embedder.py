@@ -59,12 +59,12 @@ class Embedder:
         self._passes = Passes(context, [cache], self, n_batch=n_batch, governor=governor)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
-    def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:
+    def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, States]:
         """Compute the embeddings of an input; only one input may be in progress at a time.
 
         Args:
             tokens: Tokens of the input.
-            most: Returns the maximum number of tokens of the next pass.
+            max_chunk: Returns the maximum number of tokens of the next pass.
 
         Yields:
             `None` before each pass.
@@ -85,23 +85,25 @@ class Embedder:
         done, rows, total = 0, list[States](), np.zeros(self.width)
         while done < end:
             yield
-            shown = done >= first
-            size = max(1, min(most(), MAX_EVALUATE if shown else self._n_batch, (end if shown else first) - done))
-            llama.llama_set_embeddings(self._context, shown)
-            append(self._passes, [(self._sequence, tokens[done : done + size], size if shown else 0)])
+            is_needed = done >= first
+            size = max(
+                1, min(max_chunk(), MAX_EVALUATE if is_needed else self._n_batch, (end if is_needed else first) - done)
+            )
+            llama.llama_set_embeddings(self._context, is_needed)
+            append(self._passes, [(self._sequence, tokens[done : done + size], size if is_needed else 0)])
             done += size
             self.n_tokens += size
             self.n_passes += 1
-            if not shown:
+            if not is_needed:
                 continue
             pointer = llama.llama_get_embeddings(self._context)
             if not pointer:
                 raise TargetError("llama.cpp returned no embeddings")
-            found = rows_at(pointer, size, self.width)
+            embeddings = rows_at(pointer, size, self.width)
             if self.pooling == "none":
-                rows.append(found.copy())
+                rows.append(embeddings.copy())
             else:
-                total += found.sum(axis=0, dtype=np.float64)
+                total += embeddings.sum(axis=0, dtype=np.float64)
         if self.pooling == "none":
             return np.concatenate(rows)
         return (total / (end - first)).astype(np.float32)[np.newaxis]

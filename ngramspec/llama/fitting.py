@@ -194,12 +194,12 @@ def _cache_widths(
         return keys, rows("attn_v") or keys
     if latent := rows("attn_kv_a_mqa"):
         return latent, 0  # the values are a part of the keys
-    fused = rows("attn_qkv")
-    if not fused or any(name.startswith(f"{prefix}ssm_") for name in shapes):
+    qkv = rows("attn_qkv")
+    if not qkv or any(name.startswith(f"{prefix}ssm_") for name in shapes):
         return 0, 0
     heads = _number(metadata, "attention.head_count", 1)
     kv_heads = _number(metadata, "attention.head_count_kv", heads)
-    width = fused * kv_heads // (heads + 2 * kv_heads)
+    width = qkv * kv_heads // (heads + 2 * kv_heads)
     return width, width
 
 

@@ -69,13 +69,13 @@ class Grammar:
             return 0
         if self._ended or self._matcher.is_stopped():
             return int(vocabulary.is_eog(tokens[0]) and self.is_complete)
-        known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary.n_vocab), len(tokens))
-        return self._matcher.validate_tokens(list(tokens[:known]))
+        n_known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary.n_vocab), len(tokens))
+        return self._matcher.validate_tokens(list(tokens[:n_known]))
 
     def mask_allowed(self, ids: NDArray[np.integer]) -> Bools:
         """Return which of these tokens, shape (n,), may come next; see `mask` for errors."""
-        found: Bools = self.mask()[ids]
-        return found
+        mask: Bools = self.mask()[ids]
+        return mask
 
     def mask(self) -> Bools:
         """Return which tokens may come next, by their ids; it is computed once for each position.
@@ -112,9 +112,9 @@ class Grammar:
         if not count:
             return
         self._mask = None
-        ended = min(count, self._ended)
-        self._ended -= ended
-        count -= ended
+        n_ends = min(count, self._ended)
+        self._ended -= n_ends
+        count -= n_ends
         if count:
             del self._tokens[-count:]
             if not self._matcher.rollback(count):
@@ -124,11 +124,11 @@ class Grammar:
         """Return the text that must come next, as far as there is only one, without control tokens."""
         if self._ended or self._matcher.is_stopped():
             return b""
-        found = self._matcher.compute_ff_bytes()
+        text = self._matcher.compute_ff_bytes()
         if self._matcher.is_error():
             self._restore()
             return b""
-        return found.partition(b"\xff")[0]
+        return text.partition(b"\xff")[0]
 
     def _restore(self) -> None:
         """Go back to the accepted tokens from the start, after an error that a draft led to."""
@@ -183,8 +183,8 @@ class Grammars:
         try:
             if _key(text) not in self._compiled:
                 names = set[str]() if isinstance(text, Lark) else {*NAMED_TOKEN.findall(text)}
-                known = {name: token for name in names if (token := self._find_token(name)) is not None}
-                self._add(text, worker.call(compile_grammar, text, known, self._vocabulary.n_vocab))
+                token_ids = {name: token for name in names if (token := self._find_token(name)) is not None}
+                self._add(text, worker.call(compile_grammar, text, token_ids, self._vocabulary.n_vocab))
         except BaseException:
             self.release(text)
             raise
@@ -200,9 +200,9 @@ class Grammars:
     def compile(self, text: str) -> LLMatcher:
         """Return the compiled grammar; see `begin` for errors."""
         with self._lock:
-            if (known := self._compiled.get(_key(text))) is not None:
+            if (matcher := self._compiled.get(_key(text))) is not None:
                 self._compiled.move_to_end(_key(text))
-                return known
+                return matcher
         return self._add(text, text if isinstance(text, Lark) else gbnf_to_lark(text, self._find_token))
 
     def _add(self, text: str, grammar: Lark) -> LLMatcher:
@@ -220,10 +220,10 @@ class Grammars:
 
     def _evict(self) -> None:
         """Drop unused grammars, the least recently used first, until the others are within the limits."""
-        unused = [key for key in self._compiled if key not in self._held]
-        size = sum(map(len, unused))
-        for at, key in enumerate(unused):
-            if size <= _MAX_CHARACTERS and len(unused) - at <= _MAX_KEPT:
+        keys = [key for key in self._compiled if key not in self._held]
+        size = sum(map(len, keys))
+        for at, key in enumerate(keys):
+            if size <= _MAX_CHARACTERS and len(keys) - at <= _MAX_KEPT:
                 break
             del self._compiled[key]
             size -= len(key)

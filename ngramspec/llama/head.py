@@ -139,46 +139,46 @@ class Head(EvaluatesAtOnce):
         start = len(self.tokens)
         self.tokens += tokens
         end, states = len(self.tokens), self._states
-        read = end - rows  # position of the first token whose logits are requested
-        known = states.count_known(self.tokens)
+        first_row = end - rows  # position of the first token whose logits are requested
+        n_known = states.count_known(self.tokens)
         # Tokens from this position on follow states that are not available yet. If all known states are newer, the
         # missing ones will never be available.
-        told = end if end <= states.first else min(end, known + 1) if known else 0
-        seen = np.empty((0, self.n_vocab), np.float32)
-        if max(told, start) < read:
+        states_end = end if end <= states.first else min(end, n_known + 1) if n_known else 0
+        known_logits = np.empty((0, self.n_vocab), np.float32)
+        if max(states_end, start) < first_row:
             # The head's own output is useless for that many tokens.
-            self._empty(read)
-            told = read
-        elif told > self._true:
+            self._empty(first_row)
+            states_end = first_row
+        elif states_end > self._true:
             first = states.first + 1 if states.first else 0
             if first <= self._true:
                 first = self._true
                 self._heads.cut(self.number, first)
             else:
-                first = min(first, read)
+                first = min(first, first_row)
                 self._empty(first)
             self._own.clear()
-            self._true = told
-            silent = min(read, told - 1)
+            self._true = states_end
+            silent = min(first_row, states_end - 1)
             while first < silent:
                 step = min(self._heads.max_tokens, silent - first)
                 yield self._feed(first, states.before(first, first + step), speaks=False)
                 first += step
-            seen, own = yield self._feed(first, states.before(first, told))
+            known_logits, own = yield self._feed(first, states.before(first, states_end))
             self._own.append(own)
-            if told == end:
-                return seen
+            if states_end == end:
+                return known_logits
         else:
-            told = start
-        found = np.empty((rows, self.n_vocab), np.float32)
-        if told > read:
-            found[: told - read] = seen
-        for at in range(told, end):
+            states_end = start
+        logits = np.empty((rows, self.n_vocab), np.float32)
+        if states_end > first_row:
+            logits[: states_end - first_row] = known_logits
+        for at in range(states_end, end):
             row, own = yield self._feed(at, self._own[-1] if self._own else states.before(0, 1))
             self._own.append(own)
-            if at >= read:
-                found[at - read] = row[0]
-        return found
+            if at >= first_row:
+                logits[at - first_row] = row[0]
+        return logits
 
     def _empty(self, first: int) -> None:
         """Empty the cache and let it begin at position `first`."""
@@ -256,7 +256,7 @@ class Heads:
             TargetError: llama.cpp could not evaluate the tokens; the heads are then empty.
         """
         heads = [cast(Head, part.sequence) for part in parts]
-        found: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
+        results: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
         try:
             runs = [head.appending(tokens, rows) for head, (_, tokens, rows) in zip(heads, parts, strict=True)]
             feeds: dict[int, HeadFeed] = {}
@@ -265,7 +265,7 @@ class Heads:
                 try:
                     feeds[text] = runs[text].send(answer)  # type: ignore[arg-type]  # None starts a generator
                 except StopIteration as done:
-                    found[text] = done.value
+                    results[text] = done.value
 
             for text in range(len(parts)):
                 go_on(text, None)
@@ -278,7 +278,7 @@ class Heads:
             for head in heads:
                 head.clear()
             raise
-        return found
+        return results
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         """Return the sizes of batches; sequences with separate caches are evaluated one after the other."""
@@ -324,11 +324,11 @@ class Heads:
             none = np.empty((0, self.n_vocab), np.float32)
             return [(none, np.empty((0, self._width), np.float32))] * len(feeds)
         logits = rows_at(llama.llama_get_logits_ith(self._ctx, 0), end, self.n_vocab)
-        found = []
+        results = []
         for feed, end in zip(feeds, ends, strict=True):
             own = rows_at(self._ext.llama_get_embeddings_nextn_ith(self._ctx, end - 1), 1, self._width)
-            found.append((logits[end - len(feed.tokens) : end], own.copy()))
-        return found
+            results.append((logits[end - len(feed.tokens) : end], own.copy()))
+        return results
 
     def cut(self, sequence: int, length: int) -> None:
         """Keep at most the first `length` tokens in the cache of a sequence."""

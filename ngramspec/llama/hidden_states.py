@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ngramspec.llama import bindings
 from ngramspec.tokens import common_prefix
 
-KEPT = 1024
+MIN_STATES = 1024
 """Number of last tokens whose states are kept.
 
 A head reads only these tokens of a prompt. This suffices, because the layers attend to earlier tokens, so a state
@@ -41,14 +41,14 @@ class HiddenStates:
 
     Args:
         width: Dimension of a hidden state.
-        kept: Minimum number of last tokens whose states are kept.
+        n_states: Minimum number of last tokens whose states are kept.
     """
 
-    def __init__(self, width: int, kept: int = KEPT) -> None:
+    def __init__(self, width: int, n_states: int = MIN_STATES) -> None:
         self._ext: Any = bindings.head_functions(llama)
         self._width = width
-        self._kept = kept
-        self._rows = np.zeros((2 * kept, width), np.float32)
+        self._kept = n_states
+        self._rows = np.zeros((2 * n_states, width), np.float32)
         self._begin: int = self._rows.ctypes.data
         self._tokens: list[int] = []
         self.first = 0  # position of the first token whose state is here
@@ -56,9 +56,9 @@ class HiddenStates:
 
     # ------------------------------------------------------------------ passes
 
-    def due_in_prompt(self, left: int) -> bool:
-        """Return True if a pass over a prompt may return states, with `left` tokens of the prompt after it."""
-        return self.of_prompts and left < self._kept
+    def due_in_prompt(self, n_remaining: int) -> bool:
+        """Return True if a pass over a prompt may return states, with `n_remaining` tokens of the prompt after it."""
+        return self.of_prompts and n_remaining < self._kept
 
     def ask(self, context: Any, wanted: bool) -> None:
         """Set whether the next passes of a context return their states."""
@@ -91,25 +91,25 @@ class HiddenStates:
         if start != self.first + len(self._tokens):
             self._tokens.clear()
         size = len(tokens)
-        skipped = max(0, size - self._kept)
-        if skipped or len(self._tokens) + size > len(self._rows):
-            left = 0 if skipped else min(len(self._tokens), self._kept)
-            self._rows[:left] = self._rows[len(self._tokens) - left : len(self._tokens)].copy()
-            self._tokens = self._tokens[len(self._tokens) - left :]
-        held = len(self._tokens)
-        self.first = start + skipped - held
+        n_skipped = max(0, size - self._kept)
+        if n_skipped or len(self._tokens) + size > len(self._rows):
+            n_retained = 0 if n_skipped else min(len(self._tokens), self._kept)
+            self._rows[:n_retained] = self._rows[len(self._tokens) - n_retained : len(self._tokens)].copy()
+            self._tokens = self._tokens[len(self._tokens) - n_retained :]
+        n_old = len(self._tokens)
+        self.first = start + n_skipped - n_old
         # Every pass of the target runs this code, and creating a numpy view of a pointer takes longer than the copy.
         state = self._rows.itemsize * self._width
-        ctypes.memmove(self._begin + held * state, rows + skipped * state, (size - skipped) * state)
-        self._tokens += tokens[skipped:]
+        ctypes.memmove(self._begin + n_old * state, rows + n_skipped * state, (size - n_skipped) * state)
+        self._tokens += tokens[n_skipped:]
         return rows + size * state
 
     # ------------------------------------------------------------------ copies
 
-    def adopt(self, other: HiddenStates, length: int) -> None:
+    def adopt(self, source: HiddenStates, length: int) -> None:
         """Copy the states of the first `length` tokens of another sequence."""
-        self.first, self._tokens = other.first, other._tokens[: max(0, length - other.first)]
-        self._rows[: len(self._tokens)] = other._rows[: len(self._tokens)]
+        self.first, self._tokens = source.first, source._tokens[: max(0, length - source.first)]
+        self._rows[: len(self._tokens)] = source._rows[: len(self._tokens)]
 
     # ------------------------------------------------------------------ states for a head
 
@@ -120,19 +120,19 @@ class HiddenStates:
 
     def before(self, start: int, end: int) -> States:
         """Return the states after the tokens at positions from `start` - 1 to `end` - 2; unknown states are 0."""
-        found = np.zeros((end - start, self._width), np.float32)
+        states = np.zeros((end - start, self._width), np.float32)
         low, high = max(start - 1, self.first), min(end - 1, self.first + len(self._tokens))
         if low < high:
-            found[low - start + 1 : high - start + 1] = self._rows[low - self.first : high - self.first]
-        return found
+            states[low - start + 1 : high - start + 1] = self._rows[low - self.first : high - self.first]
+        return states
 
 
 def rows_at(pointer: Any, rows: int, width: int, owner: object = None) -> States:
     """Return a view of a llama.cpp array, valid until the next pass, that keeps `owner` alive."""
     buffer = _bytes(4 * rows * width).from_address(ctypes.addressof(pointer.contents))
     buffer.owner = owner
-    found: States = np.ndarray((rows, width), np.float32, buffer)
-    return found
+    view: States = np.ndarray((rows, width), np.float32, buffer)
+    return view
 
 
 @functools.cache

@@ -67,13 +67,14 @@ def obstacle(owner: LlamaCpp) -> str | None:
     model, params = owner.model, owner.context_params
     slides = llama.llama_model_n_swa(model) > 0
     # llama.cpp returns 0 for DeepSeek4, although its file specifies a sliding window.
-    told = f"{owner.metadata.get('general.architecture')}.attention.sliding_window" in owner.metadata
+    has_window = f"{owner.metadata.get('general.architecture')}.attention.sliding_window" in owner.metadata
     reasons = {
         "it was loaded for embeddings": params.embeddings,
         "the model has an encoder": llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model),
         "the model does not decode token by token": llama.llama_model_is_diffusion(model),
         "swa_full=False: a sliding window cannot go back": slides and not params.swa_full,
-        "a recurrent state with a sliding window comes back in another order": (slides or told) and is_recurrent(model),
+        "a recurrent state with a sliding window comes back in another order": (slides or has_window)
+        and is_recurrent(model),
         "n_batch is below 2": owner.n_batch < 2,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -112,16 +112,16 @@ class Passes:
         if self.busy:
             raise UsedAtOnceError
         self.busy = True
-        end = requested = 0
+        end = n_rows = 0
         is_alone = len(feeds) == 1
         starts: list[int] = []
-        hidden = None if feeds[0][0].states is None else self._request_states(feeds, states)
+        state_feeds = None if feeds[0][0].states is None else self._request_states(feeds, states)
         try:
             for cache, tokens, rows in feeds:
                 size, length = len(tokens), cache.length
                 start, end = end, end + size
                 starts.append(length)
-                requested += rows
+                n_rows += rows
                 self._tokens[start:end] = tokens
                 self._positions[start:end] = range(length, length + size)
                 # A pass usually has the shape of the one before, and these fields are already right.
@@ -131,7 +131,7 @@ class Passes:
                     if len(self._caches) > 1:
                         self._assign(start, end, cache.sequence)
                     self._last_shape = shape if is_alone else None
-            self._batch.n_tokens, self._rows = end, requested
+            self._batch.n_tokens, self._rows = end, n_rows
             status = self._calls.decode(self._batch)
             if status != 0:
                 self._raise_error(status, feeds)
@@ -139,11 +139,11 @@ class Passes:
                 cache.add_tokens(len(tokens), alone=is_alone)
             if len(feeds) < len(self._caches) and self._caches[0].recurrent:
                 self._move_others(feeds)
-            if hidden is not None:
-                self._take_states(hidden)
+            if state_feeds is not None:
+                self._take_states(state_feeds)
         except BaseException:
             self._recover(feeds, starts)
-            for state, _, _ in hidden or ():
+            for state, _, _ in state_feeds or ():
                 state.forget()
             raise
         finally:
@@ -204,16 +204,16 @@ class Passes:
         Returns:
             The states of each sequence, and the start and the tokens of what the pass appends to it.
         """
-        hidden = [(cast(HiddenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
-        asks = may_ask and any(states.wanted for states, _, _ in hidden)
+        state_feeds = [(cast(HiddenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
+        asks = may_ask and any(states.wanted for states, _, _ in state_feeds)
         if asks != self._asks:
-            hidden[0][0].ask(self._context, asks)
+            state_feeds[0][0].ask(self._context, asks)
             self._asks = asks
-        return hidden
+        return state_feeds
 
-    def _take_states(self, hidden: Sequence[tuple[HiddenStates, int, Sequence[int]]]) -> None:
-        rows = hidden[0][0].output_address(self._context) if self._asks else 0
-        for states, start, tokens in hidden:
+    def _take_states(self, state_feeds: Sequence[tuple[HiddenStates, int, Sequence[int]]]) -> None:
+        rows = state_feeds[0][0].output_address(self._context) if self._asks else 0
+        for states, start, tokens in state_feeds:
             if self._asks:
                 rows = states.copy_rows(rows, start, tokens)
             else:
@@ -288,38 +288,38 @@ def _array(pointer: Any, size: int) -> Any:
 # llama.cpp logs.
 
 
-def in_order(total: int, most: int) -> list[int]:
-    """Return the sizes of batches that contain tokens in their order, at most `most` each."""
-    return [min(most, total - start) for start in range(0, total, most)]
+def in_order(total: int, max_size: int) -> list[int]:
+    """Return the sizes of batches that contain tokens in their order, at most `max_size` each."""
+    return [min(max_size, total - start) for start in range(0, total, max_size)]
 
 
-def equally(lengths: Mapping[int, int], most: int, *, neighbours: bool, tail: int) -> list[int]:
+def equally(lengths: Mapping[int, int], max_size: int, *, neighbours: bool, tail: int) -> list[int]:
     """Return the sizes of batches that contain equally many tokens of each of their sequences.
 
     Args:
         lengths: Number of tokens by number of the sequence, at least 1 each.
-        most: Maximum number of tokens in a batch, at least 1 for each sequence.
+        max_size: Maximum number of tokens in a batch, at least 1 for each sequence.
         neighbours: Whether the sequences of a batch must have consecutive numbers, because their cells are separate.
         tail: Number of last tokens of a sequence that are never split between batches; 0 means that they may be.
     """
-    left = dict(sorted(lengths.items()))
+    remaining = dict(sorted(lengths.items()))
     sizes = []
-    while left:
-        chosen: list[int] = []
-        for sequence in left:
-            if not neighbours or not chosen or sequence == chosen[-1] + 1:
-                chosen.append(sequence)
-        each = min(most // len(chosen), *(left[sequence] for sequence in chosen))
+    while remaining:
+        group: list[int] = []
+        for sequence in remaining:
+            if not neighbours or not group or sequence == group[-1] + 1:
+                group.append(sequence)
+        each = min(max_size // len(group), *(remaining[sequence] for sequence in group))
         if tail:
-            broken = [0 < left[sequence] - each < tail for sequence in chosen]
-            fitting = broken.index(True) if True in broken else len(chosen)
+            splits_tail = [0 < remaining[sequence] - each < tail for sequence in group]
+            fitting = splits_tail.index(True) if True in splits_tail else len(group)
             if not fitting:
                 # The first sequence gets a batch alone: up to its end, or so far that its tail is not split.
-                first = left[chosen[0]]
-                each = first if first <= most else min(each, first - tail)
-            chosen = chosen[: fitting or 1]
-        sizes.append(each * len(chosen))
-        for sequence in chosen:
-            left[sequence] -= each
-        left = {sequence: rest for sequence, rest in left.items() if rest}
+                first = remaining[group[0]]
+                each = first if first <= max_size else min(each, first - tail)
+            group = group[: fitting or 1]
+        sizes.append(each * len(group))
+        for sequence in group:
+            remaining[sequence] -= each
+        remaining = {sequence: rest for sequence, rest in remaining.items() if rest}
     return sizes

@@ -70,23 +70,23 @@ class Placement:
         names = [field.name for field in fields(self) if field.name not in ("reserved", "margin")]
         parts = [f" {name}={value}" for name in names if (value := getattr(self, name)) != getattr(plain, name)]
         if self.devices:
-            chosen = [device for device in devices.devices() if device.name in self.devices]
-            parts.append(f" {devices.describe_devices(chosen)}")
+            selection = [device for device in devices.devices() if device.name in self.devices]
+            parts.append(f" {devices.describe_devices(selection)}")
         return "".join(parts)
 
-    def select(self, registered: Sequence[Device]) -> list[Device]:
+    def select(self, all_devices: Sequence[Device]) -> list[Device]:
         """Return the GPUs that a model uses.
 
         Raises:
             ModelError: A device does not exist.
         """
-        gpus = devices.select_gpus(registered)
+        gpus = devices.select_gpus(all_devices)
         if self.devices is not None:
-            known = {device.name: device for device in registered if device.is_gpu}
+            gpus_by_name = {device.name: device for device in all_devices if device.is_gpu}
             for name in self.devices:
-                if name not in known:
-                    raise ModelError(f"--device {name} does not exist; {_available(list(known.values()))}")
-            gpus = [known[name] for name in self.devices]
+                if name not in gpus_by_name:
+                    raise ModelError(f"--device {name} does not exist; {_available(list(gpus_by_name.values()))}")
+            gpus = [gpus_by_name[name] for name in self.devices]
         if len(self.tensor_split) > len(gpus) > 0:
             raise ModelError(
                 f"--tensor-split has {len(self.tensor_split)} values for {len(gpus)} devices; {_available(gpus)}"
@@ -114,7 +114,7 @@ class Plan:
     asked: Placement
     gpus: tuple[Device, ...]  # GPUs that the model uses, also if it has no layers there
     gpu_layers: int  # number of layers on GPUs for llama.cpp; negative means all
-    fitted: Fit | None  # placement chosen to fit the memory; `None` means as requested
+    fit: Fit | None  # placement chosen to fit the memory; `None` means as requested
     notes: tuple[str, ...]
     headers: tuple[GGUFHeader, ...]
     demand: Demand
@@ -134,23 +134,23 @@ class Plan:
         """Number of first layers whose expert tensors are in RAM, `EVERY` for all; 0 without a GPU."""
         if not self.on_gpu:
             return 0
-        return (self.asked.cpu_experts or 0) if self.fitted is None else self.fitted.cpu_experts
+        return (self.asked.cpu_experts or 0) if self.fit is None else self.fit.cpu_experts
 
     @property
     def split(self) -> tuple[float, ...]:
         """Share of each GPU; empty means llama.cpp's own split."""
-        return self.asked.tensor_split if self.fitted is None else self.fitted.split
+        return self.asked.tensor_split if self.fit is None else self.fit.split
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
         """Regular expressions of tensor names with types of buffers; the first match counts."""
-        experts = expert_pattern(self.asked.cpu_experts or 0 if self.fitted is None else self.fitted.cpu_experts)
+        experts = expert_pattern(self.asked.cpu_experts or 0 if self.fit is None else self.fit.cpu_experts)
         return (*self.asked.overrides, *([(experts, _CPU)] if experts else []))
 
     @property
     def key(self) -> str:
         """The fit as part of a key; "" if nothing was changed to fit."""
-        if self.fitted is None or (self.gpu_layers < 0 and not self.cpu_experts and not self.split):
+        if self.fit is None or (self.gpu_layers < 0 and not self.cpu_experts and not self.split):
             return ""
         return f" experts={self.cpu_experts} split={self.split}"
 
@@ -180,8 +180,8 @@ class Plan:
         buffers: list[Any] = []
         if self.asked.devices is not None:
             handles = devices.device_handles()
-            chosen = [handles[name] for name in self.asked.devices]
-            buffers.append((ctypes.c_void_p * (len(chosen) + 1))(*chosen, None))
+            pointers = [handles[name] for name in self.asked.devices]
+            buffers.append((ctypes.c_void_p * (len(pointers) + 1))(*pointers, None))
             params.devices = ctypes.addressof(buffers[-1])
         if self.split:
             shares = (ctypes.c_float * llama.llama_max_devices())(*self.split)
@@ -198,13 +198,13 @@ class Plan:
             return error
         count = len(_layers(self.headers))
         layers = count + 1 if self.gpu_layers < 0 else self.gpu_layers
-        asked = replace(self.asked, cpu_experts=None)
-        rooms, shares = _memory(self.gpus, asked)
-        smaller = _fit(self.headers, self.demand, asked, rooms, shares)
+        placement = replace(self.asked, cpu_experts=None)
+        rooms, shares = _memory(self.gpus, placement)
+        smaller = _fit(self.headers, self.demand, placement, rooms, shares)
         # The estimate was too low if this placement should have fitted.
         while any(rooms) and smaller.gpu_layers >= layers and smaller.cpu_experts <= self.cpu_experts:
             rooms = [int(room * RETRY) for room in rooms]
-            smaller = _fit(self.headers, self.demand, asked, rooms, shares)
+            smaller = _fit(self.headers, self.demand, placement, rooms, shares)
         if smaller.gpu_layers > count and smaller.cpu_experts:
             advice = f"-ngl all --n-cpu-moe {smaller.cpu_experts}"
         else:
@@ -226,8 +226,8 @@ def _overrides(pairs: Sequence[tuple[str, str]]) -> Any:
             raise ModelError(
                 f"--override-tensor {pattern}={name}: unknown buffer type {name}; available: {', '.join(types)}"
             )
-    made = [_Override(pattern.encode(), types[name]) for pattern, name in pairs]
-    return (_Override * (len(made) + 1))(*made, _Override())
+    elements = [_Override(pattern.encode(), types[name]) for pattern, name in pairs]
+    return (_Override * (len(elements) + 1))(*elements, _Override())
 
 
 def expert_pattern(count: int) -> str:
@@ -240,35 +240,37 @@ def expert_pattern(count: int) -> str:
 # --------------------------------------------------------------------------- planning
 
 
-def make_plan(path: Path, n_gpu_layers: int, asked: Placement, demand: Demand) -> Plan:
+def make_plan(path: Path, n_gpu_layers: int, placement: Placement, demand: Demand) -> Plan:
     """Choose the placement of a model.
 
     Args:
         path: File of the model.
         n_gpu_layers: Number of layers on GPUs; AUTO means as many as fit, and ALL all of them.
-        asked: Requested devices.
+        placement: Requested devices.
         demand: Properties of the contexts.
 
     Raises:
         ModelError: A device does not exist.
     """
-    gpus = asked.select(devices.devices())
-    needs_header = (gpus and n_gpu_layers) or asked.overrides or asked.cpu_experts
+    gpus = placement.select(devices.devices())
+    needs_header = (gpus and n_gpu_layers) or placement.overrides or placement.cpu_experts
     headers = tuple(_headers(path)) if needs_header else ()
-    if asked.cpu_experts and headers:
+    if placement.cpu_experts and headers:
         count = len(_layers(headers))
-        asked = replace(asked, cpu_experts=count if asked.cpu_experts == EVERY else min(count, asked.cpu_experts))
-    notes = list(_ineffective(n_gpu_layers, asked, gpus, headers))
-    if warning := devices.missing_gpu(gpus, 0 if asked.devices == () else n_gpu_layers):
+        placement = replace(
+            placement, cpu_experts=count if placement.cpu_experts == EVERY else min(count, placement.cpu_experts)
+        )
+    notes = list(_ineffective(n_gpu_layers, placement, gpus, headers))
+    if warning := devices.missing_gpu(gpus, 0 if placement.devices == () else n_gpu_layers):
         notes.append(warning)
-    if n_gpu_layers != AUTO or not headers or not _can_fit(asked, gpus):
-        return Plan(asked, tuple(gpus), n_gpu_layers, None, tuple(notes), headers, demand)
-    fitted = _fit(headers, demand, asked, *_memory(gpus, asked))
+    if n_gpu_layers != AUTO or not headers or not _can_fit(placement, gpus):
+        return Plan(placement, tuple(gpus), n_gpu_layers, None, tuple(notes), headers, demand)
+    fit = _fit(headers, demand, placement, *_memory(gpus, placement))
     count = len(_layers(headers))
-    is_whole = fitted.gpu_layers > count
-    if not is_whole or (fitted.cpu_experts and asked.cpu_experts is None):
-        notes.append(_describe(fitted, count, gpus))
-    return Plan(asked, tuple(gpus), AUTO if is_whole else fitted.gpu_layers, fitted, tuple(notes), headers, demand)
+    is_whole = fit.gpu_layers > count
+    if not is_whole or (fit.cpu_experts and placement.cpu_experts is None):
+        notes.append(_describe(fit, count, gpus))
+    return Plan(placement, tuple(gpus), AUTO if is_whole else fit.gpu_layers, fit, tuple(notes), headers, demand)
 
 
 def _headers(path: Path) -> list[GGUFHeader]:
@@ -281,64 +283,69 @@ def _layers(headers: Sequence[GGUFHeader]) -> Sequence[fitting.LayerSize]:
     return fitting.model_sizes(headers, Demand()).layers
 
 
-def _can_fit(asked: Placement, gpus: Sequence[Device]) -> bool:
+def _can_fit(placement: Placement, gpus: Sequence[Device]) -> bool:
     """Return True if a fit can predict where llama.cpp places the weights."""
-    is_split = len(gpus) > 1 and (bool(asked.tensor_split) or asked.split_mode == "row")
+    is_split = len(gpus) > 1 and (bool(placement.tensor_split) or placement.split_mode == "row")
     return (
         bool(gpus)
         and not is_split
         and all(d.total and d.free for d in gpus)
-        and all(b == _CPU for _, b in asked.overrides)
+        and all(b == _CPU for _, b in placement.overrides)
     )
 
 
-def _memory(gpus: Sequence[Device], asked: Placement) -> tuple[list[int], list[int]]:
+def _memory(gpus: Sequence[Device], placement: Placement) -> tuple[list[int], list[int]]:
     """Return the bytes that a model may use on each GPU, and the free bytes."""
-    kept = asked.margin + asked.reserved // max(1, len(gpus))
-    return [max(0, (device.free - kept) // STEP * STEP) for device in gpus], [max(1, device.free) for device in gpus]
+    reserve = placement.margin + placement.reserved // max(1, len(gpus))
+    return [max(0, (device.free - reserve) // STEP * STEP) for device in gpus], [max(1, device.free) for device in gpus]
 
 
 def _fit(
-    headers: Sequence[GGUFHeader], demand: Demand, asked: Placement, rooms: Sequence[int], shares: Sequence[int]
+    headers: Sequence[GGUFHeader], demand: Demand, placement: Placement, rooms: Sequence[int], shares: Sequence[int]
 ) -> Fit:
     """Place a model in the given memory, without the tensors that the user has moved to RAM."""
-    patterns = [re.compile(pattern) for pattern, _ in asked.overrides]
+    patterns = [re.compile(pattern) for pattern, _ in placement.overrides]
     sizes = fitting.model_sizes(headers, demand, lambda name: any(pattern.search(name) for pattern in patterns))
-    return fitting.fit(sizes, rooms, shares, asked.cpu_experts)
+    return fitting.fit(sizes, rooms, shares, placement.cpu_experts)
 
 
-def _describe(fitted: Fit, count: int, gpus: Sequence[Device]) -> str:
+def _describe(fit: Fit, count: int, gpus: Sequence[Device]) -> str:
     """Return a note about a placement that was changed to fit."""
     names = " and ".join(device.name for device in gpus)
-    if fitted.gpu_layers > count:
+    if fit.gpu_layers > count:
         return (
-            f"to fit the memory of {names}, the experts of the first {fitted.cpu_experts} of {count} layers are in RAM"
+            f"to fit the memory of {names}, the experts of the first {fit.cpu_experts} of {count} layers are in RAM"
             " (--n-cpu-moe changes it)"
         )
-    experts = " without their experts" if fitted.cpu_experts else ""
-    return f"to fit the memory, {fitted.gpu_layers} of {count + 1} layers are on {names}{experts} (-ngl changes it)"
+    experts = " without their experts" if fit.cpu_experts else ""
+    return f"to fit the memory, {fit.gpu_layers} of {count + 1} layers are on {names}{experts} (-ngl changes it)"
 
 
 def _ineffective(
-    n_gpu_layers: int, asked: Placement, gpus: Sequence[Device], headers: Sequence[GGUFHeader]
+    n_gpu_layers: int, placement: Placement, gpus: Sequence[Device], headers: Sequence[GGUFHeader]
 ) -> Sequence[str]:
     """Return warnings about options that have no effect here."""
     plain, lines = Placement(), []
-    flags = [flag for name, flag in _FLAGS.items() if getattr(asked, name) != getattr(plain, name)]
-    flags += ["--override-tensor"] * (bool(asked.overrides) and not gpus)
+    flags = [flag for name, flag in _FLAGS.items() if getattr(placement, name) != getattr(plain, name)]
+    flags += ["--override-tensor"] * (bool(placement.overrides) and not gpus)
     if gpus and n_gpu_layers:
         flags = []
-    elif gpus and not asked.op_offload:
+    elif gpus and not placement.op_offload:
         flags.remove(_FLAGS["op_offload"])
     lines += [f"warning: {flag} has no effect: the model uses no GPU" for flag in flags]
-    if gpus and n_gpu_layers and asked.main_gpu and asked.split_mode != "none":
+    if gpus and n_gpu_layers and placement.main_gpu and placement.split_mode != "none":
         lines.append("warning: --main-gpu has no effect without --split-mode none; --device selects devices")
-    if gpus and asked.split_mode == "row" and not any(device.backend in ROW_BACKENDS for device in gpus):
+    if gpus and placement.split_mode == "row" and not any(device.backend in ROW_BACKENDS for device in gpus):
         lines.append("warning: --split-mode row has no effect: the devices can only split layers")
     names = [name for header in headers for name in header.shapes]
-    if asked.cpu_experts is not None and not flags and names and not any(re.search(EXPERTS, name) for name in names):
+    if (
+        placement.cpu_experts is not None
+        and not flags
+        and names
+        and not any(re.search(EXPERTS, name) for name in names)
+    ):
         lines.append("warning: --n-cpu-moe has no effect: the model has no expert tensors")
-    for pattern, _ in asked.overrides:
+    for pattern, _ in placement.overrides:
         if names and not any(re.search(pattern, name) for name in names):
             lines.append(f"warning: --override-tensor {pattern} has no effect: no tensor has such a name")
     return lines

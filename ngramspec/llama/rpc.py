@@ -63,7 +63,7 @@ CALLS = (
 FREES = ("llama_free", "llama_model_free", "llama_adapter_lora_free")
 
 
-_joined = SimpleNamespace(names=(), watchdog=None)
+_connection = SimpleNamespace(names=(), watchdog=None)
 """Workers of this process: the names passed to `connect`, and the `Watchdog` of the calls; `None` before `connect`."""
 
 _ggml = partial(bindings.ggml_function, llama)
@@ -75,7 +75,7 @@ def workers(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: An item is not HOST:PORT, or is listed twice.
     """
-    found: list[str] = []
+    result: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         host, _, port = name.rpartition(":")
         if ":" in host or host.startswith("["):
@@ -85,15 +85,15 @@ def workers(text: str) -> tuple[str, ...]:
         if not host or not port.isdecimal() or not port.isascii() or not 1 <= int(port[:6]) <= 65535:
             raise ValueError(f"{name!r} is not HOST:PORT, with a port from 1 to 65535")
         worker = f"{host}:{int(port)}"
-        if worker in found:
+        if worker in result:
             raise ValueError(f"{worker} is listed twice")
-        found.append(worker)
-    return tuple(found)
+        result.append(worker)
+    return tuple(result)
 
 
 def list_workers() -> tuple[str, ...]:
     """Return the workers that this process is connected to."""
-    names: tuple[str, ...] = _joined.names
+    names: tuple[str, ...] = _connection.names
     return names
 
 
@@ -108,21 +108,24 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
             connected.
     """
     names = tuple(names)
-    if names == _joined.names:
+    if names == _connection.names:
         return
-    if _joined.watchdog is not None:
-        raise ModelError(f"this process is connected to {', '.join(_joined.names) or 'no worker'}; start a new process")
+    if _connection.watchdog is not None:
+        raise ModelError(
+            f"this process is connected to {', '.join(_connection.names) or 'no worker'}; start a new process"
+        )
     bindings.init_backend()
     backend = registry()
-    seen: dict[tuple[str, int], str] = {}
+    names_by_address: dict[tuple[str, int], str] = {}
     for name in names:
         address = _reach(name)
-        if address in seen:
+        if address in names_by_address:
             raise ModelError(
-                f"{seen[address]} and {name} are the same worker, which serves only one connection; list it once"
+                f"{names_by_address[address]} and {name} are the same worker, which serves only one connection; list it"
+                " once"
             )
-        seen[address] = name
-    _joined.watchdog = watchdog = Watchdog(GREETING, _stranger)
+        names_by_address[address] = name
+    _connection.watchdog = watchdog = Watchdog(GREETING, _stranger)
     _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
     servers = []
     for name in names:
@@ -131,11 +134,11 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
             servers.append(watchdog(_reach_devices, backend, name))
         except TargetError as error:
             raise ModelError(f"{name} {error}") from None
-    watchdog.patience, watchdog.explain = patience, lambda said: _loss(names, said, patience)
+    watchdog.patience, watchdog.explain = patience, lambda message: _loss(names, message, patience)
     watchdog.watch(llama, CALLS, FREES)
     watchdog.watch(devices, ("devices", "buffer_types"), ())
     _load_noisily()
-    _joined.names = names
+    _connection.names = names
     # llama.cpp uses every registered device, and none can be removed. So register only after all workers have
     # responded.
     for server in servers:
@@ -161,16 +164,16 @@ def _load_noisily() -> None:
 
 def alive() -> None:
     """Report that a long call makes progress, so that no worker counts as lost."""
-    if _joined.watchdog is not None:
-        _joined.watchdog.alive()
+    if _connection.watchdog is not None:
+        _connection.watchdog.alive()
 
 
 def wait_for_loss() -> str:
     """Wait until a worker is lost, or forever if there are no workers, and return the message for the user."""
-    if _joined.watchdog is None:
+    if _connection.watchdog is None:
         threading.Event().wait()
-    _joined.watchdog.lost.wait()
-    return str(_joined.watchdog.reason)
+    _connection.watchdog.lost.wait()
+    return str(_connection.watchdog.reason)
 
 
 def registry() -> int:
@@ -180,12 +183,12 @@ def registry() -> int:
         ModelError: This build has no RPC backend.
     """
     try:
-        found = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
+        handle = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
     except AttributeError:
-        found = None
-    if not found:
+        handle = None
+    if not handle:
         raise ModelError(f"this llama-cpp-python was built without -DGGML_RPC=on; add it to your build flags: {BUILD}")
-    return int(found)
+    return int(handle)
 
 
 def _load_function(backend: int, name: str, result: Any, *arguments: Any) -> Any:
@@ -249,13 +252,13 @@ def _is_listening(name: str) -> bool:
     return True
 
 
-def _stranger(said: str | None) -> str:
+def _stranger(message: str | None) -> str:
     """Return the reason why a program that accepts connections is not a worker for this build.
 
     Args:
-        said: ggml's error message; `None` means that the program did not respond.
+        message: ggml's error message; `None` means that the program did not respond.
     """
-    if said is None:
+    if message is None:
         return (
             f"accepts connections, but did not respond for {GREETING:g} s: it is serving another process, or it is not"
             " an RPC worker"
@@ -269,21 +272,23 @@ def _stranger(said: str | None) -> str:
     return "is not an RPC worker, or uses another version of llama.cpp: its response is invalid"
 
 
-def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
+def _loss(names: Sequence[str], message: str | None, patience: float) -> str:
     """Describe the lost worker and the cause, as far as known.
 
     Args:
         names: Names of all workers.
-        said: ggml's error message; `None` means that the worker did not respond.
+        message: ggml's error message; `None` means that the worker did not respond.
         patience: Seconds after which it counts as lost.
     """
-    for _ in range(ENDING if said else 1):
+    for _ in range(ENDING if message else 1):
         time.sleep(0.2)
-        if gone := [name for name in names if not _is_listening(name)]:
-            return f"no RPC worker is listening at {', '.join(gone)}; restart it, then this program"
+        if missing := [name for name in names if not _is_listening(name)]:
+            return f"no RPC worker is listening at {', '.join(missing)}; restart it, then this program"
     who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
     how = (
-        "closed the connection" if said else f"did not respond for {patience:g} s (raise --rpc-timeout to wait longer)"
+        "closed the connection"
+        if message
+        else f"did not respond for {patience:g} s (raise --rpc-timeout to wait longer)"
     )
     return f"{who} {how}; restart it, then this program"
 
@@ -318,9 +323,9 @@ def list_lent_devices() -> list[tuple[int, str]]:
     get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
     about = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    found = [get(i) for i in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
-    chosen = [d for d in found if kind(d) in (GPU, INTEGRATED)] or [d for d in found if kind(d) == CPU]
-    return [(device, about(device).decode(errors="replace")) for device in chosen]
+    all_handles = [get(i) for i in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
+    handles = [d for d in all_handles if kind(d) in (GPU, INTEGRATED)] or [d for d in all_handles if kind(d) == CPU]
+    return [(device, about(device).decode(errors="replace")) for device in handles]
 
 
 def serve(address: str, threads: int, cache: Path | None) -> None:

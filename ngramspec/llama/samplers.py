@@ -44,7 +44,7 @@ class SamplerChain:
         n_ctx: Context size, which a look-back of -1 means.
         dry_samplers: DRY samplers of the vocabulary; `None` means that this chain creates its own.
         grammar: Grammar in its initial state.
-        suppressed: Token ids that the model's file forbids.
+        suppressed_tokens: Token ids that the model's file forbids.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SamplerChain:
         n_ctx: int = 0,
         dry_samplers: DrySamplers | None = None,
         grammar: Grammar | None = None,
-        suppressed: Sequence[int] = (),
+        suppressed_tokens: Sequence[int] = (),
     ) -> None:
         for token, _ in sampling.logit_bias:
             if not 0 <= token < n_vocab:
@@ -66,7 +66,7 @@ class SamplerChain:
         self._n_vocab = n_vocab
         # Biases are applied here, because llama.cpp searches all candidates for each token that is not at its index.
         biases: dict[int, float] = {}
-        for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
+        for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed_tokens)):
             biases[token] = biases.get(token, 0.0) + bias
         self._biased = frozenset(biases)
         self._biases = np.zeros(n_vocab if biases else 0, np.float32)
@@ -126,13 +126,13 @@ class SamplerChain:
 
     def _active(self, vocab: Any) -> dict[str, Callable[[], Any]]:
         """Return the constructors of samplers with an effect, in order; if greedy, up to the last that decides."""
-        made = self._samplers(vocab)
-        names = [name for name in self.sampling.samplers if made[name][0]]
+        samplers = self._samplers(vocab)
+        names = [name for name in self.sampling.samplers if samplers[name][0]]
         if self.sampling.greedy:
             names = names[: names.index("temperature")]
             while names and names[-1] not in _DECIDING:
                 names.pop()
-        return {name: made[name][1] for name in names}
+        return {name: samplers[name][1] for name in names}
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
         """Return how many top logits can affect the draw, except tokens with a penalty or bias; `None` means all."""
@@ -152,12 +152,12 @@ class SamplerChain:
         chain = llama.llama_sampler_chain_init(params)
         samplers = []
         if s.samples_internally:
-            law = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
+            mirostat_arguments = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
             samplers.append(llama.llama_sampler_init_temp(s.temperature))
             if s.mirostat == 1:
-                samplers.append(llama.llama_sampler_init_mirostat(self._n_vocab, *law, _MIROSTAT_M))
+                samplers.append(llama.llama_sampler_init_mirostat(self._n_vocab, *mirostat_arguments, _MIROSTAT_M))
             else:
-                samplers.append(llama.llama_sampler_init_mirostat_v2(*law))
+                samplers.append(llama.llama_sampler_init_mirostat_v2(*mirostat_arguments))
         else:
             samplers += [make() for make in active.values()]
         for sampler in samplers:
@@ -181,10 +181,10 @@ class SamplerChain:
         self._recent.append(token)
         self._recent_counts[token] += 1
         if len(self._recent) > self._window:
-            gone = self._recent.popleft()
-            self._recent_counts[gone] -= 1
-            if not self._recent_counts[gone]:
-                del self._recent_counts[gone]
+            oldest = self._recent.popleft()
+            self._recent_counts[oldest] -= 1
+            if not self._recent_counts[oldest]:
+                del self._recent_counts[oldest]
 
     # ------------------------------------------------------------------ one position
 
@@ -198,7 +198,7 @@ class SamplerChain:
         while True:
             first, count = self._filter(logits, grammar)
             if distributions is not None:
-                distributions.append(self._law(first, count))
+                distributions.append(self._make_distribution(first, count))
             if self._greedy or self._selects:
                 token = self._choose(first, count)
             else:
@@ -211,26 +211,26 @@ class SamplerChain:
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         if self.is_argmax:
             return point_mass(top_token(logits))
-        law = self._law(*self._filter(logits, None))
-        legal = self.grammar.mask_allowed(law.ids) if self.grammar is not None else np.True_
+        first_draw = self._make_distribution(*self._filter(logits, None))
+        legal = self.grammar.mask_allowed(first_draw.ids) if self.grammar is not None else np.True_
         if legal.all():
-            return law
+            return first_draw
         # With probability `missing` the first draw is a forbidden token, and another is drawn under the grammar.
-        again = self._law(*self._filter(logits, self.grammar))
-        missing = float(law.probs[~legal].sum())
-        ids = np.union1d(law.ids[legal], again.ids)
+        second_draw = self._make_distribution(*self._filter(logits, self.grammar))
+        missing = float(first_draw.probs[~legal].sum())
+        ids = np.union1d(first_draw.ids[legal], second_draw.ids)
         probs = np.zeros(ids.size)
-        probs[np.searchsorted(ids, law.ids[legal])] = law.probs[legal]
-        probs[np.searchsorted(ids, again.ids)] += missing * again.probs
+        probs[np.searchsorted(ids, first_draw.ids[legal])] = first_draw.probs[legal]
+        probs[np.searchsorted(ids, second_draw.ids)] += missing * second_draw.probs
         return Distribution(ids, probs, np.log(probs))
 
-    def _law(self, first: int, count: int) -> Distribution:
+    def _make_distribution(self, first: int, count: int) -> Distribution:
         """Return the distribution of the candidates that the chain kept."""
         token = self._choose(first, count)
         if self._greedy or self._selects:
             return point_mass(token)
-        kept = self._candidates.data[first : first + count]
-        return softmax(kept["id"], kept["logit"])
+        candidates = self._candidates.data[first : first + count]
+        return softmax(candidates["id"], candidates["logit"])
 
     def _choose(self, first: int, count: int) -> int:
         """Return the candidate that the chain selected, otherwise the most likely one."""
@@ -265,28 +265,28 @@ class SamplerChain:
         """
         if self._reach is None:
             return self._change(self._candidates.take_all(logits), logits, grammar)
-        moved = np.array(sorted(self._biased.union(self._recent_counts)), np.int32)
-        wanted = self._reach + moved.size
+        moved_tokens = np.array(sorted(self._biased.union(self._recent_counts)), np.int32)
+        n_largest = self._reach + moved_tokens.size
         while True:
-            count = self._candidates.take_largest(logits, wanted)
-            count = self._candidates.move_to_end(count, moved, logits)
+            count = self._candidates.take_largest(logits, n_largest)
+            count = self._candidates.move_to_end(count, moved_tokens, logits)
             count = self._change(count, logits, grammar)
-            if grammar is None or wanted >= logits.size:
+            if grammar is None or n_largest >= logits.size:
                 return count
-            if np.isin(self._candidates.data["id"][:count], moved, invert=True).sum() >= self._reach:
+            if np.isin(self._candidates.data["id"][:count], moved_tokens, invert=True).sum() >= self._reach:
                 return count
-            wanted *= 8
+            n_largest *= 8
 
     def _change(self, count: int, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
         """Add the biases to the candidates, and keep those that the grammar allows."""
         candidates = self._candidates.data[:count]
         if grammar is not None:
-            allowed = grammar.mask_allowed(candidates["id"]) & (candidates["logit"] > -np.inf)
-            if not allowed.any() and count >= logits.size:
+            is_allowed = grammar.mask_allowed(candidates["id"]) & (candidates["logit"] > -np.inf)
+            if not is_allowed.any() and count >= logits.size:
                 raise GrammarError("dead end in the grammar: it allows none of the model's tokens here")
-            kept = candidates[allowed]
-            candidates = candidates[: kept.size]
-            candidates[:] = kept
+            legal = candidates[is_allowed]
+            candidates = candidates[: legal.size]
+            candidates[:] = legal
         if self._biased:
             candidates["logit"] += self._biases[candidates["id"]]
         return candidates.size
@@ -299,5 +299,5 @@ class SamplerChain:
 
 def _seed_32(seed: int) -> int:
     """Fold a seed to llama.cpp's 32 bits, except the highest value, which requests a random seed."""
-    folded = (seed ^ (seed >> 32)) & 0xFFFFFFFF
-    return folded if folded != 0xFFFFFFFF else 0
+    result = (seed ^ (seed >> 32)) & 0xFFFFFFFF
+    return result if result != 0xFFFFFFFF else 0

@@ -50,12 +50,12 @@ class CacheSequence:
         self._aligned = 0
         self._governor = passes.governor
         self.fetch = passes.fetch
-        kept = cache.snapshots
-        self.replays = cache.recurrent and kept == 0
+        n_snapshots = cache.snapshots
+        self.replays = cache.recurrent and n_snapshots == 0
         # A checkpoint also contains the cells of a sliding window, which may have another order after it is restored.
         # Tokens that are evaluated again go through passes of other sizes. Both may change last bits.
-        self.exact_rollback = not cache.recurrent or (kept > 0 and not cache.window)
-        self.max_batch = min(MAX_EVALUATE, kept + 1) if kept else MAX_EVALUATE
+        self.exact_rollback = not cache.recurrent or (n_snapshots > 0 and not cache.window)
+        self.max_batch = min(MAX_EVALUATE, n_snapshots + 1) if n_snapshots else MAX_EVALUATE
         self.can_rollback = True
         self.returns_early = passes.returns_early
         self.fingerprint = ""
@@ -72,19 +72,19 @@ class CacheSequence:
     # ------------------------------------------------------------------ `SequenceModel`
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        told = progress or (lambda done, total: None)
+        report = progress or (lambda done, total: None)
         reader = self.reading(tokens, aligned=aligned)
         next(reader)
         try:
             while True:
-                told(next(reader), len(tokens))
+                report(next(reader), len(tokens))
         except StopIteration as end:
-            told(len(tokens), len(tokens))
+            report(len(tokens), len(tokens))
             row: Logits = end.value
             return row
 
     def reading(
-        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+        self, tokens: Sequence[int], *, aligned: bool = False, max_chunk: Callable[[], int] | None = None
     ) -> Generator[int, None, Logits]:
         total, n_batch = len(tokens), self._passes.n_batch
         if not 0 < total <= self.n_ctx:
@@ -102,15 +102,15 @@ class CacheSequence:
         # the chunks of a prompt must not depend on what the cache already contains.
         stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
         stop = stop if self.cache.recurrent and stop - self.cache.last_checkpoint >= APART else 0
-        hidden = self.cache.states
+        hidden_states = self.cache.states
         while done < total:
             yield done
-            size = n_batch if aligned or most is None else max(1, min(n_batch, most()))
+            size = n_batch if aligned or max_chunk is None else max(1, min(n_batch, max_chunk()))
             end = stop if done < stop < done + size else min(total, done + size)
-            states = not aligned and hidden is not None and hidden.due_in_prompt(total - end)
+            states = not aligned and hidden_states is not None and hidden_states.due_in_prompt(total - end)
             # Only the logits after the last token are read.
             append(self._passes, [(self, tokens[done:end], int(end == total))], states=states)
-            if most is not None:
+            if max_chunk is not None:
                 # The caller times the chunk. On a GPU, the pass after it would otherwise pay for it.
                 self._passes.wait()
             done = end
@@ -124,16 +124,16 @@ class CacheSequence:
         n = len(tokens)
         if not 0 < n <= MAX_EVALUATE:
             raise ValueError(f"a pass takes 1 to {MAX_EVALUATE} tokens, got {n}")
-        held, cache, passes = self.tokens, self.cache, self._passes
-        length = len(held)
+        own_tokens, cache, passes = self.tokens, self.cache, self._passes
+        length = len(own_tokens)
         if cache.length != length or n > passes.n_batch or length + n > self.n_ctx + MAX_EVALUATE:
             append(passes, ((self, tokens, n),))
             return
-        held.extend(tokens)
+        own_tokens.extend(tokens)
         try:
             passes.decode(((cache, tokens, n),))
         except BaseException:
-            del held[length:]
+            del own_tokens[length:]
             raise
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
@@ -181,18 +181,18 @@ class CacheSequence:
 
     # ------------------------------------------------------------------ copies
 
-    def adopt(self, other: SequenceModel, length: int) -> None:
+    def adopt(self, source: SequenceModel, length: int) -> None:
         """Copy the first `length` tokens of another sequence of the same context, or fewer, as `Cache.cut` permits."""
         self._passes.check()
-        if not isinstance(other, CacheSequence) or other._passes is not self._passes or other is self:
+        if not isinstance(source, CacheSequence) or source._passes is not self._passes or source is self:
             raise ValueError("a prefix can only be copied from another sequence of the same context")
-        if not 0 <= length <= len(other.tokens):
-            raise ValueError(f"cannot copy {length} tokens: the other sequence has {len(other.tokens)}")
+        if not 0 <= length <= len(source.tokens):
+            raise ValueError(f"cannot copy {length} tokens: the other sequence has {len(source.tokens)}")
         self.clear()
-        if found := min(length, other.cache.length):
-            self.cache.adopt(other.cache, found)
-            self.tokens[:] = other.tokens[: self.cache.length]
-            self._aligned = min(other._aligned, len(self.tokens))
+        if n_tokens := min(length, source.cache.length):
+            self.cache.adopt(source.cache, n_tokens)
+            self.tokens[:] = source.tokens[: self.cache.length]
+            self._aligned = min(source._aligned, len(self.tokens))
 
     def save_state(self) -> bytes:
         """Return the state of the sequence, including checkpoints; owed tokens are evaluated first."""
@@ -234,11 +234,11 @@ class CacheSequence:
             if tokens:
                 raise TargetError("it has no state")
             return
-        (aligned, whole), *checkpoints = pieces
+        (n_aligned, whole), *checkpoints = pieces
         if not self.cache.load(whole, len(tokens), dict(checkpoints)):
             raise TargetError("llama.cpp could not restore the state of a sequence")
         self.tokens[:] = tokens
-        self._aligned = aligned
+        self._aligned = n_aligned
 
 
 Piece = tuple[CacheSequence, Sequence[int], int]
@@ -261,18 +261,18 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
     """
     before = []
     feeds = []
-    needed = 0
+    n_tokens = 0
     for sequence, tokens, rows in pieces:
-        held = sequence.tokens
-        length, evaluated = len(held), sequence.cache.length
+        own_tokens = sequence.tokens
+        length, n_evaluated = len(own_tokens), sequence.cache.length
         if length + len(tokens) > sequence.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{length + len(tokens)} tokens do not fit in a context of {sequence.n_ctx}")
         before.append(length)
-        feeds.append((sequence.cache, tokens if evaluated == length else [*held[evaluated:], *tokens], rows))
-        needed += length - evaluated + len(tokens)
+        feeds.append((sequence.cache, tokens if n_evaluated == length else [*own_tokens[n_evaluated:], *tokens], rows))
+        n_tokens += length - n_evaluated + len(tokens)
     try:
-        if needed > passes.n_batch:
-            _pay_ahead(passes, pieces, needed)
+        if n_tokens > passes.n_batch:
+            _pay_ahead(passes, pieces, n_tokens)
             feeds = [
                 (sequence.cache, [*sequence.tokens[sequence.cache.length :], *tokens], rows)
                 for sequence, tokens, rows in pieces
@@ -290,8 +290,8 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
         raise
 
 
-def _pay_ahead(passes: Passes, pieces: Sequence[Piece], needed: int) -> None:
+def _pay_ahead(passes: Passes, pieces: Sequence[Piece], n_tokens: int) -> None:
     """Evaluate owed tokens until the rest fits into one pass."""
-    while needed > passes.n_batch:
+    while n_tokens > passes.n_batch:
         max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
-        needed = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)
+        n_tokens = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)

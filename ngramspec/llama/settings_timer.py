@@ -22,7 +22,7 @@ SLOW = 0.1  # duration in seconds above which a pass is timed once; a faster one
 
 REPEATS = 2  # number of timed passes after the warm-up, of which the fastest counts
 
-COMPARED = 600
+N_COMPARED = 600
 """Number of tokens on which settings are compared bit by bit: more than the usual micro-batch."""
 
 SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded again
@@ -56,13 +56,13 @@ class SettingsTimer:
             return first / measure.size
         return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
 
-    def alike(self, one: Settings, other: Settings) -> bool:
+    def alike(self, first: Settings, second: Settings) -> bool:
         """Return True if two settings give bit-identical logits after random tokens, for single tokens and a batch."""
-        return self._bits(one) == self._bits(other)
+        return self._bits(first) == self._bits(second)
 
     def _bits(self, settings: Settings) -> bytes:
         trial = self._context(settings, deep=False)
-        text = random_tokens(self._target.vocabulary.n_vocab, 2, COMPARED)
+        text = random_tokens(self._target.vocabulary.n_vocab, 2, N_COMPARED)
         trial.read(text[:-6], trial.micro_batch)
         rows: list[Logits] = [trial.evaluate([token]) for token in text[-6:-4]]
         rows.append(trial.evaluate(text[-4:], 4))
@@ -76,10 +76,10 @@ class SettingsTimer:
         if trial is not None:
             trial.use_threads(settings.threads, settings.threads_batch)
             return trial
-        held, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
-        trial = self._open[key] = self._weights(settings).trial_of(settings, held + room + 2 * READING.size)
+        depth, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
+        trial = self._open[key] = self._weights(settings).trial_of(settings, depth + room + 2 * READING.size)
         trial.use_threads(settings.threads, settings.threads_batch)
-        trial.begin(held)
+        trial.begin(depth)
         return trial
 
     def _weights(self, settings: Settings) -> Target:

@@ -34,13 +34,13 @@ class DeviceCopy:
 
     Attributes:
         cells: llama.cpp's description of the state, without its contents.
-        expected: The same state in RAM; `None` after a restore was proven right.
+        reference: The same state in RAM; `None` after a restore was proven right.
     """
 
-    __slots__ = ("cells", "expected")
+    __slots__ = ("cells", "reference")
 
-    def __init__(self, cells: Any, expected: Any) -> None:
-        self.cells, self.expected = cells, expected
+    def __init__(self, cells: Any, reference: Any) -> None:
+        self.cells, self.reference = cells, reference
 
 
 class StateCopies:
@@ -61,35 +61,35 @@ class StateCopies:
         """Return a copy in RAM, a ctypes array of bytes; it is empty if llama.cpp could not make it."""
         size = llama.llama_state_seq_get_size_ext(self._context, self._sequence, flags)
         buffer = (ctypes.c_uint8 * size)()
-        written = llama.llama_state_seq_get_data_ext(self._context, buffer, size, self._sequence, flags)
-        return (ctypes.c_uint8 * written).from_buffer(buffer)
+        n_written = llama.llama_state_seq_get_data_ext(self._context, buffer, size, self._sequence, flags)
+        return (ctypes.c_uint8 * n_written).from_buffer(buffer)
 
     def save_latest(self) -> Any:
         """Return a copy of the recurrent state, which invalidates the `DeviceCopy` that was returned before."""
         if not self._on_device:
             return self.save()
-        expected = None if self._is_proven else self.save()
-        if expected is not None and devices.min_free_bytes() < MIN_FREE * len(expected):
+        reference = None if self._is_proven else self.save()
+        if reference is not None and devices.min_free_bytes() < MIN_FREE * len(reference):
             self._on_device = False
-            return expected
+            return reference
         cells = self.save(_PARTIAL | _ON_DEVICE)
         if not len(cells):
             self._on_device = False
-            return self.save() if expected is None else expected
-        return DeviceCopy(cells, expected)
+            return self.save() if reference is None else reference
+        return DeviceCopy(cells, reference)
 
     def restore(self, copy: Any, flags: int = _PARTIAL) -> bool:
         """Restore a copy and return True if the sequence has that state again."""
         if not isinstance(copy, DeviceCopy):
             return self._write(copy, flags)
         done = self._write(copy.cells, _PARTIAL | _ON_DEVICE)
-        if done and copy.expected is not None:
-            done = bytes(self.save()) == bytes(copy.expected)
+        if done and copy.reference is not None:
+            done = bytes(self.save()) == bytes(copy.reference)
         if done:
-            self._is_proven, copy.expected = True, None
+            self._is_proven, copy.reference = True, None
             return True
         self._on_device = False
-        return copy.expected is not None and self._write(copy.expected, _PARTIAL)
+        return copy.reference is not None and self._write(copy.reference, _PARTIAL)
 
     def _write(self, state: Any, flags: int) -> bool:
         return bool(llama.llama_state_seq_set_data_ext(self._context, state, len(state), self._sequence, flags))

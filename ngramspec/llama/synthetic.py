@@ -45,7 +45,7 @@ from ngramspec.storage import cache_folder
 
 PROMPT = 128  # number of tokens in a timed prompt
 
-LOADED = 96 * 2**20
+MIN_LAYER_BYTES = 96 * 2**20
 """Minimum bytes of the layers that are loaded, as Q4_0: more than the cache of most processors contains."""
 
 FEWEST_LAYERS = 2  # minimum number of loaded layers, because half of them have larger types in mixed quantisations
@@ -93,7 +93,7 @@ class SyntheticModels:
         self._n_gpu_layers, self._depth = n_gpu_layers, depth
         matrices = shape.matrices.values()
         layer_bytes = sum(rows * _row_bytes(Q4_0, columns) for columns, rows in matrices)
-        self.layers = min(shape.layers, max(FEWEST_LAYERS, -(-LOADED // layer_bytes)))
+        self.layers = min(shape.layers, max(FEWEST_LAYERS, -(-MIN_LAYER_BYTES // layer_bytes)))
         self.files: dict[str, QuantisedShape] = {}
         self.outputs: dict[str, str] = {}
         self._rows: dict[str, dict[str, tuple[int, bytes]]] = {}
@@ -166,9 +166,9 @@ class SyntheticModels:
 
     def _matrices(self, layers: Sequence[int], vocab: int) -> dict[str, tuple[int, int]]:
         """Return (columns, rows) of the matrices of these layers, of the token embeddings and of the output layer."""
-        named = {f"blk.{i}.{name}.weight": size for i in layers for name, size in self._shape.matrices.items()}
+        matrices = {f"blk.{i}.{name}.weight": size for i in layers for name, size in self._shape.matrices.items()}
         tables = ["token_embd.weight"] if self._shape.tied else ["token_embd.weight", "output.weight"]
-        return dict.fromkeys(tables, (self._shape.embd, vocab)) | named
+        return dict.fromkeys(tables, (self._shape.embd, vocab)) | matrices
 
     def _quantise(self, source: Path, name: str) -> None:
         params = llama.llama_model_quantize_default_params()
@@ -196,8 +196,8 @@ class SyntheticModels:
         def mixture(layer: int) -> tuple[int, ...]:
             return tuple(rows[f"blk.{layer}.{matrix}.weight"][0] for matrix in self._shape.matrices)
 
-        ordered = sorted(range(count), key=mixture)
-        return [ordered[(2 * i + 1) * count // (2 * self.layers)] for i in range(self.layers)]
+        layers = sorted(range(count), key=mixture)
+        return [layers[(2 * i + 1) * count // (2 * self.layers)] for i in range(self.layers)]
 
     # ------------------------------------------------------------------ loading
 
@@ -206,20 +206,20 @@ class SyntheticModels:
         matrices = self._matrices(part.layers, part.vocab)
         return sum(rows * _row_bytes(kinds[name][0], columns) for name, (columns, rows) in matrices.items())
 
-    def _check_room(self, needed: int) -> None:
+    def _check_room(self, n_bytes: int) -> None:
         free = {"memory": psutil.virtual_memory().available, "disk space": shutil.disk_usage(self._folder.name).free}
         for what, amount in free.items():
-            if amount < needed + SPARE:
+            if amount < n_bytes + SPARE:
                 raise ModelError(
-                    f"measuring this shape needs {(needed + SPARE) / 2**30:.1f} GiB of {what}, but only"
+                    f"measuring this shape needs {(n_bytes + SPARE) / 2**30:.1f} GiB of {what}, but only"
                     f" {amount / 2**30:.1f} GiB are free; pass a smaller shape"
                 )
 
     def _write_part(self, path: Path, part: _Part) -> None:
-        quantised = self._rows[part.quantisation]
+        contents = self._rows[part.quantisation]
         tensors: dict[str, Repeated] = {}
         for name, (columns, rows) in self._matrices(part.layers, part.vocab).items():
-            kind, pattern = quantised[name]
+            kind, pattern = contents[name]
             tensors[_renumber(name, part.layers)] = Repeated(
                 kind, (columns, rows), pattern, rows * _row_bytes(kind, columns)
             )

@@ -34,7 +34,7 @@ from ngramspec.machine import MIN_PREFILL
 STRETCH, OF_STRETCH = 128, 4
 """Length of a stretch of a long context, and the number of real tokens in it; kernels use no shorter stretches."""
 
-REAL, COMPARED = 13, 8
+REAL, N_COMPARED = 13, 8
 """Number of real tokens before the compared ones, and of compared tokens, which are the first ones of each batch.
 
 13 is not a multiple of any block size: some architectures (DeepSeek 4) treat the tokens that complete a block of the
@@ -117,10 +117,10 @@ class TrialContext:
         self.start(depth)
         self.evaluate(text[:REAL])
         self.keep()
-        found = self._by_size(text[REAL:])
+        logits = self._by_size(text[REAL:])
 
         def agreeing(with_size: int) -> tuple[int, ...]:
-            return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
+            return tuple(n for n in SIZES if _equal(logits[n], logits[with_size]))
 
         return Identity(agreeing(1), tuple(n for n in agreeing(MAX_DRAFT_SIZE) if n > 1))
 
@@ -134,18 +134,18 @@ class TrialContext:
         self.start(0)
         self.read(text[: READ - SIZES[-1]], MIN_PREFILL)
         self.keep()
-        found = self._by_size(text[READ - SIZES[-1] : READ])
-        return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())
+        logits = self._by_size(text[READ - SIZES[-1] : READ])
+        return max(float(np.abs(rows - logits[1][: len(rows)]).max()) for rows in logits.values())
 
     def _by_size(self, tail: Sequence[int]) -> dict[int, Logits]:
-        """Return the logits after the first `COMPARED` tokens that follow the kept state, by the size of the pass."""
-        singles = np.concatenate([self.evaluate([token]) for token in tail[:COMPARED]])
+        """Return the logits after the first `N_COMPARED` tokens that follow the kept state, by the size of the pass."""
+        singles = np.concatenate([self.evaluate([token]) for token in tail[:N_COMPARED]])
         self.back()
-        found = {1: singles}
+        logits = {1: singles}
         for size in SIZES[1:]:
-            found[size] = self.evaluate(tail[:size], min(size, COMPARED))
+            logits[size] = self.evaluate(tail[:size], min(size, N_COMPARED))
             self.back()
-        return found
+        return logits
 
     # ------------------------------------------------------------------ contents
 
@@ -203,9 +203,9 @@ class TrialContext:
             raise TargetError("measuring takes too long")
         # As in decoding, a pass that could contain a draft computes the logits after all of its tokens. A pass of a
         # prefill computes only those after its last token.
-        asked = len(tokens) if rows > 1 else 1
-        append(self._passes, [(self._sequence, tokens, asked)])
-        return self._passes.fetch(asked)[:rows].copy()
+        n_rows = len(tokens) if rows > 1 else 1
+        append(self._passes, [(self._sequence, tokens, n_rows)])
+        return self._passes.fetch(n_rows)[:rows].copy()
 
     def close(self) -> None:
         self._passes.close()

@@ -114,10 +114,10 @@ class Vocabulary(NativeObject):
             n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
         if n < 0:
             raise TargetError("the text could not be tokenized")
-        found: list[int] = ids[:n]
-        if found and min(found) < 0:
+        tokens: list[int] = ids[:n]
+        if tokens and min(tokens) < 0:
             raise TargetError("the model's vocabulary has no tokens for this text; use another file of the model")
-        return found
+        return tokens
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token's text; control tokens have none."""
@@ -207,11 +207,11 @@ class Vocabulary(NativeObject):
             ValueError: The arguments of a call are not a JSON object, or clients cannot set a variable.
         """
         check_variables(variables)
-        adapted, shown = self._tool_template.adapt(messages, tools)
+        turns, shown_tools = self._tool_template.adapt(messages, tools)
         values = template_variables(self._variables(variables)) | {"add_generation_prompt": answered}
-        if shown is not None:
-            values["tools"] = shown
-        prompt = self._chat.prompt(adapted, self, values, check)
+        if shown_tools is not None:
+            values["tools"] = shown_tools
+        prompt = self._chat.prompt(turns, self, values, check)
         start = missing_turn(self.chat_template, prompt.opening) if answered else ""
         return self._extend(prompt, [(start, True)], prompt.opening + start) if start else prompt
 
@@ -219,11 +219,11 @@ class Vocabulary(NativeObject):
         self, prompt: ChatPrompt, thoughts: str, text: str, variables: Mapping[str, Any] = MappingProxyType({})
     ) -> ChatPrompt:
         """Return a prompt followed by the beginning of its answer: reasoning, which ends if there is text, and text."""
-        adapt, known = self._tool_template.adapt, self._variables(variables)
+        adapt, values = self._tool_template.adapt, self._variables(variables)
         # A client's string must not become part of the template's own text, in which control tokens are parsed.
-        known = {name: value for name, value in known.items() if not isinstance(value, str | list | dict)}
-        (question, _), (answered, _) = adapt(make_turns(False)[:1], ()), adapt(make_turns(bool(thoughts)), ())
-        marks = self._chat.examine(find_marks, question, answered, bool(thoughts), known)
+        values = {name: value for name, value in values.items() if not isinstance(value, str | list | dict)}
+        (question, _), (answer, _) = adapt(make_turns(False)[:1], ()), adapt(make_turns(bool(thoughts)), ())
+        marks = self._chat.examine(find_marks, question, answer, bool(thoughts), values)
         pieces = make_assistant_prefill(self.chat_template, prompt.opening, thoughts, text, marks)
         opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
         return self._extend(prompt, pieces, opening)
@@ -235,8 +235,8 @@ class Vocabulary(NativeObject):
             tokens += self.tokenize(piece, special=own, add_bos=False) if piece else []
         return ChatPrompt(tokens, prompt.text + "".join(piece for piece, _ in pieces), opening)
 
-    def _variables(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"enable_thinking": bool(reasoning_tags(self.chat_template)), **given}
+    def _variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"enable_thinking": bool(reasoning_tags(self.chat_template)), **variables}
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -343,7 +343,7 @@ class Vocabulary(NativeObject):
             n_ctx=self.n_ctx,
             dry_samplers=self._dry_samplers,
             grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
-            suppressed=self.suppress_tokens,
+            suppressed_tokens=self.suppress_tokens,
         )
 
     def prepare(self, sampling: Sampling) -> None:
@@ -430,11 +430,15 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
     Raises:
         ModelError: The vocabularies differ in other ways.
     """
-    both = min(target.n_vocab, draft.n_vocab)
-    same = next((token for token in range(both) if _token(target, token) != _token(draft, token)), both)
-    if all(_token(one, token)[1] == "unused" for one in (target, draft) for token in range(same, one.n_vocab)):
+    n_common = min(target.n_vocab, draft.n_vocab)
+    same = next((token for token in range(n_common) if _token(target, token) != _token(draft, token)), n_common)
+    if all(
+        _token(vocabulary, token)[1] == "unused"
+        for vocabulary in (target, draft)
+        for token in range(same, vocabulary.n_vocab)
+    ):
         return same
-    ours, theirs = (_describe_token(one, same) for one in (target, draft))
+    ours, theirs = (_describe_token(vocabulary, same) for vocabulary in (target, draft))
     raise ModelError(
         f"{draft.path} cannot draft for {target.path}: their vocabularies differ at token {same} of {target.n_vocab}"
         f" and {draft.n_vocab}: {ours} and, in the draft model, {theirs}; use a model of the same family"

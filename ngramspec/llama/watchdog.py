@@ -37,8 +37,8 @@ class _Call:
         self.ended: list[tuple[Any, BaseException | None]] = []
         self.wake: SimpleQueue[None] = SimpleQueue()
 
-    def end(self, found: Any, error: BaseException | None) -> None:
-        self.ended.append((found, error))
+    def end(self, result: Any, error: BaseException | None) -> None:
+        self.ended.append((result, error))
         self.wake.put(None)
 
 
@@ -88,10 +88,10 @@ class Watchdog:
             raise
         finally:
             self._waiting.discard(call)
-        found, error = call.ended[0]
+        result, error = call.ended[0]
         if error is not None:
             raise error
-        return found
+        return result
 
     def free(self, function: Callable[..., None], *args: Any) -> None:
         """Run a function that frees something, unless a call was abandoned or the process ends."""
@@ -110,24 +110,24 @@ class Watchdog:
             calls: Names of functions to run with `__call__`.
             frees: Names of functions to run with `free`.
         """
-        for way, names in ((self.__call__, calls), (self.free, frees)):
+        for run, names in ((self.__call__, calls), (self.free, frees)):
             for name in names:
-                setattr(module, name, partial(way, getattr(module, name)))
+                setattr(module, name, partial(run, getattr(module, name)))
 
     def _await(self, call: _Call) -> None:
         """Queue a call and wait for its end or its timeout; raise the exception of a signal handler afterwards."""
         interruption: BaseException | None = None
-        queued = False
+        is_queued = False
         while True:
             try:
-                if not queued:
+                if not is_queued:
                     self.alive()
                     self._calls.put(call)  # a signal right after this queues it twice, but it runs once
-                    queued = True
+                    is_queued = True
                 while not call.ended:
-                    left = self._heard + self.patience - time.monotonic()
+                    seconds_left = self._heard + self.patience - time.monotonic()
                     with suppress(Empty):
-                        call.wake.get(timeout=min(LOOK, max(0.01, left)))
+                        call.wake.get(timeout=min(LOOK, max(0.01, seconds_left)))
                     if not call.ended and time.monotonic() - self._heard >= self.patience:
                         self._lose(self.explain(None))
                 break
@@ -159,8 +159,8 @@ class Watchdog:
 
     def _aborting(self, message: bytes) -> None:
         """Handle an abort of ggml, which cannot continue in this thread and ends the process if this returns."""
-        said = message.decode("utf-8", "replace")
-        if SOURCE in said:
-            self._lose(self.explain(said))
+        text = message.decode("utf-8", "replace")
+        if SOURCE in text:
+            self._lose(self.explain(text))
             threading.Event().wait()  # never returns; no caller waits for this thread any more
         os.write(2, message + b"\n")

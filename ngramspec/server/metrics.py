@@ -103,7 +103,7 @@ def _llama_server_metrics(report: Report, embedder: Embedder | None) -> Iterator
 
 def _vllm_metrics(report: Report, n_ctx: int) -> Iterator[Metric]:
     tokens = report.prompt_tokens + report.cached_tokens
-    used = sum(slot.held for slot in report.slots) / (n_ctx * len(report.slots))
+    used = sum(slot.n_tokens for slot in report.slots) / (n_ctx * len(report.slots))
     yield Metric("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", tokens)
     yield Metric("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", report.cached_tokens)
     yield Metric("vllm:kv_cache_usage_perc", "gauge", "Share of the cache in use, 0 to 1.", used)

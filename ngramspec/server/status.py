@@ -124,7 +124,7 @@ def _slot_fields(call: Call, slot: Slot) -> dict[str, Any]:
         "n_prompt_tokens": len(request.prompt) if request is not None else 0,
         "n_prompt_tokens_processed": slot.prefilled,
         "n_prompt_tokens_cache": slot.cached,
-        "n_tokens_held": slot.held,
+        "n_tokens_held": slot.n_tokens,
         "next_token": [
             {
                 "has_next_token": request is not None,

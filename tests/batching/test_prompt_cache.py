@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
 
-from ngramspec.batching.slots import COPIED, WORTH, PromptCache, Slots
+from ngramspec.batching.slots import MIN_COPY, WORTH, PromptCache, Slots
 from ngramspec.tokens import common_prefix
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -59,17 +59,17 @@ def test_prompt_cache_keeps_size_within_limit() -> None:
 def test_slots_take_copies_prefix_from_shortest_sequence() -> None:
     model = MockShared(sequences=4)
     long, short, other, free = model.sequences
-    system = list(range(COPIED))
+    system = list(range(MIN_COPY))
     long.tokens[:] = [*system, *[7] * 90]
     short.tokens[:] = [*system, *[8] * 40]
     other.tokens[:] = [*system[:-1], *[9] * 40]
-    taken = Slots(model.sequences).take([*system, 5], preferred=free.number)
+    taken = Slots(model.sequences).take([*system, 5], preferred_number=free.number)
     assert (taken, taken.tokens) == (free, system)
     free.tokens.clear()
     short.tokens.clear()
     long.tokens.clear()
     # Evaluating one token less is faster than a copy.
-    assert Slots(model.sequences).take([*system, 5], preferred=free.number).tokens == []
+    assert Slots(model.sequences).take([*system, 5], preferred_number=free.number).tokens == []
 
 
 def test_slots_take_with_other_adapter_scales_does_not_reuse_tokens() -> None:
@@ -84,12 +84,14 @@ def test_slots_take_with_other_adapter_scales_does_not_reuse_tokens() -> None:
     second.tokens[:] = text
     assert slots.take(text, scales=(0.5,)).tokens == text
     slots.give_back(first)
-    assert slots.take(text, preferred=first.number, scales=(1.0,)).tokens == text  # copied from the second sequence
+    assert (
+        slots.take(text, preferred_number=first.number, scales=(1.0,)).tokens == text
+    )  # copied from the second sequence
     for sequence in (first, second):
         slots.give_back(sequence)
     # The cache does not keep evicted states of other scales than the default, and drops states of an earlier default.
-    slots.take([9] * 40, preferred=first.number)
-    slots.take([8] * 40, preferred=second.number)
+    slots.take([9] * 40, preferred_number=first.number)
+    slots.take([8] * 40, preferred_number=second.number)
     slots.set_scales((0.25,))
     assert slots.normalise(model.sequences[2]).tokens == []
     for sequence in (first, second):

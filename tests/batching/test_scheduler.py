@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ngramspec.batching.scheduler import AHEAD, LEAST, LONGEST, PAUSE, Scheduler
+from ngramspec.batching.scheduler import AHEAD, LONGEST, MIN_CHUNK, PAUSE, Scheduler
 
 
 def run(
@@ -90,12 +90,12 @@ def test_scheduler_without_prompts_or_texts_resets_balance() -> None:
 
 def test_scheduler_chunk_size_matches_allowed_wait() -> None:
     turns = Scheduler()
-    assert turns.chunk(512) == LEAST
+    assert turns.chunk(512) == MIN_CHUNK
     turns.read(100, 0.1)
     assert turns.chunk(8192) == int((AHEAD - 0.1) / 1e-3)
     turns.read(int(1000 * AHEAD), AHEAD)
     assert turns.chunk(512) == round(PAUSE / 1e-3)
     assert turns.chunk(128) == 128
     turns.read(100, 100.0)
-    assert turns.chunk(512) == LEAST
+    assert turns.chunk(512) == MIN_CHUNK
     assert turns.chunk(8) == 8

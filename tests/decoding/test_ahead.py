@@ -106,7 +106,7 @@ def test_decoding_loop_wait_adds_time_until_logits_arrive() -> None:
     target = Waiting(seconds=lambda _: 0.0, clock=clock)
     target.prefill([1, 2, 3])
     text = DraftedText(Drafts(None), target)
-    text.last, text.left = 4, 9
+    text.last, text.tokens_left = 4, 9
     loop = DecodingLoop(FixedPolicy(), clock.perf_counter)
     current = loop.submit((text,))
     assert not current.rows

@@ -93,7 +93,7 @@ class Alone(DecodingLoop):
         self.drafts.begin(prompt, **how)
 
     def plan_next(self, left: int, owed: int = 0) -> Plan:
-        self.text.left, self.model.owed = left, owed
+        self.text.tokens_left, self.model.owed = left, owed
         if self.drafts.drafter is None:
             return self._plain
         return self.plan(self.text, owed)
@@ -118,8 +118,8 @@ def test_decoding_loop_over_one_request_calls_drafter_and_policy() -> None:
     loop.start([7, 8])
     loop.first(9)
     plan = loop.plan_next(100)
-    assert (plan.sent.tokens, plan.size, plan.ends) == ((1, 2, 3), 5, False)
-    assert plan.verified_draft == plan.sent
+    assert (plan.draft.tokens, plan.size, plan.ends) == ((1, 2, 3), 5, False)
+    assert plan.verified_draft == plan.draft
     assert loop.proposal is not None
     assert loop.proposal.tokens == tuple(range(1, 9))
     done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2)
@@ -199,8 +199,8 @@ def test_decoding_loop_truncates_draft_at_end_token(end: int, tokens: tuple[int,
     loop, _, _ = prepared()
     loop.start([7], ends=TokenTable(lambda token: token == end))
     plan = loop.plan_next(100)
-    assert plan.verified_draft == plan.sent
-    assert (plan.sent.tokens, plan.size, plan.ends) == (tokens, size, ends)
+    assert plan.verified_draft == plan.draft
+    assert (plan.draft.tokens, plan.size, plan.ends) == (tokens, size, ends)
 
 
 class Allowing(GrammarGuide):
@@ -236,7 +236,7 @@ def test_decoding_loop_with_guide_does_not_send_forbidden_tokens(
     guide = Allowing(*allowed)
     loop.start([7], guide=guide, ends=TokenTable(lambda token: token == 3), fixed_length=fixed_length)
     plan = loop.plan_next(100)
-    assert (plan.verified_draft.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
+    assert (plan.verified_draft.tokens, plan.draft.tokens, plan.ends) == (judged, sent, ends)
     # The size is the padded one of the policy, or the smallest one that the rest of its choice allows.
     assert plan.size == (len(sent) + 2 if ends or not fixed_length else len(sent) + 1)
     loop.end_pass(Step((1, 9), drafted=sent, accepted=1), plan.size)
@@ -282,7 +282,7 @@ def test_decoding_loop_passes_deciding_logits_to_policy() -> None:
     loop.observe_logits(8, NO_DRAFT, ROWS[:1])
     loop.first(9)
     plan = loop.plan_next(100)
-    loop.observe_logits(9, plan.sent, ROWS, accepted=1)
+    loop.observe_logits(9, plan.draft, ROWS, n_accepted=1)
     assert explained(loop) == {"first": 0.0}  # The details still belong to the draft that was sent.
     loop.plan_next(1)  # There is no token left to draft.
     assert explained(loop) == {"first": 3.0}

@@ -17,7 +17,7 @@ from architectures.files import write_models
 
 from ngramspec.errors import TargetError
 from ngramspec.llama import devices
-from ngramspec.llama.cache import KEPT
+from ngramspec.llama.cache import MAX_CHECKPOINTS
 from ngramspec.llama.sequence import APART, TAIL
 from ngramspec.llama.target import Target
 from ngramspec.shared_model import Part
@@ -105,7 +105,7 @@ def test_cache_checkpoint_is_copied_once_for_many_rollbacks(target: Target) -> N
 
 @on("mamba")
 def test_cache_keeps_latest_prompts_and_one_checkpoint(target: Target) -> None:
-    ends = [(APART + TAIL) * (i + 1) for i in range(KEPT + 2)]
+    ends = [(APART + TAIL) * (i + 1) for i in range(MAX_CHECKPOINTS + 2)]
     for end in ends:
         target.sequences[0].prefill([7] * end)
     for tokens in ([1], [2]):

@@ -18,7 +18,7 @@ from support.tiny_gguf import changed_demo, damaged_demo
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, crash_check
-from ngramspec.llama.crash_check import Ended
+from ngramspec.llama.crash_check import ChildEnd
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -168,7 +168,7 @@ def test_crash_check_child_with_amx_kernels_stores_verdict(folder: Path) -> None
 WITHOUT_CORE = "from ngramspec.llama import crash_check; crash_check.confine(); "
 
 
-def run_script(script: str, patience: float = 60) -> Ended:
+def run_script(script: str, patience: float = 60) -> ChildEnd:
     ended = crash_check.run([sys.executable, "-P", "-c", script], patience)
     assert ended is not None
     return ended

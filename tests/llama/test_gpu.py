@@ -28,7 +28,7 @@ from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.exactness.decision import SIZES
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial_context import COMPARED, REAL, random_tokens
+from ngramspec.llama.trial_context import N_COMPARED, REAL, random_tokens
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import Part
 
@@ -176,8 +176,8 @@ def test_trial_agreeing_sizes_match_those_of_target() -> None:
         text = random_tokens(target.vocabulary.n_vocab, 0, REAL + SIZES[-1])
         target.sequences[0].evaluate(text[:REAL])
         tail = text[REAL:]
-        singles = np.concatenate([target.sequences[0].evaluate([token]).copy() for token in tail[:COMPARED]])
+        singles = np.concatenate([target.sequences[0].evaluate([token]).copy() for token in tail[:N_COMPARED]])
         for size in SIZES[1:]:
             target.sequences[0].rollback(REAL)
-            rows = target.sequences[0].evaluate(tail[:size])[:COMPARED]
+            rows = target.sequences[0].evaluate(tail[:size])[:N_COMPARED]
             assert (size in agreeing) == (rows.tobytes() == singles[: len(rows)].tobytes()), size

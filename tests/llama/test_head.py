@@ -146,7 +146,7 @@ def test_head_without_hidden_states_starts_at_first_available_state(target: Targ
 
 def test_head_prefill_of_long_text_skips_start_without_states(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     head, text = own_head(target), list(range(20, 320))
-    kept = HiddenStates(128, kept=64)
+    kept = HiddenStates(128, n_states=64)
     monkeypatch.setattr(target.sequences[0].cache, "states", kept)
     monkeypatch.setattr(head, "_states", kept)
     target.sequences[0].clear()
@@ -222,7 +222,7 @@ def test_head_rejects_invalid_calls(target: Target) -> None:
 
 def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     width = 128
-    states = HiddenStates(width, kept=8)
+    states = HiddenStates(width, n_states=8)
     text: list[int] = []
     truth = np.zeros((0, width), np.float32)
     target.sequences[0].clear()

@@ -165,7 +165,7 @@ def test_sequence_adopt_copies_hidden_states_for_its_head(
 
 
 def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
-    states, other = HiddenStates(4, kept=8), HiddenStates(4, kept=8)
+    states, other = HiddenStates(4, n_states=8), HiddenStates(4, n_states=8)
     rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
     for start in (0, 15):
         states.copy_rows(rows.ctypes.data + start * 16, start, range(start, start + 15))
@@ -182,7 +182,7 @@ def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loaded(files["glm4moe"], 2, micro_batch=64) as (target, _):
-        states = HiddenStates(128, kept=100)
+        states = HiddenStates(128, n_states=100)
         monkeypatch.setattr(target.sequences[0].cache, "states", states)
         text = random_text(1, 300)
         target.sequences[0].prefill(text)

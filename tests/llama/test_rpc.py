@@ -65,16 +65,16 @@ def test_rpc_workers_rejects_invalid_lists() -> None:
 def test_tuning_key_with_offloaded_layers_changes_with_rpc_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     here = tuning_key(DEMO, -1, ("f16", "f16"))
     none_offloaded = tuning_key(DEMO, 0, ("f16", "f16"))
-    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1", "b:2"), watchdog=None))
+    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=("a:1", "b:2"), watchdog=None))
     there = tuning_key(DEMO, -1, ("f16", "f16"))
-    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("b:2", "a:1"), watchdog=None))
+    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=("b:2", "a:1"), watchdog=None))
     assert len({here, there, tuning_key(DEMO, -1, ("f16", "f16"))}) == 3
     assert tuning_key(DEMO, 0, ("f16", "f16")) == none_offloaded
 
 
 def test_target_with_rpc_workers_does_not_use_nextn_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
-    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1",), watchdog=None))
+    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=("a:1",), watchdog=None))
     target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
     assert target.head is None
     assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
@@ -89,7 +89,7 @@ def test_rpc_connect_with_unusable_worker_registers_none(monkeypatch: pytest.Mon
             raise ModelError("b:2 offers no device")
         return 1
 
-    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=(), watchdog=None))
+    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=(), watchdog=None))
     monkeypatch.setattr(rpc, "registry", lambda: 1)
     monkeypatch.setattr(rpc, "_reach", lambda name: (name, 1))
     monkeypatch.setattr(rpc, "_ggml", lambda *_: lambda *_: None)

@@ -102,7 +102,7 @@ def test_sampler_chain_never_draws_suppressed_tokens() -> None:
     logits = np.zeros(1000, np.float32)
     logits[[4, 5]] = 9.0
     for s in (Sampling(), Sampling(1.0), Sampling(1.0, logit_bias=((4, 6.0),)), Sampling(1.0, mirostat=2)):
-        chain = SamplerChain(s, 1000, vocab=None, suppressed=[4])
+        chain = SamplerChain(s, 1000, vocab=None, suppressed_tokens=[4])
         for position in range(20):
             assert chain.draw(logits, position) != 4
 

@@ -245,7 +245,7 @@ def test_sequence_prefill_synchronizes_chunks_if_decode_returns_early(
     monkeypatch.setattr(llama, "llama_synchronize", waits.append)
     with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off") as target:
         target._passes.returns_early = returns_early
-        chunks = list(target.sequences[1].reading(range(1, 101), most=lambda: 20))
+        chunks = list(target.sequences[1].reading(range(1, 101), max_chunk=lambda: 20))
         assert len(chunks) == 5
         assert len(waits) == (5 if returns_early else 0)
         target.sequences[0].prefill(range(1, 51))  # not timed

@@ -82,7 +82,7 @@ def test_types_are_those_of_a_quantised_model(tmp_path: Path) -> None:
 
 
 def test_loaded_layers_have_the_mixture_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "LOADED", 1)
+    monkeypatch.setattr(synthetic, "MIN_LAYER_BYTES", 1)
     with opened(replace(SHAPES["tied"], layers=10)) as models:
         list(models.prepare())
         assert models.layers == 2

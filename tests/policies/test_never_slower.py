@@ -300,7 +300,7 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
         request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)
         request.prepare(sequence, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab, counts_calls=False)
         guess = Guess(known(sequence.number, tokens), right or 0.0, sequence.number)
-        request.start(sequence, TextDrafts(guess), aligned=False, most=lambda: 512)
+        request.start(sequence, TextDrafts(guess), aligned=False, max_chunk=lambda: 512)
         while request.reader is not None:
             request.read()
         requests.append(request)

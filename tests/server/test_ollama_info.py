@@ -120,9 +120,9 @@ def test_ollama_embed_truncation_keeps_end_token() -> None:
     seen = []
 
     class Recording(Counting):
-        def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, Any]:
+        def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, Any]:
             seen.append(list(tokens))
-            return super().reading(tokens, most)
+            return super().reading(tokens, max_chunk)
 
     ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
     assert seen == [[*range(10, 25), end], [*range(10, 26)]]

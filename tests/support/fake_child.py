@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ngramspec.llama import crash_check
-from ngramspec.llama.crash_check import Ended
+from ngramspec.llama.crash_check import ChildEnd
 
-HANGS: Ended = None, ""
+HANGS: ChildEnd = None, ""
 
 
 class FakeChild:
@@ -19,10 +19,10 @@ class FakeChild:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ended: Ended | None = (0, "")
+        self.ended: ChildEnd | None = (0, "")
         self.starts = 0
         patch.setattr(crash_check, "run", self._run)
 
-    def _run(self, command: list[str], patience: float) -> Ended | None:
+    def _run(self, command: list[str], patience: float) -> ChildEnd | None:
         self.starts += 1
         return self.ended

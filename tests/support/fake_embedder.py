@@ -19,7 +19,7 @@ class Counting:
     def __init__(self, pooling: str = "mean", scale: float = 1.0) -> None:
         self.pooling, self._scale = pooling, scale
 
-    def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, Any]:
+    def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, Any]:
         yield
         if self._scale == 0:
             raise TargetError("llama_decode returned 1")

@@ -31,7 +31,7 @@ class MockSequence(MockTarget):
         (self._fetched,) = self.owner.evaluate_together([Part(self, tokens, len(tokens))])
 
     def reading(
-        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+        self, tokens: Sequence[int], *, aligned: bool = False, max_chunk: Callable[[], int] | None = None
     ) -> Generator[int, None, Rows]:
         keep = common_prefix(self.tokens, tokens[:-1])
         if aligned:
@@ -44,7 +44,7 @@ class MockSequence(MockTarget):
         done = keep
         while True:
             yield done
-            chunk = self.n_batch if aligned or most is None else min(self.n_batch, most())
+            chunk = self.n_batch if aligned or max_chunk is None else min(self.n_batch, max_chunk())
             self._append(tokens[done : done + chunk], self.n_ctx, 0)
             if self._seconds is not None and self._clock is not None:
                 self._clock.now += self._seconds(len(tokens[done : done + chunk]))
@@ -53,11 +53,11 @@ class MockSequence(MockTarget):
                 rows: Rows = self._give([self._inexact(done)])
                 return rows[0]
 
-    def adopt(self, other: SequenceModel, length: int) -> None:
-        assert isinstance(other, MockSequence)
+    def adopt(self, source: SequenceModel, length: int) -> None:
+        assert isinstance(source, MockSequence)
         self.adopted += 1
-        self.tokens[:] = other.tokens[:length]
-        self._marks[:] = other._marks[:length]
+        self.tokens[:] = source.tokens[:length]
+        self._marks[:] = source._marks[:length]
 
     def save_state(self) -> bytes:
         return pickle.dumps((self.tokens, self._marks))

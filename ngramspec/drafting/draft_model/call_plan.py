@@ -85,7 +85,7 @@ def plan_call(
     value = ChainValue()
     for chance in final:
         value = value.extend(chance, price)
-    continued_gain = _gain_of_further_calls(model, agreement, limit, price)
+    estimate_gain = _gain_of_further_calls(model, agreement, limit, price)
     best = gain_without_call = value.gain_with(ps, price) + price.rate * model.catch_up_cost(price)
     plan: CallPlan | None = None
     gain_if_different, all_agree = 0.0, 1.0
@@ -93,12 +93,12 @@ def plan_call(
         prospects = agreement.prospects(ps[i] if i < len(ps) else 0.0)
         for share, chance in prospects.disagreements:
             differs = all_agree * (1.0 - prospects.agreement.value)
-            gain_if_different += differs * share * continued_gain(value.extend(chance, price))
+            gain_if_different += differs * share * estimate_gain(value.extend(chance, price))
         all_agree *= prospects.agreement.value
         gain = gain_if_different
         if all_agree:
             value = value.extend(prospects.consensus.value, price)
-            gain += all_agree * max(value.gain_with(ps[i + 1 :], price), continued_gain(value))
+            gain += all_agree * max(value.gain_with(ps[i + 1 :], price), estimate_gain(value))
         net_gain = gain - price.rate * model.pass_cost(len(final) + i - n_read, price)
         if net_gain > best:
             best, plan = net_gain, CallPlan(i, gain - gain_without_call)
@@ -122,7 +122,7 @@ def _gain_of_further_calls(
             good_guesses.append((frequency, sum(share * chance for share, chance in good) / frequency))
     call_cost = price.rate * model.extra_pass_cost(price)
 
-    def continued_gain(value: ChainValue) -> float:
+    def estimate_gain(value: ChainValue) -> float:
         best = value.best_gain
         for frequency, chance in good_guesses:
             still_good, gain, chain = 1.0, 0.0, value
@@ -133,4 +133,4 @@ def _gain_of_further_calls(
                 best = max(best, gain + still_good * chain.best_gain)
         return best
 
-    return continued_gain
+    return estimate_gain
