@@ -153,8 +153,8 @@ class Cache:
         """Save the present state, so that `cut` can return to it.
 
         Args:
-            keep: Whether to keep the checkpoint among the last MAX_CHECKPOINTS; otherwise the next `save` without `keep` replaces
-                it.
+            keep: Whether to keep the checkpoint among the last MAX_CHECKPOINTS; otherwise the next `save` without
+                `keep` replaces it.
         """
         if not self.recurrent or self.length == 0:
             return
