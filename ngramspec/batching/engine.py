@@ -42,7 +42,7 @@ IDLE_SECONDS = 2.0
 RANK_SECONDS = 1.0
 """Seconds that each further request of a group waits longer, so that requests of other clients come first."""
 
-KEPT_SECONDS = 60.0
+SAVE_SECONDS = 60.0
 """Minimum seconds between two saves of what the drafter learned; a save takes 10 to 80 milliseconds."""
 
 
@@ -91,7 +91,7 @@ class Engine:
         self._writer = Writer(
             model, calibration, self._exactness, drafts=drafter is not None, draft_max=draft_max, clock=clock
         )
-        self._drafter, self._kept = drafter, clock()
+        self._drafter, self._last_save = drafter, clock()
         self._drafts = {
             sequence.number: Drafts(
                 None if drafter is None else drafter.clone_for_sequence() if sequence.number else drafter
@@ -99,8 +99,8 @@ class Engine:
             for sequence in model.sequences
         }
         ends = model.sequences[0], model.sequences[-1]
-        apart = len(model.sequences) > 2 and len(model.batches([1, 1], ends)) > 1
-        self._slots = Slots(model.sequences, cache_room, apart=apart, scales=tuple(scales))
+        needs_neighbours = len(model.sequences) > 2 and len(model.batches([1, 1], ends)) > 1
+        self._slots = Slots(model.sequences, cache_room, needs_neighbours=needs_neighbours, scales=tuple(scales))
         self._scales = self._applied_scales = tuple(scales)
         self._scheduler = Scheduler()
         self._lock = threading.Lock()
@@ -108,12 +108,12 @@ class Engine:
         self._queue: deque[ActiveRequest] = deque()
         self._working: list[ActiveRequest] = []
         self._errands: list[tuple[int, Callable[[SequenceModel], Any], Future[Any]]] = []
-        self._asides: deque[tuple[Generator[object, None, Any], Future[Any]]] = deque()
+        self._tasks: deque[tuple[Generator[object, None, Any], Future[Any]]] = deque()
         self._closing: float | None = None
         self._stats = Stats()
-        self._asked = 0
+        self._n_requests = 0
         self._prompt_tokens = self._cached_tokens = self._max_held = 0
-        self._ended: Future[None] = Future()
+        self._completion: Future[None] = Future()
         if executor is not None:
             executor.submit(self._run)
         else:
@@ -134,7 +134,7 @@ class Engine:
         with self._lock:
             active.scales = self._scales if request.scales is None else request.scales
             active.turn = self._clock() + RANK_SECONDS * rank
-            active.number, self._asked = self._asked, self._asked + 1
+            active.number, self._n_requests = self._n_requests, self._n_requests + 1
             is_closed = self._closing is not None
             if not is_closed:
                 self._queue.append(active)
@@ -166,7 +166,7 @@ class Engine:
         Args:
             work: Returns the steps. Its argument is a function that returns how many tokens the next step may evaluate.
         """
-        return self._queue_up(self._asides, (work(partial(self._chunk, short=True)),))
+        return self._queue_up(self._tasks, (work(partial(self._chunk, short=True)),))
 
     def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
         """Queue some work for the engine's thread, and return the future of its result."""
@@ -198,14 +198,14 @@ class Engine:
         with self._lock:
             self._closing = min(time.monotonic() + drain, self._closing or float("inf"))
             self._wake.notify()
-        self._ended.result()
+        self._completion.result()
 
     # ------------------------------------------------------------------ on the engine's thread
 
     def _run(self) -> None:
         while True:
             # Between the passes of texts there is usually nothing else to do.
-            if not self._working or self._queue or self._errands or self._asides or self._closing is not None:
+            if not self._working or self._queue or self._errands or self._tasks or self._closing is not None:
                 is_idle = self._wait()
                 if is_idle is None:
                     break
@@ -218,18 +218,18 @@ class Engine:
                 if has_chores:
                     self._drop_cancelled_waiting()
                     self._run_errands()
-                    self._go_on_aside()
+                    self._run_task()
                     self._admit()
                 self._work()
             except Exception as error:
                 self._recover(error)
-        for _, future in self._asides:
+        for _, future in self._tasks:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ClosedError(CLOSED))
         self._calibration.save()
         if self._drafter is not None:
             self._drafter.save_state()
-        self._ended.set_result(None)
+        self._completion.set_result(None)
 
     def _wait(self) -> bool | None:
         """Wait until there is work.
@@ -238,14 +238,14 @@ class Engine:
             True if there was no request for `IDLE_SECONDS`; `None` if all work has ended.
         """
         with self._lock:
-            while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
+            while not (self._queue or self._working or self._errands or self._tasks or self._closing is not None):
                 if not self._wake.wait(IDLE_SECONDS if self._calibration.needs_measuring else None):
                     return True
             if self._closing is not None:
                 is_late = time.monotonic() >= self._closing
                 for active in (*self._queue, *self._working) if is_late else ():
                     active.cancel()
-                if not (self._queue or self._working or self._errands or (self._asides and not is_late)):
+                if not (self._queue or self._working or self._errands or (self._tasks and not is_late)):
                     return None
         return False
 
@@ -275,11 +275,11 @@ class Engine:
                 except Exception as error:
                     future.set_exception(error)
 
-    def _go_on_aside(self) -> None:
+    def _run_task(self) -> None:
         """Do a step of the first work that needs no slot, if it is its turn."""
-        if not self._asides or not self._scheduler.is_turn_of_task(self._writers):
+        if not self._tasks or not self._scheduler.is_turn_of_task(self._writers):
             return
-        steps, future = self._asides[0]
+        steps, future = self._tasks[0]
         began, value, failure = self._clock(), None, None
         if not future.cancelled():
             try:
@@ -292,7 +292,7 @@ class Engine:
             finally:
                 self._scheduler.record_task(self._clock() - began)
         steps.close()
-        self._asides.popleft()
+        self._tasks.popleft()
         # Until here it can be cancelled, and from here on it cannot.
         if future.set_running_or_notify_cancel():
             future.set_result(value) if failure is None else future.set_exception(failure)
@@ -418,9 +418,9 @@ class Engine:
         if sequence is not None:
             self._max_held = max(self._max_held, len(sequence.tokens))
             self._slots.give_back(sequence)
-        if self._drafter is not None and self._clock() - self._kept > KEPT_SECONDS:
+        if self._drafter is not None and self._clock() - self._last_save > SAVE_SECONDS:
             self._drafter.save_state()
-            self._kept = self._clock()
+            self._last_save = self._clock()
         if self._memory is not None:
             self._memory.add_text([token for token in active.answer if not self._vocabulary.is_eog(token)])
 

@@ -110,7 +110,7 @@ class ActiveRequest:
         self.new_line = False  # whether its text has a line end so far
         self.stats = Stats()  # counters over its passes
         self._listener, self._clock = listener, clock
-        self._began = self._read = self._stepped = clock()
+        self._began = self._prompt_end = self._last_step = clock()
 
     def cancel(self) -> None:
         """End the request before the next pass, with a `Done` event. May be called from any thread."""
@@ -172,12 +172,12 @@ class ActiveRequest:
             row: Logits = end.value
         self.reader = None
         self.prefilled = len(self.request.prompt)
-        self._read = self._clock()
+        self._prompt_end = self._clock()
         self.tell(Prefilled(self.prefilled, self.prefilled))
         if self.text is None:
             return None
         step = self.text.first(row[np.newaxis])
-        step.seconds = self._read - self._began
+        step.seconds = self._prompt_end - self._began
         self._drafts.first(step.tokens[0])
         return step
 
@@ -185,8 +185,8 @@ class ActiveRequest:
         """Count a new step."""
         now = self._clock()
         if step.batch:
-            step.elapsed = now - self._stepped
-        self._stepped = now
+            step.elapsed = now - self._last_step
+        self._last_step = now
         self.stats.add(step)
 
     def emit(self, step: Step) -> None:
@@ -209,7 +209,7 @@ class ActiveRequest:
             self.tell(error)
             return
         now = self._clock()
-        read = self._read if sequence is not None and self._read >= self._began else now
+        read = self._prompt_end if sequence is not None and self._prompt_end >= self._began else now
         stop = text.stop if text is not None else None
         reason = stop or ("cancelled" if self.cancelled else "prefilled")
         self.tell(Done(reason, self.stats, self.cached, read - self._began, now - read))

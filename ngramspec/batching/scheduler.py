@@ -25,7 +25,7 @@ class Scheduler:
     """Shares time between prompts and answers."""
 
     def __init__(self) -> None:
-        self._ahead = self._task_seconds = 0.0
+        self._lead_seconds = self._task_seconds = 0.0
         self._chunk_seconds = 0.0  # expected maximum time of a chunk while texts wait
         self._texts_wait = False
         self._order: list[object] = []  # prompts that had a turn, the last turn last
@@ -40,8 +40,8 @@ class Scheduler:
         """
         self._texts_wait = bool(writers)
         if not readers or not writers:
-            self._ahead = 0.0
-        if not readers or self._ahead > AHEAD or 0 < self._ahead > LONGEST - self._chunk_seconds:
+            self._lead_seconds = 0.0
+        if not readers or self._lead_seconds > AHEAD or 0 < self._lead_seconds > LONGEST - self._chunk_seconds:
             return None
         self._order = [reader for reader in self._order if reader in readers]
         next_reader = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)
@@ -50,7 +50,7 @@ class Scheduler:
 
     def read(self, tokens: int, seconds: float) -> None:
         """Note that a chunk of `tokens` tokens was evaluated in `seconds`."""
-        self._ahead += seconds
+        self._lead_seconds += seconds
         if self._texts_wait:
             self._chunk_seconds = max(seconds, FORGET * self._chunk_seconds)
         if tokens:
@@ -58,7 +58,7 @@ class Scheduler:
 
     def record_pass(self, seconds: float, *, are_alone: bool = False) -> None:
         """Note a pass over the texts; `are_alone`: no prompt waits."""
-        self._ahead = 0.0 if are_alone else max(0.0, self._ahead - seconds)
+        self._lead_seconds = 0.0 if are_alone else max(0.0, self._lead_seconds - seconds)
         self._task_seconds -= seconds
 
     def is_turn_of_task(self, writers: Sequence[object]) -> bool:
@@ -80,5 +80,5 @@ class Scheduler:
         """
         if not self._per_token:
             return min(max_tokens, MIN_CHUNK)
-        seconds = PAUSE if short else max(PAUSE, AHEAD - self._ahead)
+        seconds = PAUSE if short else max(PAUSE, AHEAD - self._lead_seconds)
         return max(1, min(max_tokens, max(MIN_CHUNK, int(seconds / self._per_token))))

@@ -65,7 +65,7 @@ class Slots:
     Args:
         sequences: The sequences.
         room: Maximum number of bytes of saved texts.
-        apart: Whether sequences whose numbers are not consecutive are evaluated one after the other.
+        needs_neighbours: Whether sequences whose numbers are not consecutive are evaluated one after the other.
         scales: Scales of the LoRA adapters of requests that do not set their own.
     """
 
@@ -74,14 +74,14 @@ class Slots:
         sequences: Sequence[SequenceModel],
         room: int = 0,
         *,
-        apart: bool = False,
+        needs_neighbours: bool = False,
         scales: tuple[float, ...] = (),
     ) -> None:
         self._sequences = list(sequences)
         self._room = room
         self._scales = scales
         self._scales_of = {sequence.number: scales for sequence in sequences}  # with which its tokens were evaluated
-        self._apart = apart
+        self._needs_neighbours = needs_neighbours
         self._free = list(sequences)  # the least recently used first
         self._cache = PromptCache(room)
 
@@ -161,7 +161,7 @@ class Slots:
         """Return how many idle sequences would be between the busy ones and this one, which makes passes slower."""
         free = {slot.number for slot in self._free}
         busy = [slot.number for slot in self._sequences if slot.number not in free or slot is sequence]
-        return max(busy) - min(busy) + 1 - len(busy) if self._apart else 0
+        return max(busy) - min(busy) + 1 - len(busy) if self._needs_neighbours else 0
 
     def _leave(self, sequence: SequenceModel, common: int) -> None:
         """Save the tokens of a sequence, if its next text continues from far before their end."""

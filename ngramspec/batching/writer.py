@@ -64,8 +64,8 @@ class Writer:
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
         self._turn = 0
-        self._ahead: Pass | None = None  # a pass that was submitted ahead
-        self._ahead_requests: Sequence[ActiveRequest] = ()
+        self._next_pass: Pass | None = None  # a pass that was submitted ahead
+        self._next_requests: Sequence[ActiveRequest] = ()
         self.passes = self.busy = 0
 
     def begin(self) -> None:
@@ -86,7 +86,7 @@ class Writer:
     @property
     def is_ahead(self) -> bool:
         """True if a pass was submitted whose outcome `step` has not returned yet."""
-        return self._ahead is not None
+        return self._next_pass is not None
 
     def step(self, requests: Sequence[ActiveRequest], *, can_go_ahead: bool = False) -> Sequence[Result]:
         """Make a pass over the texts whose turn it is. Return the result for each of their requests.
@@ -94,9 +94,9 @@ class Writer:
         If `can_go_ahead`, the next pass over the same texts may be submitted as soon as the outcome of this one is
         known, so that a GPU works on it meanwhile. The next call then returns its outcome.
         """
-        loop, current, n_requests = self._loop, self._ahead, len(requests)
+        loop, current, n_requests = self._loop, self._next_pass, len(requests)
         if current is not None:
-            requests, self._ahead = self._ahead_requests, None
+            requests, self._next_pass = self._next_requests, None
         elif len(requests) > self._together:
             at = self._turn % len(requests)
             requests = [*requests[at:], *requests[:at]][: self._together]
@@ -129,7 +129,7 @@ class Writer:
             if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
         ]
         if growing:
-            self._ahead, self._ahead_requests = self._loop.submit_ahead(_texts(growing)), growing
+            self._next_pass, self._next_requests = self._loop.submit_ahead(_texts(growing)), growing
 
 
 def _texts(requests: Sequence[ActiveRequest]) -> list[Text]:

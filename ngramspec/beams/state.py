@@ -86,7 +86,7 @@ class BeamState:
             stream = deepcopy(beam.stream)
             if stream is not None and stop is None:
                 stream.push(self._vocabulary.piece(token))
-                stop = "stop" if stream.stopped is not None else None
+                stop = "stop" if stream.stop_string is not None else None
             new_beam = Beam(score, node, stream)
             if stop is None:
                 live.append(new_beam)
@@ -119,4 +119,4 @@ class BeamState:
         text = "".join(stream.push(vocabulary.piece(token)) for token in tokens if not vocabulary.is_eog(token))
         text += stream.finish()
         # A complete stop string may have been held back because a longer one that began before it was still possible.
-        return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stopped else stop)
+        return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)

@@ -8,9 +8,9 @@ cdef class BranchFinder:
     cdef list _path
     cdef int[::1] _goes_on
     cdef double[::1] _reach
-    cdef double[::1] _left
-    cdef int[::1] _offered
-    cdef double[::1] _offer
+    cdef double[::1] _probability
+    cdef int[::1] _best_candidate
+    cdef double[::1] _best_reach
     @cython.locals(node=cython.int, best=cython.int, n=cython.int, cell=cython.int)
     cpdef find(self, chances, int n_sent, int limit, int leaves, MarginalCost price)
     @cython.locals(c=cython.int)

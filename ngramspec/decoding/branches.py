@@ -220,10 +220,10 @@ class BranchFinder:
         self._goes_on = array("i", bytes(4 * POSITIONS))
         self._reach = array("d", bytes(8 * POSITIONS))
         # For each candidate: the probability that it is right; below 0 once it has a row.
-        self._left = array("d", bytes(8 * POSITIONS * CANDIDATES))
+        self._probability = array("d", bytes(8 * POSITIONS * CANDIDATES))
         # For each node: the most likely candidate without a row, and the reach that its row would have.
-        self._offered = array("i", bytes(4 * POSITIONS))
-        self._offer = array("d", bytes(8 * POSITIONS))
+        self._best_candidate = array("i", bytes(4 * POSITIONS))
+        self._best_reach = array("d", bytes(8 * POSITIONS))
 
     def find(
         self,
@@ -247,7 +247,7 @@ class BranchFinder:
         branches: list[SideBranch] = []
         start: cython.int = guesser.pending
         if n_sent == start and n_sent < POSITIONS - 1:
-            self._offer[start] = 0.0
+            self._best_reach[start] = 0.0
             if guesser.score_position(start) < 0:
                 guesser.counts.n_candidates[start] = 0
             start += 1
@@ -269,8 +269,8 @@ class BranchFinder:
             for node in range(n):
                 if n_sent < node < start or (leaves == 0 and (node < start or self._goes_on[node])):
                     continue
-                if self._offer[node] > reach:
-                    reach = self._offer[node]
+                if self._best_reach[node] > reach:
+                    reach = self._best_reach[node]
                     best = node
             if best == NOBODY or reach < HOPELESS or not price.worth_extending(share * reach, n_sent + n - start):
                 break
@@ -279,12 +279,12 @@ class BranchFinder:
                 leaves -= 1
             else:
                 self._goes_on[best] = 1
-            cell = best * CANDIDATES + self._offered[best]
+            cell = best * CANDIDATES + self._best_candidate[best]
             self._fork[n] = self._fork[best]
             self._path[n] = (*self._path[best], guesser.counts.tokens[cell])
             self._goes_on[n] = 0
             self._reach[n] = reach
-            self._left[cell] = -1.0
+            self._probability[cell] = -1.0
             self._next(best)
             branches.append(SideBranch(self._fork[n], self._path[n], reach))
             self._look(n)
@@ -297,7 +297,7 @@ class BranchFinder:
         path = self._path[node]
         fork: cython.int = self._fork[node]
         depth: cython.int = fork + cython.cast(cython.int, len(path))
-        self._offer[node] = 0.0
+        self._best_reach[node] = 0.0
         for i in range(depth):
             t[guesser.history.size + i] = guesser.guesses[i] if i < fork else path[i - fork]
         if guesser.score_branch_position(node, depth, fork) >= 0:
@@ -327,17 +327,17 @@ class BranchFinder:
         scale: cython.double = (1.0 - chance) / rest if rest > 1.0 - chance else 1.0
         for c in range(guesser.counts.n_candidates[node]):
             if c != first:
-                self._left[cell + c] = scale * guesser.mixer.p[cell + c]
+                self._probability[cell + c] = scale * guesser.mixer.p[cell + c]
             else:
                 # Tokens of the draft are not branches.
-                self._left[cell + c] = chance if draft_token < 0 else -1.0
+                self._probability[cell + c] = chance if draft_token < 0 else -1.0
         self._next(node)
 
     def _next(self, node: cython.int) -> None:
         """Find the most likely candidate after a node that has no row."""
         chance: cython.double = 0.0
         for c in range(self._guesser.counts.n_candidates[node]):
-            if self._left[node * CANDIDATES + c] > chance:
-                chance = self._left[node * CANDIDATES + c]
-                self._offered[node] = c
-        self._offer[node] = self._reach[node] * chance
+            if self._probability[node * CANDIDATES + c] > chance:
+                chance = self._probability[node * CANDIDATES + c]
+                self._best_candidate[node] = c
+        self._best_reach[node] = self._reach[node] * chance

@@ -18,7 +18,7 @@ class TextStream:
     Example (stop "END"):
         push(b"caf\\xc3") -> "caf"      half a character is held back
         push(b"\\xa9 E")  -> "é "       "E" could begin "END"
-        push(b"NDE")     -> ""         the text ended before "END"; `stopped` is "END"
+        push(b"NDE")     -> ""         the text ended before "END"; `stop_string` is "END"
 
     Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back suffix.
     """
@@ -40,11 +40,11 @@ class TextStream:
         # Longest first, so that the first of equal positions is the longest.
         self._stop = tuple(sorted(set(stop), key=len, reverse=True))
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
-        self._held = ""
-        self._early = min_tokens
+        self._suffix = ""
+        self._n_uncounted = min_tokens
         # The stop string that ended the text: the one that begins first. If several begin at the same place, it is the
         # longest one that is complete by then. Waiting for a longer one would cost passes and give the same text.
-        self.stopped: str | None = None
+        self.stop_string: str | None = None
 
     def push_all(self, pieces: Iterable[bytes]) -> list[str]:
         """Return the text that each token's bytes release, up to the token that completes a stop string."""
@@ -54,19 +54,19 @@ class TextStream:
                 texts.append(piece.decode())
                 continue
             texts.append(self.push(piece))
-            if self.stopped is not None:
+            if self.stop_string is not None:
                 break
         return texts
 
     def push(self, piece: bytes) -> str:
         """Return the text that a token's bytes release; empty after a stop string."""
-        if self.stopped is not None:
+        if self.stop_string is not None:
             return ""
         # Most pieces are whole characters after whole characters, for which the decoder is five times as slow.
         is_whole = piece.isascii() and not self._decoder.buffer
-        text = self._held + (piece.decode() if is_whole else self._decoder.decode(piece))
-        if not self._stop or self._early > 0:
-            self._early -= 1
+        text = self._suffix + (piece.decode() if is_whole else self._decoder.decode(piece))
+        if not self._stop or self._n_uncounted > 0:
+            self._n_uncounted -= 1
             return text
         open_at = partial_match_start(text, self._stop)
         stop_at = self._find(text)
@@ -74,7 +74,7 @@ class TextStream:
         # "abc". So the finished one counts only when nothing that began earlier is still open.
         if stop_at is not None and stop_at[0] <= open_at:
             return self._cut(text, *stop_at)
-        self._held = text[open_at:]
+        self._suffix = text[open_at:]
         return text[:open_at]
 
     def finish(self) -> str:
@@ -82,14 +82,14 @@ class TextStream:
 
         A complete stop string may have waited for one that began earlier. It then ends the text here.
         """
-        text, self._held = self._held, ""
+        text, self._suffix = self._suffix, ""
         self._decoder.reset()
         stop_at = self._find(text)
         return text if stop_at is None else self._cut(text, *stop_at)
 
     def _cut(self, text: str, at: int, stop: str) -> str:
-        self.stopped = stop
-        self._held = ""
+        self.stop_string = stop
+        self._suffix = ""
         return text[:at]
 
     def _find(self, text: str) -> tuple[int, str] | None:

@@ -146,13 +146,13 @@ class Text(DraftedText):
                 break
         # A token that ends the text is not part of it.
         pieces = stream.push_all(map(self._pieces.__getitem__, tokens[: count - (stop == "eog")]))
-        if stream.stopped is not None:
+        if stream.stop_string is not None:
             count, stop = len(pieces), "stop"
         elif stop is not None:
             if stop == "eog":
                 pieces.append("")
             pieces[-1] += stream.finish()
-            if stream.stopped is not None:
+            if stream.stop_string is not None:
                 stop = "stop"
         self.stop = stop
         self.tokens_left -= count
@@ -167,7 +167,7 @@ class Text(DraftedText):
             stop=stop,
         )
         if stop == "stop":
-            step.stop_string = stream.stopped
+            step.stop_string = stream.stop_string
         samplers = self._samplers
         if samplers.calls is not None:
             step.close_calls = samplers.calls.take()

@@ -103,7 +103,7 @@ class Cache:
         # Only states without snapshots are copied before every draft. A window's cells may lie in several places.
         can_stay = recurrent and not window and not self.snapshots
         self._copies = StateCopies(context, sequence, on_device=on_device and can_stay)
-        self._kept: Checkpoints = {}
+        self._prompt_checkpoints: Checkpoints = {}
         self._mark: Checkpoints = {}  # latest checkpoint that was saved without `keep`
 
     def add_tokens(self, n: int, *, alone: bool = True) -> None:
@@ -125,7 +125,7 @@ class Cache:
     def take_over(self, length: int) -> None:
         """Adopt `length` tokens that were evaluated by other code, and drop later tokens and all checkpoints."""
         llama.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
-        self._kept, self._mark = {}, {}
+        self._prompt_checkpoints, self._mark = {}, {}
         self.length = length
         self._back = 0
 
@@ -163,10 +163,10 @@ class Cache:
             self._mark = {self.length: self._copies.save_latest() if state is None else state}
         else:
             in_ram = None if isinstance(state, DeviceCopy) else state
-            self._keep(self._kept | {self.length: self._copies.save() if in_ram is None else in_ram})
+            self._keep(self._prompt_checkpoints | {self.length: self._copies.save() if in_ram is None else in_ram})
 
     def _keep(self, checkpoints: Checkpoints) -> None:
-        self._kept = dict([*checkpoints.items()][-MAX_CHECKPOINTS:])
+        self._prompt_checkpoints = dict([*checkpoints.items()][-MAX_CHECKPOINTS:])
 
     @property
     def last_checkpoint(self) -> int:
@@ -178,12 +178,12 @@ class Cache:
             llama.llama_memory_clear(self._memory, False)
         else:
             llama.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
-        self._kept, self._mark = {}, {}
+        self._prompt_checkpoints, self._mark = {}, {}
         self.length = 0
         self._back = 0
 
     def _checkpoints(self) -> Checkpoints:
-        return self._kept | self._mark
+        return self._prompt_checkpoints | self._mark
 
     def _remove(self, length: int) -> bool:
         """Cut llama.cpp's memory and return True if its contents are right afterwards."""
@@ -221,7 +221,7 @@ class Cache:
 
     def _drop_behind(self, length: int) -> None:
         """Drop checkpoints of more than `length` tokens."""
-        self._kept = {at: state for at, state in self._kept.items() if at <= length}
+        self._prompt_checkpoints = {at: state for at, state in self._prompt_checkpoints.items() if at <= length}
         self._mark = {at: state for at, state in self._mark.items() if at <= length}
 
     # ------------------------------------------------------------------ copies

@@ -52,7 +52,7 @@ class CacheTree:
         self.leaves = count - 1  # maximum number of leaves at once
         self.windowed = windowed
         self.root = root  # node of the prompt
-        self._held = [root.length, *[0] * self.leaves]  # number of tokens in each sequence
+        self._lengths = [root.length, *[0] * self.leaves]  # number of tokens in each sequence
         # A free sequence has at most this many tokens. It keeps the prompt, so that the prompt is not copied again.
         self._spare = 0 if windowed else root.length
         self._pinned: dict[Node, int] = {}
@@ -91,7 +91,7 @@ class CacheTree:
             node.mark = self._keeps
             node.holder = sequences[0]
             for sequence in sequences:
-                self._held[sequence] = node.length
+                self._lengths[sequence] = node.length
         return logits
 
     def keep(self, nodes: Iterable[Node]) -> None:
@@ -114,17 +114,17 @@ class CacheTree:
                 at.mark, at.holder = self._keeps, node.holder
                 at = at.parent
         lengths = {sequence: node.length for node, sequence in self._pinned.items()}
-        self._free = [sequence for sequence in range(1, len(self._held)) if sequence not in lengths]
-        for sequence in range(1, len(self._held)):
+        self._free = [sequence for sequence in range(1, len(self._lengths)) if sequence not in lengths]
+        for sequence in range(1, len(self._lengths)):
             length = lengths.get(sequence, self._spare)
-            if self._held[sequence] > length:
+            if self._lengths[sequence] > length:
                 cut_sequence(self._passes.memory, sequence, length)
-                self._held[sequence] = length
+                self._lengths[sequence] = length
 
     def close(self) -> None:
         """Remove everything from the cache except the prompt in sequence 0."""
         cut_sequence(self._passes.memory, -1, self.root.length)
-        for sequence in range(1, len(self._held)):
+        for sequence in range(1, len(self._lengths)):
             cut_sequence(self._passes.memory, sequence, 0)
 
     def __enter__(self) -> Self:
@@ -146,9 +146,9 @@ class CacheTree:
         if not self._free:
             raise ValueError(f"the tree has more leaves than {self.leaves} sequences can hold")
         sequence = self._free.pop()
-        if (length := self._held[sequence]) < base.length:
+        if (length := self._lengths[sequence]) < base.length:
             llama.llama_memory_seq_cp(self._passes.memory, base.holder, sequence, length, base.length)
-            self._held[sequence] = base.length
+            self._lengths[sequence] = base.length
         return sequence
 
 

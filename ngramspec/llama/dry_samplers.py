@@ -39,7 +39,7 @@ class DrySamplers:
     def __init__(self, vocab: Any) -> None:
         self._vocab = vocab
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._samplers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def prepare(self, sampling: Sampling, n_ctx: int) -> None:
         """Prepare a sampler, so that `make` is fast; nothing happens if DRY has no effect."""
@@ -56,22 +56,22 @@ class DrySamplers:
         array = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
         sampler = bindings.dry(llama, self._vocab, *shape, array)
         with self._lock:
-            if key in self._known:
+            if key in self._samplers:
                 llama.llama_sampler_free(sampler)
             else:
-                self._known[key] = sampler
-            while len(self._known) > _MAX_SAMPLERS:
-                llama.llama_sampler_free(self._known.popitem(last=False)[1])
-            return llama.llama_sampler_clone(self._known[key])
+                self._samplers[key] = sampler
+            while len(self._samplers) > _MAX_SAMPLERS:
+                llama.llama_sampler_free(self._samplers.popitem(last=False)[1])
+            return llama.llama_sampler_clone(self._samplers[key])
 
     def _copy(self, key: tuple[Any, ...]) -> Any:
         """Return a copy of a known sampler; `None` if it is not known."""
         with self._lock:
-            if key not in self._known:
+            if key not in self._samplers:
                 return None
-            self._known.move_to_end(key)
-            return llama.llama_sampler_clone(self._known[key])
+            self._samplers.move_to_end(key)
+            return llama.llama_sampler_clone(self._samplers[key])
 
     def __del__(self) -> None:
-        for sampler in self._known.values():
+        for sampler in self._samplers.values():
             llama.llama_sampler_free(sampler)

@@ -40,7 +40,7 @@ class Grammar:
         self.vocabulary = vocabulary
         self._start, self._matcher = start, start.deep_copy()
         self._tokens: list[int] = []
-        self._ended = 0  # number of tokens accepted since the text ended, which the matcher does not get
+        self._n_ends = 0  # number of tokens accepted since the text ended, which the matcher does not get
         self._bits = np.zeros((vocabulary.grammars.tokenizer.vocab_size + 31) // 32, np.int32)
         self._mask: Bools | None = None  # mask of the tokens that may come next; None until it is computed
 
@@ -67,7 +67,7 @@ class Grammar:
         vocabulary = self.vocabulary
         if not tokens or not 0 <= tokens[0] < vocabulary.n_vocab:
             return 0
-        if self._ended or self._matcher.is_stopped():
+        if self._n_ends or self._matcher.is_stopped():
             return int(vocabulary.is_eog(tokens[0]) and self.is_complete)
         n_known = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary.n_vocab), len(tokens))
         return self._matcher.validate_tokens(list(tokens[:n_known]))
@@ -84,7 +84,7 @@ class Grammar:
             GrammarError: A limit of llguidance was exceeded.
         """
         if self._mask is None:
-            if self._ended:
+            if self._n_ends:
                 self._mask = np.zeros(self.vocabulary.n_vocab, np.bool_)
                 self._mask[list(ending_tokens(self.vocabulary))] = True
             else:
@@ -100,8 +100,8 @@ class Grammar:
             GrammarError: The token is not allowed, or a limit of llguidance was exceeded.
         """
         self._mask = None
-        if self._ended or (self.vocabulary.is_eog(token) and self.is_complete):
-            self._ended += 1
+        if self._n_ends or (self.vocabulary.is_eog(token) and self.is_complete):
+            self._n_ends += 1
             return
         self._matcher.consume_token(token)
         self._check()
@@ -112,8 +112,8 @@ class Grammar:
         if not count:
             return
         self._mask = None
-        n_ends = min(count, self._ended)
-        self._ended -= n_ends
+        n_ends = min(count, self._n_ends)
+        self._n_ends -= n_ends
         count -= n_ends
         if count:
             del self._tokens[-count:]
@@ -122,7 +122,7 @@ class Grammar:
 
     def find_forced_text(self) -> bytes:
         """Return the text that must come next, as far as there is only one, without control tokens."""
-        if self._ended or self._matcher.is_stopped():
+        if self._n_ends or self._matcher.is_stopped():
             return b""
         text = self._matcher.compute_ff_bytes()
         if self._matcher.is_error():
@@ -154,8 +154,8 @@ class Grammars:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._held: Counter[str] = Counter()
+        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._hold_counts: Counter[str] = Counter()
 
     @property
     def tokenizer(self) -> LLTokenizer:
@@ -179,9 +179,9 @@ class Grammars:
     def hold(self, text: str) -> None:
         """Compile a grammar within the worker's limits, and keep it until `release`; see `begin` for errors."""
         with self._lock:
-            self._held[_key(text)] += 1
+            self._hold_counts[_key(text)] += 1
         try:
-            if _key(text) not in self._compiled:
+            if _key(text) not in self._matchers:
                 names = set[str]() if isinstance(text, Lark) else {*NAMED_TOKEN.findall(text)}
                 token_ids = {name: token for name in names if (token := self._find_token(name)) is not None}
                 self._add(text, worker.call(compile_grammar, text, token_ids, self._vocabulary.n_vocab))
@@ -192,16 +192,16 @@ class Grammars:
     def release(self, text: str) -> None:
         """Release a grammar that was held."""
         with self._lock:
-            self._held[_key(text)] -= 1
-            if not self._held[_key(text)]:
-                del self._held[_key(text)]
+            self._hold_counts[_key(text)] -= 1
+            if not self._hold_counts[_key(text)]:
+                del self._hold_counts[_key(text)]
             self._evict()
 
     def compile(self, text: str) -> LLMatcher:
         """Return the compiled grammar; see `begin` for errors."""
         with self._lock:
-            if (matcher := self._compiled.get(_key(text))) is not None:
-                self._compiled.move_to_end(_key(text))
+            if (matcher := self._matchers.get(_key(text))) is not None:
+                self._matchers.move_to_end(_key(text))
                 return matcher
         return self._add(text, text if isinstance(text, Lark) else gbnf_to_lark(text, self._find_token))
 
@@ -214,18 +214,18 @@ class Grammars:
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
         with self._lock:
-            self._compiled[_key(text)] = matcher
+            self._matchers[_key(text)] = matcher
             self._evict()
         return matcher
 
     def _evict(self) -> None:
         """Drop unused grammars, the least recently used first, until the others are within the limits."""
-        keys = [key for key in self._compiled if key not in self._held]
+        keys = [key for key in self._matchers if key not in self._hold_counts]
         size = sum(map(len, keys))
         for at, key in enumerate(keys):
             if size <= _MAX_CHARACTERS and len(keys) - at <= _MAX_KEPT:
                 break
-            del self._compiled[key]
+            del self._matchers[key]
             size -= len(key)
 
     def _find_token(self, name: str) -> int | None:

@@ -47,7 +47,7 @@ class HiddenStates:
     def __init__(self, width: int, n_states: int = MIN_STATES) -> None:
         self._ext: Any = bindings.head_functions(llama)
         self._width = width
-        self._kept = n_states
+        self._n_states = n_states
         self._rows = np.zeros((2 * n_states, width), np.float32)
         self._begin: int = self._rows.ctypes.data
         self._tokens: list[int] = []
@@ -58,7 +58,7 @@ class HiddenStates:
 
     def due_in_prompt(self, n_remaining: int) -> bool:
         """Return True if a pass over a prompt may return states, with `n_remaining` tokens of the prompt after it."""
-        return self.of_prompts and n_remaining < self._kept
+        return self.of_prompts and n_remaining < self._n_states
 
     def ask(self, context: Any, wanted: bool) -> None:
         """Set whether the next passes of a context return their states."""
@@ -91,9 +91,9 @@ class HiddenStates:
         if start != self.first + len(self._tokens):
             self._tokens.clear()
         size = len(tokens)
-        n_skipped = max(0, size - self._kept)
+        n_skipped = max(0, size - self._n_states)
         if n_skipped or len(self._tokens) + size > len(self._rows):
-            n_retained = 0 if n_skipped else min(len(self._tokens), self._kept)
+            n_retained = 0 if n_skipped else min(len(self._tokens), self._n_states)
             self._rows[:n_retained] = self._rows[len(self._tokens) - n_retained : len(self._tokens)].copy()
             self._tokens = self._tokens[len(self._tokens) - n_retained :]
         n_old = len(self._tokens)

@@ -77,7 +77,7 @@ class Passes:
         # These are ctypes arrays, because assigning a few tokens to numpy arrays takes three times as long.
         self._tokens = _array(batch.token, n_batch)
         self._positions = _array(batch.pos, n_batch)
-        self._asked = _array(batch.logits, n_batch)
+        self._output_flags = _array(batch.logits, n_batch)
         # These are the tokens, rows and sequence of the last pass, if it was over one sequence.
         self._last_shape: tuple[int, int, int] | None = None
         self._sequences = [0] * n_batch  # sequence of each token in the batch, from the pass before
@@ -127,7 +127,7 @@ class Passes:
                 # A pass usually has the shape of the one before, and these fields are already right.
                 shape = size, rows, cache.sequence
                 if not is_alone or shape != self._last_shape:
-                    self._asked[start:end] = [0] * (size - rows) + [1] * rows
+                    self._output_flags[start:end] = [0] * (size - rows) + [1] * rows
                     if len(self._caches) > 1:
                         self._assign(start, end, cache.sequence)
                     self._last_shape = shape if is_alone else None

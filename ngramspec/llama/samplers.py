@@ -68,7 +68,7 @@ class SamplerChain:
         biases: dict[int, float] = {}
         for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed_tokens)):
             biases[token] = biases.get(token, 0.0) + bias
-        self._biased = frozenset(biases)
+        self._biased_tokens = frozenset(biases)
         self._biases = np.zeros(n_vocab if biases else 0, np.float32)
         self._biases[list(biases)] = list(biases.values())
         penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
@@ -136,7 +136,7 @@ class SamplerChain:
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
         """Return how many top logits can affect the draw, except tokens with a penalty or bias; `None` means all."""
-        if self.sampling.samples_internally or len(self._biased) > _MANY_BIASES:
+        if self.sampling.samples_internally or len(self._biased_tokens) > _MANY_BIASES:
             return None
         for name in active:
             if name == "top_k":
@@ -265,7 +265,7 @@ class SamplerChain:
         """
         if self._reach is None:
             return self._change(self._candidates.take_all(logits), logits, grammar)
-        moved_tokens = np.array(sorted(self._biased.union(self._recent_counts)), np.int32)
+        moved_tokens = np.array(sorted(self._biased_tokens.union(self._recent_counts)), np.int32)
         n_largest = self._reach + moved_tokens.size
         while True:
             count = self._candidates.take_largest(logits, n_largest)
@@ -287,7 +287,7 @@ class SamplerChain:
             legal = candidates[is_allowed]
             candidates = candidates[: legal.size]
             candidates[:] = legal
-        if self._biased:
+        if self._biased_tokens:
             candidates["logit"] += self._biases[candidates["id"]]
         return candidates.size
 

@@ -47,7 +47,7 @@ class CacheSequence:
         self.number = cache.sequence
         self.n_vocab = passes.n_vocab
         self.n_ctx = n_ctx
-        self._aligned = 0
+        self._n_aligned = 0
         self._governor = passes.governor
         self.fetch = passes.fetch
         n_snapshots = cache.snapshots
@@ -91,11 +91,11 @@ class CacheSequence:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
         keep = min(common_prefix(self.tokens, tokens), total - 1)
         if aligned:
-            keep = min(keep, self._aligned) // n_batch * n_batch
+            keep = min(keep, self._n_aligned) // n_batch * n_batch
         self.rollback(keep)
         if aligned and self.cache.length % n_batch:
             self.clear()
-        was_aligned = self._aligned
+        was_aligned = self._n_aligned
         done = self.cache.length
         del self.tokens[done:]
         # The recurrent state after `stop` tokens is kept for later prompts; 0 means that none is kept. In exact mode
@@ -116,7 +116,7 @@ class CacheSequence:
             done = end
             if done == stop:
                 self.cache.save(keep=True)
-        self._aligned = total // n_batch * n_batch if aligned else min(keep, was_aligned)
+        self._n_aligned = total // n_batch * n_batch if aligned else min(keep, was_aligned)
         row: Logits = self._passes.fetch(1)[0]
         return row
 
@@ -144,7 +144,7 @@ class CacheSequence:
         self._passes.check()
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
-        self._aligned = min(self._aligned, length)
+        self._n_aligned = min(self._n_aligned, length)
         del self.tokens[length:]
         self.cache.cut(length)
 
@@ -152,7 +152,7 @@ class CacheSequence:
         self._passes.check()
         self.cache.clear()
         self.tokens.clear()
-        self._aligned = 0
+        self._n_aligned = 0
 
     @property
     def owed(self) -> int:
@@ -192,7 +192,7 @@ class CacheSequence:
         if n_tokens := min(length, source.cache.length):
             self.cache.adopt(source.cache, n_tokens)
             self.tokens[:] = source.tokens[: self.cache.length]
-            self._aligned = min(source._aligned, len(self.tokens))
+            self._n_aligned = min(source._n_aligned, len(self.tokens))
 
     def save_state(self) -> bytes:
         """Return the state of the sequence, including checkpoints; owed tokens are evaluated first."""
@@ -203,7 +203,7 @@ class CacheSequence:
         if not len(state):
             raise TargetError("llama.cpp could not save the state of a sequence")
         pieces: list[Any] = []
-        for number, piece in ((self._aligned, state), *checkpoints.items()):
+        for number, piece in ((self._n_aligned, state), *checkpoints.items()):
             pieces += (_PIECE.pack(number, len(piece)), piece)
         return b"".join(pieces)
 
@@ -238,7 +238,7 @@ class CacheSequence:
         if not self.cache.load(whole, len(tokens), dict(checkpoints)):
             raise TargetError("llama.cpp could not restore the state of a sequence")
         self.tokens[:] = tokens
-        self._aligned = n_aligned
+        self._n_aligned = n_aligned
 
 
 Piece = tuple[CacheSequence, Sequence[int], int]

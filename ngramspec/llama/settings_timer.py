@@ -39,7 +39,7 @@ class SettingsTimer:
 
     def __init__(self, target: Target, load: Callable[[Settings], Target], depth: int) -> None:
         self._target, self._load, self._depth = target, load, depth
-        self._loaded: dict[tuple[bool, bool], Target] = {
+        self._models: dict[tuple[bool, bool], Target] = {
             (target.weights.present.mmap, target.weights.present.repack): target
         }
         self._open: dict[tuple[object, ...], TrialContext] = {}
@@ -84,17 +84,17 @@ class SettingsTimer:
 
     def _weights(self, settings: Settings) -> Target:
         key = settings.mmap, settings.repack
-        if key not in self._loaded:
+        if key not in self._models:
             if psutil.virtual_memory().available < self._target.weights.size_bytes + SPARE:
                 raise TargetError("not enough memory to load the weights a second time")
-            self._loaded[key] = self._load(settings)
-        return self._loaded[key]
+            self._models[key] = self._load(settings)
+        return self._models[key]
 
     def close(self) -> None:
         for trial in self._open.values():
             trial.close()
         self._open.clear()
-        for model in self._loaded.values():
+        for model in self._models.values():
             if model is not self._target:
                 model.close()
-        self._loaded.clear()
+        self._models.clear()

@@ -67,7 +67,7 @@ class TrialContext:
         params.n_batch = max(params.n_batch, STRETCH)
         params.n_rs_seq = 0
         self._recurrent = is_recurrent(model)
-        self._kept = 0
+        self._base_length = 0
         self.deadline = math.inf
         self._ctx, self._passes, self._sequence = self._open(params)
         self.n_vocab, self.micro_batch = self._passes.n_vocab, int(params.n_ubatch)
@@ -184,11 +184,11 @@ class TrialContext:
 
     def keep(self) -> None:
         """Mark the present state, to which every later `back` returns."""
-        self._kept = len(self._sequence.tokens)
+        self._base_length = len(self._sequence.tokens)
         self._sequence.checkpoint()
 
     def back(self) -> None:
-        self._sequence.rollback(self._kept)
+        self._sequence.rollback(self._base_length)
         if self._sequence.owed:
             raise TargetError("llama.cpp did not roll back tokens")
 

@@ -29,16 +29,16 @@ LOOK = 0.1
 class _Call:
     """A call and its outcome, a return value or an error; the first outcome counts."""
 
-    __slots__ = ("args", "begun", "ended", "function", "wake")
+    __slots__ = ("args", "begun", "function", "outcomes", "wake")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.function, self.args = function, args
         self.begun = False
-        self.ended: list[tuple[Any, BaseException | None]] = []
+        self.outcomes: list[tuple[Any, BaseException | None]] = []
         self.wake: SimpleQueue[None] = SimpleQueue()
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        self.ended.append((result, error))
+        self.outcomes.append((result, error))
         self.wake.put(None)
 
 
@@ -57,7 +57,7 @@ class Watchdog:
         self.lost = threading.Event()  # event that is set when a call has been abandoned
         self.reason = ""  # reason for the user; "" until then
         self.explain = explain
-        self._heard = 0.0
+        self._last_alive = 0.0
         self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._waiting: set[_Call] = set()
         self._thread = threading.Thread(target=self._work, name="llama.cpp", daemon=True)
@@ -83,12 +83,12 @@ class Watchdog:
                 raise TargetError(self.reason)
             self._await(call)
         except BaseException:
-            if not call.ended:
+            if not call.outcomes:
                 self._lose("a call of llama.cpp was abandoned; restart the program")
             raise
         finally:
             self._waiting.discard(call)
-        result, error = call.ended[0]
+        result, error = call.outcomes[0]
         if error is not None:
             raise error
         return result
@@ -100,7 +100,7 @@ class Watchdog:
 
     def alive(self) -> None:
         """Report that the running call makes progress."""
-        self._heard = time.monotonic()
+        self._last_alive = time.monotonic()
 
     def watch(self, module: Any, calls: Sequence[str], frees: Sequence[str]) -> None:
         """Replace functions of a module by watched ones.
@@ -124,11 +124,11 @@ class Watchdog:
                     self.alive()
                     self._calls.put(call)  # a signal right after this queues it twice, but it runs once
                     is_queued = True
-                while not call.ended:
-                    seconds_left = self._heard + self.patience - time.monotonic()
+                while not call.outcomes:
+                    seconds_left = self._last_alive + self.patience - time.monotonic()
                     with suppress(Empty):
                         call.wake.get(timeout=min(LOOK, max(0.01, seconds_left)))
-                    if not call.ended and time.monotonic() - self._heard >= self.patience:
+                    if not call.outcomes and time.monotonic() - self._last_alive >= self.patience:
                         self._lose(self.explain(None))
                 break
             except BaseException as raised:

@@ -359,7 +359,7 @@ def test_engine_saves_drafter_state_periodically_and_at_stop(tmp_path: Path, mon
     with running(model, drafter=MixtureDrafter(TextIndexSet(), path)) as engine:
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
         assert not path.exists()
-        monkeypatch.setattr("ngramspec.batching.engine.KEPT_SECONDS", 0.0)
+        monkeypatch.setattr("ngramspec.batching.engine.SAVE_SECONDS", 0.0)
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # The previous request has freed its sequence.
         early = path.read_bytes()

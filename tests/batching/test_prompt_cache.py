@@ -103,7 +103,7 @@ def test_slots_take_with_other_adapter_scales_does_not_reuse_tokens() -> None:
 def test_slots_take_with_separate_caches_keeps_numbers_consecutive() -> None:
     """Separate caches share a batch only if their numbers are consecutive."""
     model = MockShared(sequences=6, split=True)
-    slots = Slots(model.sequences, apart=True)
+    slots = Slots(model.sequences, needs_neighbours=True)
     working = []
     for text in range(4):
         working.append(slots.take([text] * 40))

@@ -149,11 +149,11 @@ def plain_text(
     stream, text = TextStream(stops), ""
     for n, token in enumerate(tokens, 1):
         text += stream.push(mock.piece(token))
-        if stream.stopped is not None:
-            return tokens[:n], text, "stop", stream.stopped
+        if stream.stop_string is not None:
+            return tokens[:n], text, "stop", stream.stop_string
     text += stream.finish()
-    if stream.stopped is not None:  # The stop string was complete, but a longer one had begun before it.
-        return tokens, text, "stop", stream.stopped
+    if stream.stop_string is not None:  # The stop string was complete, but a longer one had begun before it.
+        return tokens, text, "stop", stream.stop_string
     return tokens, text, "eog" if mock.is_eog(tokens[-1]) else "length" if most <= room else "context", None
 
 

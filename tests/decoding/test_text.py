@@ -33,9 +33,9 @@ def test_text_stream_with_any_split_stops_at_first_stop_string(text: str, stops:
     stream = TextStream(stops)
     assert run(stream, split(text.encode(), cuts)) == cut_at_first(text, stops)
     hits = [stop for stop in stops if stop in text]
-    assert (stream.stopped is not None) == bool(hits)
-    if stream.stopped is not None:
-        assert text.startswith(stream.stopped, len(cut_at_first(text, stops)))
+    assert (stream.stop_string is not None) == bool(hits)
+    if stream.stop_string is not None:
+        assert text.startswith(stream.stop_string, len(cut_at_first(text, stops)))
 
 
 @given(st.binary(max_size=24), st.lists(st.integers(0, 1000), max_size=24))
@@ -54,7 +54,7 @@ def test_text_stream_holds_back_only_possible_stop_strings(text: str, stops: lis
         seen += piece
         released += stream.push(piece)
         assert expected.startswith(released)
-        if stream.stopped is None:
+        if stream.stop_string is None:
             held = seen.decode(errors="ignore")[len(released) :]
             assert not held or any(stop.startswith(held[:1]) for stop in stops)
             assert len(held) < max((len(stop) for stop in stops), default=1)
@@ -86,7 +86,7 @@ def test_text_stream_with_each_example_returns_expected_pieces(
 ) -> None:
     stream = TextStream(stops)
     assert [*map(stream.push, pieces), stream.finish()] == told
-    assert stream.stopped == stopped
+    assert stream.stop_string == stopped
     assert stream.finish() == ""
 
 
