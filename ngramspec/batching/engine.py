@@ -184,7 +184,7 @@ class Engine:
             slots = [Slot(sequence.number, len(sequence.tokens)) for sequence in self._model.sequences]
             for active in self._working:
                 if active.sequence is not None:
-                    at, counters = active.sequence.number, (active.prefilled, active.cached, active.stats.generated)
+                    at, counters = active.sequence.number, (active.n_prefilled, active.n_cached, active.stats.generated)
                     slots[at] = Slot(at, slots[at].n_tokens, active.request, active.number, *counters, active.new_line)
             self._max_held = max(self._max_held, *(slot.n_tokens for slot in slots))
             stats = Stats()
@@ -329,7 +329,7 @@ class Engine:
                 continue
             self._writer.begin()
             with self._lock:
-                self._cached_tokens += active.cached
+                self._cached_tokens += active.n_cached
 
     def _chunk(self, *, short: bool = False) -> int:
         """Return the maximum size of the next chunk of a prompt; `short`: see `Scheduler.chunk`."""
@@ -388,15 +388,15 @@ class Engine:
         return [active for active in self._working if active.scales == scales]
 
     def _read(self, active: ActiveRequest) -> None:
-        began, before = self._clock(), active.prefilled
+        began, before = self._clock(), active.n_prefilled
         try:
             step = active.read()
         except (NGramSpecError, ValueError) as error:
             self._end(active, error)
             return
-        self._scheduler.read(active.prefilled - before, self._clock() - began)
+        self._scheduler.read(active.n_prefilled - before, self._clock() - began)
         with self._lock:
-            self._prompt_tokens += active.prefilled - before
+            self._prompt_tokens += active.n_prefilled - before
             if step is not None:
                 active.count(step)
         if step is not None:

@@ -25,7 +25,7 @@ class Started(NamedTuple):
     """A request left the queue."""
 
     slot: int  # number of the assigned slot
-    cached: int  # tokens of the prompt that need not be evaluated again
+    n_cached: int  # tokens of the prompt that need not be evaluated again
     prompt_tokens: int
 
 
@@ -48,7 +48,7 @@ class Done(NamedTuple):
     # Why the text ended; "cancelled" after `ActiveRequest.cancel`, "prefilled" after `max_tokens` 0.
     reason: StopReason | Literal["cancelled", "prefilled"]
     stats: Stats  # counters over its passes
-    cached: int  # tokens of the prompt that were not evaluated again
+    n_cached: int  # tokens of the prompt that were not evaluated again
     prompt_seconds: float  # time from leaving the queue to the prompt's logits
     seconds: float  # time from the prompt's logits to the end
 
@@ -72,9 +72,9 @@ class Slot:
     n_tokens: int  # number of tokens in its cache
     request: Request | None = None  # the running request; `None` if the slot is idle
     number_of_request: int = -1  # counts requests from 0 on
-    prefilled: int = 0  # tokens of its prompt that are in the cache
-    cached: int = 0  # tokens of its prompt that were in the cache before
-    generated: int = 0  # tokens that it emitted
+    n_prefilled: int = 0  # tokens of its prompt that are in the cache
+    n_cached: int = 0  # tokens of its prompt that were in the cache before
+    n_generated: int = 0  # tokens that it emitted
     new_line: bool = False  # whether its text has a line end
 
 
@@ -105,7 +105,7 @@ class ActiveRequest:
         self.text: Text | None = None
         self.sequence: SequenceModel | None = None  # the assigned sequence; `None` in the queue and after the end
         self.reader: Generator[int, None, Logits] | None = None  # evaluates its prompt; `None` before and after that
-        self.prefilled = self.cached = 0  # tokens of the prompt that the sequence holds, and that it held before
+        self.n_prefilled = self.n_cached = 0  # tokens of the prompt that the sequence holds, and that it held before
         self.answer: list[int] = []  # the tokens that it emitted
         self.new_line = False  # whether its text has a line end so far
         self.stats = Stats()  # counters over its passes
@@ -136,8 +136,8 @@ class ActiveRequest:
         self._began = self._clock()
         reading = sequence.reading(self.request.prompt, aligned=aligned, max_chunk=max_chunk)
         self.reader = self._scoring(sequence) if self.request.scored else reading
-        self.prefilled = self.cached = next(self.reader)
-        self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
+        self.n_prefilled = self.n_cached = next(self.reader)
+        self.tell(Started(sequence.number, self.n_cached, len(self.request.prompt)))
         if self.text is not None:
             self.text.begin(drafts, sequence)
 
@@ -165,15 +165,15 @@ class ActiveRequest:
         """
         assert self.reader is not None
         try:
-            self.prefilled = next(self.reader)
-            self.tell(Prefilled(self.prefilled, len(self.request.prompt)))
+            self.n_prefilled = next(self.reader)
+            self.tell(Prefilled(self.n_prefilled, len(self.request.prompt)))
             return None
         except StopIteration as end:
             row: Logits = end.value
         self.reader = None
-        self.prefilled = len(self.request.prompt)
+        self.n_prefilled = len(self.request.prompt)
         self._prompt_end = self._clock()
-        self.tell(Prefilled(self.prefilled, self.prefilled))
+        self.tell(Prefilled(self.n_prefilled, self.n_prefilled))
         if self.text is None:
             return None
         step = self.text.first(row[np.newaxis])
@@ -212,7 +212,7 @@ class ActiveRequest:
         read = self._prompt_end if sequence is not None and self._prompt_end >= self._began else now
         stop = text.stop if text is not None else None
         reason = stop or ("cancelled" if self.cancelled else "prefilled")
-        self.tell(Done(reason, self.stats, self.cached, read - self._began, now - read))
+        self.tell(Done(reason, self.stats, self.n_cached, read - self._began, now - read))
 
     def tell(self, event: Event) -> None:
         """Pass an event to the listener. If the listener fails, its client has left, and the request is cancelled."""

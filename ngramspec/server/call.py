@@ -34,7 +34,7 @@ class Counters:
     def add(self, prompt_tokens: int, done: Done) -> None:
         """Add the numbers of a finished request to the engine."""
         self.prompt_tokens += prompt_tokens
-        self.cached_tokens += done.cached
+        self.cached_tokens += done.n_cached
         self.tokens += done.stats.generated
         self.decoded_tokens += done.stats.tokens
         self.draft_tokens += done.stats.drafted

@@ -197,7 +197,7 @@ def totals(answers: Sequence[Answer], n_answers: int, with_usage: bool = True) -
     fields: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
     if with_usage:
         cached_tokens = sum(
-            min(end.done.cached for end in ends[i : i + n_answers]) for i in range(0, len(ends), n_answers)
+            min(end.done.n_cached for end in ends[i : i + n_answers]) for i in range(0, len(ends), n_answers)
         )
         prompt_tokens = sum(answer.prompt_tokens for answer in answers[::n_answers])
         generated_tokens = sum(end.done.stats.generated for end in ends)

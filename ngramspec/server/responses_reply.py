@@ -133,7 +133,7 @@ class ResponseReply(Reply):
         return self._response("incomplete" if end.reason == "length" else "completed") | {
             "usage": {
                 "input_tokens": answer.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": end.done.cached, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": end.done.n_cached, "cache_write_tokens": 0},
                 "output_tokens": output_tokens,
                 "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens, **prediction_fields},
                 "total_tokens": answer.prompt_tokens + output_tokens,

@@ -122,15 +122,15 @@ def _slot_fields(call: Call, slot: Slot) -> dict[str, Any]:
         "speculative": model.speculative,
         "is_processing": request is not None,
         "n_prompt_tokens": len(request.prompt) if request is not None else 0,
-        "n_prompt_tokens_processed": slot.prefilled,
-        "n_prompt_tokens_cache": slot.cached,
+        "n_prompt_tokens_processed": slot.n_prefilled,
+        "n_prompt_tokens_cache": slot.n_cached,
         "n_tokens_held": slot.n_tokens,
         "next_token": [
             {
                 "has_next_token": request is not None,
                 "has_new_line": slot.new_line,
-                "n_remain": -1 if max_tokens == -1 else max_tokens - slot.generated,
-                "n_decoded": slot.generated,
+                "n_remain": -1 if max_tokens == -1 else max_tokens - slot.n_generated,
+                "n_decoded": slot.n_generated,
             }
         ],
     }

@@ -122,7 +122,7 @@ def test_draft_model_keeps_texts_of_plain_decoding(sequences: int, temperature: 
         # These are the next turns, whose beginnings are in the sequences' caches.
         more = [made.ask([*prompt, *ear.tokens, 5], 20) for (prompt, _), ear in zip(asked, ears, strict=True)]
         for ear in more:
-            assert ear.wait().cached > 0
+            assert ear.wait().n_cached > 0
     for ear, later, (prompt, sampling) in zip(ears, more, asked, strict=True):
         assert ear.tokens == alone(prompt, sampling=sampling)
         assert later.tokens == alone([*prompt, *ear.tokens, 5], 20)

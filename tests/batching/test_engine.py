@@ -148,17 +148,17 @@ def test_engine_with_known_prefix_reuses_cache() -> None:
             ask(engine, prompt, 5).wait()
         # The third text took the sequence of the first, which now takes that of the second; both are restored from RAM.
         ends = [ask(engine, [*prompt, 5], 5).wait() for prompt in (first, second)]
-        assert [end.cached for end in ends] == [40, 40]
+        assert [end.n_cached for end in ends] == [40, 40]
         assert sum(sequence.restored for sequence in model.sequences) == 2
         # A beginning in another sequence's cache is copied.
         held = ask(engine, [*first, 5, 6, 7], 5, slot=1).wait()
-        assert held.cached >= 40
+        assert held.n_cached >= 40
         again = ask(engine, [*first, 5], 5, slot=1, cache_prompt=False).wait()
-        assert again.cached == 0
+        assert again.n_cached == 0
     with running(MockShared(1)) as engine:  # no second sequence
         for prompt in (first, second):
             ask(engine, prompt, 5).wait()
-        assert ask(engine, [*first, 5], 5).wait().cached == 0
+        assert ask(engine, [*first, 5], 5).wait().n_cached == 0
 
 
 def test_engine_cancel_ends_only_cancelled_requests() -> None:
@@ -250,7 +250,7 @@ def test_engine_with_zero_tokens_only_prefills_prompt() -> None:
         ear = ask(engine, [1] * 50, 0)
         assert ear.wait().reason == "prefilled"
         assert not ear.tokens
-        assert ask(engine, [1] * 51, 5).wait().cached == 50
+        assert ask(engine, [1] * 51, 5).wait().n_cached == 50
 
 
 def test_engine_stop_drains_or_cancels_and_rejects_new_requests() -> None:
@@ -383,7 +383,7 @@ def test_engine_report_describes_request_of_each_slot() -> None:
         engine.submit(request, listener)
         ask(engine, [1], 1).wait()
         idle = engine.report().slots[0]
-    assert all((slot.number_of_request, slot.cached, slot.request) == (1, 39, request) for slot in found)
+    assert all((slot.number_of_request, slot.n_cached, slot.request) == (1, 39, request) for slot in found)
     assert [slot.new_line for slot in found] == [5 in text[: i + 1] for i in range(60)]
     assert 5 in text[1:]
     assert (idle.number_of_request, idle.request) == (-1, None)
