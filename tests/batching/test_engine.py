@@ -213,7 +213,7 @@ def test_engine_unexpected_error_ends_request_and_keeps_engine_running() -> None
         return False
 
     broken, seen = [1], list[BaseException]()
-    with running(MockShared(2, fails=breaks), crashed=seen.append) as engine:
+    with running(MockShared(2, fails=breaks), on_crash=seen.append) as engine:
         end = ask(engine, [1, 2, 3], 10).wait()
         assert isinstance(end, Exception)
         assert "ZeroDivisionError" in str(end)
