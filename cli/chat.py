@@ -61,7 +61,9 @@ def chat(
     resume: bool = option(False, help="Continue the last saved conversation and keep saving it."),
     trace: Path | None = TRACE,
 ) -> None:
-    """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
+    """Chat with a model.
+
+    Example: ngramspec chat model.gguf (/help lists the commands)
 
     The chat uses the model's own chat template and reuses the KV cache between turns. Input lines can be edited and are
     saved in a history. Ctrl-C stops an answer and keeps the session. When the context is full, the oldest turns are

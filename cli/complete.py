@@ -82,7 +82,9 @@ def complete(
         allowed=allow_int_range(1, SEQUENCES - 1),
     ),
 ) -> None:
-    """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
+    """Continue a text.
+
+    Example: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
     A single argument is the model if it is a GGUF file, an hf: name or smollm2; otherwise it is the text file. Only the
     continuation goes to stdout; statistics go to stderr.

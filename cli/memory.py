@@ -82,7 +82,9 @@ def add(
     memory: Name = DEFAULT,
     model: ModelName = None,
 ) -> None:
-    """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
+    """Add files and folders.
+
+    Example: ngramspec memory add --model model.gguf ~/src/project
 
     Folders are added recursively. Binary files, files listed in a .gitignore and files that look like secrets (.env,
     id_rsa) are skipped. Running the command again updates changed files and removes deleted ones.
@@ -124,7 +126,9 @@ def watch(
     memory: Name = DEFAULT,
     model: ModelName = None,
 ) -> None:
-    """Add folders and follow their changes until Ctrl-C: ngramspec memory watch ~/src/project
+    """Add folders and follow their changes until Ctrl-C.
+
+    Example: ngramspec memory watch ~/src/project
 
     The command adds the same files as `memory add`. Changed files are updated and deleted ones removed. Running
     processes that draft from this memory load the changes before their next request.

@@ -23,7 +23,9 @@ def rpc_worker(
     ),
     cache: bool = option(False, help="Cache large tensors on this machine, so that they are sent only once."),
 ) -> None:
-    """Make this machine available to a model on another one: ngramspec rpc-worker --host 10.0.0.2
+    """Make this machine available to a model on another one.
+
+    Example: ngramspec rpc-worker --host 10.0.0.2
 
     On the other machine, run ngramspec chat model.gguf --rpc 10.0.0.2:50052. The worker offers its GPUs to one
     process at a time, or the CPU if it has no GPU. It is llama.cpp's RPC server; ggml-rpc-server of the same llama.cpp

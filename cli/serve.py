@@ -66,7 +66,9 @@ def serve(
     *,
     no_effect: NoEffect,
 ) -> None:
-    """Serve a model over HTTP: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
+    """Serve a model over HTTP.
+
+    Example: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
 
     The server implements OpenAI's chat completions, completions and responses, Anthropic's messages, Ollama's API,
     llama-server's endpoints and /infill for editors, and serves a chat page at /. Requests are batched. /health returns

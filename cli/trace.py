@@ -41,7 +41,9 @@ def trace(
         False, help="Also show why each draft had its length, and p, q and other numbers of each token."
     ),
 ) -> None:
-    """Show a trace, one line per pass: ngramspec trace run.jsonl
+    """Show a trace, one line per pass.
+
+    Example: ngramspec trace run.jsonl
 
     chat and complete record a trace with --trace. Each pass (one decode call) is one JSON object: position, context,
     draft with q and source, p of each token, the accepted and rejected tokens with the reasons, batch size and seconds.

@@ -58,7 +58,9 @@ def tune(
     reset: bool = option(False, help="Delete the saved settings without measuring."),
     as_json: str | None = json_option("all results"),
 ) -> None:
-    """Find the settings under which a model is fastest here: ngramspec tune model.gguf --apply
+    """Find the settings under which a model is fastest here.
+
+    Example: ngramspec tune model.gguf --apply
 
     The command tries the following, if the machine supports them: thread counts for single tokens and for batches
     (prompts and drafts), flash attention, the number of prompt tokens per decode call, weights without rearrangement,
