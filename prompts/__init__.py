@@ -1,1 +1,1 @@
-"""Benchmark prompts: one TOML file per category; see README.md beside this file."""
+"""Benchmark prompts: one TOML file per category; README.md in this folder describes them."""

@@ -23,7 +23,7 @@ Some **bold** words and a sentence that is long enough to be broken between word
 
 ```python
 def greet(name: str) -> str:
-    return f"Hello, {name}"  # a line of code that is longer than the terminal is wide and must stay one when copied
+    return f"Hello, {name}"  # this code is longer than the terminal is wide and must stay one line when copied
 ```
 
 \x1b]0;title\x07 \x1b[2J The end."""
@@ -36,7 +36,7 @@ is wide.
 
 ```python
 def greet(name: str) -> str:
-    return f"Hello, {name}"  # a line of code that is longer than the terminal is wide and must stay one when copied
+    return f"Hello, {name}"  # this code is longer than the terminal is wide and must stay one line when copied
 ```
 
 ␛]0;title␇ ␛[2J The end.

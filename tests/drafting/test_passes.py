@@ -95,7 +95,7 @@ def test_draft_together_after_model_error_raises() -> None:
         return Draft()
 
     assert draft_single(drafting(small.sequences[0])) == Draft()
-    with pytest.raises(TargetError, match="as it was told to"):
+    with pytest.raises(TargetError, match="because of `fails`"):
         draft_batch([drafting(sequence) for sequence in small.sequences], FREE)
 
 

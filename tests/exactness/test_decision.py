@@ -248,4 +248,4 @@ def test_decoder_follows_exactness_of_target_unless_off(exact: Any, tmp_path: Pa
     steps = list(decoder.generate([1, 2, 3, 4, 5, 6] * 10, max_tokens=20))
     assert decoder.exactness.bit_identical is (exact != "off")
     if exact == "auto":
-        assert {step.batch for step in steps[1:]} <= {2, 4}, "no draft is longer than can be taken back"
+        assert {step.batch for step in steps[1:]} <= {2, 4}, "no draft is longer than the maximum rollback"

@@ -155,8 +155,8 @@ def test_grammar_accepts_tokens_by_id_and_name(demo_vocabulary: Vocabulary) -> N
     assert allowed(demo_vocabulary.grammar(f"root ::= <[{plain}]>")) == {plain}
     assert allowed(demo_vocabulary.grammar(f"root ::= !<[{plain}]>")) >= {control}
     assert plain not in allowed(demo_vocabulary.grammar(f"root ::= !<[{plain}]>"))
-    with pytest.raises(GrammarError, match="the vocabulary has no such token in line 1, at '<nobody>'"):
-        demo_vocabulary.grammar("root ::= <nobody>")
+    with pytest.raises(GrammarError, match="the vocabulary has no such token in line 1, at '<unknown>'"):
+        demo_vocabulary.grammar("root ::= <unknown>")
 
 
 def test_grammar_over_limit_raises_and_rollback_recovers(word_vocabulary: Vocabulary) -> None:

@@ -119,6 +119,6 @@ def test_is_model_argument_accepts_model_names_and_gguf_content(tmp_path: Path) 
     assert is_model_argument("hf:owner/repo")
     assert is_model_argument(str(odd))
     assert is_model_argument("smollm2")
-    for argument in (str(text), str(tmp_path), "", "-", "Once upon a time", "~nobody-x/m", "a\0b"):
+    for argument in (str(text), str(tmp_path), "", "-", "Once upon a time", "~no-such-user/m", "a\0b"):
         assert not is_model_argument(argument)
     assert not is_model_argument("long " * 2000)

@@ -166,10 +166,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "four": {"texts": 4},
     "eight": {"texts": 8},
     "replaying": {"restore": RestoreCost(0.0, 0.0)},
-    "replaying, dear": {"restore": RestoreCost(0.1, 0.1)},
-    "replaying, too dear": {"restore": RestoreCost(2.0, 2.0)},
+    "replaying, expensive": {"restore": RestoreCost(0.1, 0.1)},
+    "replaying, too expensive": {"restore": RestoreCost(2.0, 2.0)},
     "switching": {"switch": 0.3},
-    "switching, dear": {"switch": 1.0},
+    "switching, expensive": {"switch": 1.0},
 }
 
 
@@ -199,7 +199,7 @@ def test_cost_policy_with_good_drafts_reduces_time(kind: str, curve: str, most: 
 @grid(
     claimed=(0.6, 0.9, 0.99),
     slope=(0.05, 0.25, 0.6),
-    kind=("alone", "replaying, dear", "switching"),
+    kind=("alone", "replaying, expensive", "switching"),
     repeats=(False, True),
 )
 def test_cost_policy_after_savings_limits_loss_of_short_text(

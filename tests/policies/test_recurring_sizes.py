@@ -127,7 +127,7 @@ def test_recurring_sizes_choose_after_long_plain_decoding_charges_switch() -> No
         curve.last = recurring.choose(good, curve, ALL, 1.0, 9.0).size
         recurring.record_pass()
     curve.last = 1
-    assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 8, "soon back to where it pays"
+    assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 8, "the size that pays is used again"
     for _ in range(300):
         recurring.record_pass()
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 1

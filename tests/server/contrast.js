@@ -1,4 +1,4 @@
-// By how much each kind of text on the page differs in brightness from what is behind it, as WCAG counts it.
+// Contrast between each kind of text on the page and its background, as WCAG defines it.
 (() => {
   const kinds = {
     question: ".question",

@@ -100,7 +100,7 @@ class Visit:
     def begun(self, script: Script) -> None:
         """Ask a question and wait until the answer begins."""
         self.service.script = script
-        self.say("go on")
+        self.say("continue")
         expect(self.answer).not_to_be_empty()
 
 
@@ -169,7 +169,7 @@ def test_page_stop_ends_the_answer(visit: Visit, how: str) -> None:
         visit.page.keyboard.press("Escape")
     expect(visit.send).to_be_visible()
     (ticket,) = visit.service.tickets
-    assert ticket.ended.wait(PATIENCE), "the server goes on"
+    assert ticket.ended.wait(PATIENCE), "the server continues"
     expect(visit.note).to_have_text(re.compile("stopped$"))
     expect(visit.answer).to_have_text(re.compile("^on and"))
     expect(visit.error).to_be_hidden()
@@ -456,8 +456,8 @@ def test_page_stops_answer_of_closed_or_deleted_conversation(visit: Visit) -> No
     visit.page.set_viewport_size({"width": 1200, "height": 640})
     visit.begun(Script("on and on ", ends=False, step=2, go=threading.Semaphore(3)))
     visit.press("New chat")
-    assert visit.service.tickets[0].ended.wait(PATIENCE), "the server goes on"
-    expect(visit.page.locator("#list button")).to_have_text("go on")
+    assert visit.service.tickets[0].ended.wait(PATIENCE), "the server continues"
+    expect(visit.page.locator("#list button")).to_have_text("continue")
     visit.page.locator("#list button").click()
     expect(visit.note).to_have_text(re.compile("stopped$"))
     visit.press("Regenerate")
@@ -529,7 +529,7 @@ def test_page_reload_during_answer_keeps_partial_answer(visit: Visit) -> None:
     expect(visit.answer).to_have_text(re.compile(f"^{came}"))
     expect(visit.note).to_have_text(re.compile("interrupted$"))
     (ticket,) = visit.service.tickets
-    assert ticket.ended.wait(PATIENCE), "the server goes on"
+    assert ticket.ended.wait(PATIENCE), "the server continues"
 
 
 def test_page_shows_prefill_progress(visit: Visit) -> None:

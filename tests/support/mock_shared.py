@@ -118,7 +118,7 @@ class MockShared:
         assert sum(part.rows for part in parts) <= self.max_rows
         assert not self.drafts_alone or len(parts) == 1 or all(len(part.tokens) == 1 for part in parts)
         if self._fails is not None and self._fails(parts):
-            raise TargetError("the pass failed, as it was told to")
+            raise TargetError("the pass failed because of `fails`")
         self.passes.append([(part.sequence.number, len(part.tokens)) for part in parts])
         now = self.clock.now
         rows = [part.sequence.evaluate(part.tokens)[len(part.tokens) - part.rows :] for part in parts]
