@@ -20,7 +20,7 @@ from ngramspec_cli.options import find
 from ngramspec_cli.serve_options import ServeOptions
 from ngramspec_cli.serve_run import open_served_model
 from support.cli_runner import DEMO, environment, run
-from support.http import asking
+from support.http import open_client
 
 import ngramspec
 from ngramspec.cost import measure
@@ -161,7 +161,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     server = Server(model=model)
 
     async def post(body: dict[str, Any]) -> Any:
-        async with asking(server) as client:
+        async with open_client(server) as client:
             return (await client.post("/completion", json=body, timeout=60)).json()
 
     def ask(settings: dict[str, Any]) -> Told:

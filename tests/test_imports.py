@@ -86,4 +86,4 @@ def test_help_lists_every_command_and_suggests_similar_name(env: dict[str, str])
         assert commands[name].help
     for width in ("60", "100"):
         assert "…" not in run({**env, "COLUMNS": width}, "complete", "--help").out
-    assert "Did you mean 'complete'?" in run(env, "compleet").complaint
+    assert "Did you mean 'complete'?" in run(env, "compleet").error_message

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from drafting import test_drafters
-from support.cli_runner import DEMO, Done, run_process
+from support.cli_runner import DEMO, RunResult, run_process
 from support.mock_target import MockTarget
 
 import ngramspec.drafting
@@ -117,11 +117,11 @@ def changed(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
+def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., RunResult]:
     """Run the command line of the copy."""
     script = "import sys; from ngramspec_cli.app import run; sys.exit(run(sys.argv[1:]))"
 
-    def call(*arguments: str) -> Done:
+    def call(*arguments: str) -> RunResult:
         environ = {**env, "PYTHONPATH": os.pathsep.join([str(changed), env["PYTHONPATH"]])}
         command = [sys.executable, "-P", "-c", script]
         return run_process(environ, *arguments, command=command, stdin=b"It was a dark and")
@@ -130,14 +130,14 @@ def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
 
 
 @pytest.mark.exhaustive
-def test_recipe_for_sampling_option_adds_working_option(ngramspec_with: Callable[..., Done]) -> None:
+def test_recipe_for_sampling_option_adds_working_option(ngramspec_with: Callable[..., RunResult]) -> None:
     """The option is in the help, is validated, and reaches llama.cpp."""
     for command in ("complete", "chat", "bench"):
         shown = " ".join(ngramspec_with(command, "--help").out.split())
         assert re.search(r"--min-keep \S+ Minimum number of tokens that top-p and min-p keep. \[default: 0\]", shown)
     done = ngramspec_with("complete", str(DEMO), "--min-keep", "-3")
     assert done.code == 2
-    assert "min_keep must be a whole number of at least 0, got -3" in done.complaint
+    assert "min_keep must be a whole number of at least 0, got -3" in done.error_message
     arguments = ["-n", "12", "-t", "1", "-s", "5", "--json", "--temp", "3", "--top-p", "0.001", "--exact", "on"]
     texts = []
     for keep in ("0", "1", "40"):

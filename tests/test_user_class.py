@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cli_runner import DEMO, run
-from support.decoder_loop import cheap, drive, unmeasured
+from support.decoder_loop import drive, make_decoder, pass_seconds
 from support.ear import Ear
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
@@ -233,7 +233,7 @@ def test_user_drafter_receives_copies_that_it_cannot_change(write: Write) -> Non
     ],
 )
 def test_user_policy_errors_name_file_and_line(write: Write, body: str, message: str) -> None:
-    decoder = unmeasured(MockTarget(seconds=cheap), drafter="ngram", policy=write(body, "Policy"))
+    decoder = make_decoder(MockTarget(seconds=pass_seconds), drafter="ngram", policy=write(body, "Policy"))
     with pytest.raises(UserCodeError, match=message):
         drive(decoder, PROMPT, max_tokens=20)
 
@@ -275,7 +275,9 @@ def test_user_policy_has_defaults_and_cannot_change_steps(write: Write) -> None:
 @pytest.mark.parametrize("options", [{"drafter": COPY}, {"policy": DOUBLING}, {"drafter": COPY, "policy": DOUBLING}])
 def test_example_user_classes_draft_and_keep_text(options: dict[str, str]) -> None:
     plain = plain_generate(MockTarget(peak=8.0), PROMPT, 60, GREEDY)
-    decoder = unmeasured(MockTarget(peak=8.0, seconds=cheap), **{"drafter": "ngram", "policy": "fixed", **options})
+    decoder = make_decoder(
+        MockTarget(peak=8.0, seconds=pass_seconds), **{"drafter": "ngram", "policy": "fixed", **options}
+    )
     emitted, steps = drive(decoder, PROMPT, max_tokens=60)
     assert emitted == plain
     assert sum(step.accepted for step in steps) > 10
@@ -290,9 +292,9 @@ def test_complete_with_user_class_drafts_and_reports_its_errors(env: dict[str, s
     broken = write("def accept(self, tokens): 1 / 0")
     done = run(env, *arguments, "--drafter", broken)
     assert done.code == 1
-    assert "ZeroDivisionError: division by zero" in done.complaint
-    assert "mine.py, line 7" in done.complaint
-    run(env, *arguments, "--drafter", "absent.py:Mine", "--json").failed("cannot read absent.py")
+    assert "ZeroDivisionError: division by zero" in done.error_message
+    assert "mine.py, line 7" in done.error_message
+    run(env, *arguments, "--drafter", "absent.py:Mine", "--json").assert_failed("cannot read absent.py")
 
 
 def test_serve_with_user_drafter_drafts_and_ignores_prediction_field(env: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.json_texts import is_valid, random_text, whole_schema
-from support.llama_grammar import FIRST_BYTE, theirs
+from support.llama_grammar import FIRST_BYTE, read_with_llama
 from support.schema_keywords import KEYWORDS
 from support.vocabulary_files import END, write_words
 
@@ -245,7 +245,7 @@ def check_keywords(small: Vocabulary) -> None:
             if not text:  # without a grammar, the response can be any text
                 found.append("drops the schema")
                 continue
-            read = [theirs(small, text, one.encode()) for one in (good, bad)]
+            read = [read_with_llama(small, text, one.encode()) for one in (good, bad)]
             if read[0] is None or read[1] is None:
                 found.append("refused")
             else:

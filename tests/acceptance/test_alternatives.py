@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.laws import ALARM, Path, Text, check_law, follows, law_on, next_law
+from support.distributions import ALARM, Path, Text, check_sample, follows, make_next_distribution, next_distribution
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
-from support.small_loop import certain, from_counts, speculate
+from support.small_loop import make_certain_draft, make_count_drafter, speculate
 
 from ngramspec.acceptance.rejection import rejection_choice
 from ngramspec.acceptance.rules import TokenDecision, Verdict
@@ -51,7 +51,7 @@ def test_rejection_rule_with_lenience_samples_published_distribution(lenience: f
         verdict = verifier.verify([row, row], Draft((token,), (dict(enumerate(q.tolist())),)), 9)
         sample[verdict.tokens[:1]] += 1
         accepted += verdict.accepted
-    check_law(sample, {(token,): p for token, p in enumerate(law.tolist())})
+    check_sample(sample, {(token,): p for token, p in enumerate(law.tolist())})
     assert abs(accepted / n - kept.sum()) < math.sqrt(math.log(2 / ALARM) / (2 * n))
     assert (lenience == 1) == np.allclose(law, P)
 
@@ -64,7 +64,7 @@ def test_greedy_rule_with_lenience_accepts_sufficiently_likely_tokens() -> None:
     def verify(draft: list[int], lenience: float) -> Verdict:
         seen.clear()
         verifier = RuleVerifier(NumpySampler(Sampling(), 3), Acceptance(lenience=lenience), seen.append)
-        return verifier.verify(rows, certain(draft), 0)
+        return verifier.verify(rows, make_certain_draft(draft), 0)
 
     assert verify([1, 1], 0.5) == Verdict((1, 1, 2), 2)
     assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
@@ -77,7 +77,7 @@ def test_greedy_rule_with_lenience_accepts_sufficiently_likely_tokens() -> None:
 
 def test_greedy_rule_with_tiny_lenience_accepts_every_draft() -> None:
     everything = Acceptance(lenience=1e-30)
-    taken, _ = speculate(MockTarget(12), PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
+    taken, _ = speculate(MockTarget(12), PROMPT, 40, Sampling(), lambda _t, _c: make_certain_draft([5, 6]), everything)
     assert taken[:2] == taken[3:5] == [5, 6]
 
 
@@ -88,9 +88,9 @@ def test_lenience_without_draft_keeps_target_distribution() -> None:
     texts: list[Text] = []
     for seed in range(40):
         seeded = replace(plain, seed=seed)
-        tokens, _ = speculate(mock, PROMPT, 30, seeded, lambda _t, _c: certain([]), Acceptance(lenience=0.3))
+        tokens, _ = speculate(mock, PROMPT, 30, seeded, lambda _t, _c: make_certain_draft([]), Acceptance(lenience=0.3))
         texts.append((PROMPT, tokens))
-    assert follows(texts, law_on(mock, plain))
+    assert follows(texts, make_next_distribution(mock, plain))
 
 
 def bar(p: np.ndarray[Any, Any], epsilon: float = 0.09, delta: float = 0.3) -> float:
@@ -105,11 +105,11 @@ def test_typical_acceptance_accepts_tokens_above_threshold() -> None:
     kept = 0
     for position in range(300):
         row = (rng.uniform(0.2, 4) * rng.standard_normal(20)).astype(np.float32)
-        p = next_law(row, s)
+        p = next_distribution(row, s)
         token = int(rng.integers(20)) if position % 3 else int(row.argmax())
         seen: list[TokenDecision] = []
         verifier = RuleVerifier(NumpySampler(s, 20), Acceptance(typical=True), seen.append)
-        verdict = verifier.verify([row, row], certain([token]), position)
+        verdict = verifier.verify([row, row], make_certain_draft([token]), position)
         assert verdict.accepted == (p[token] > bar(p))
         assert seen[0].why == pytest.approx({"threshold": bar(p)}, rel=1e-6)
         assert seen[0].p == pytest.approx(p[token], rel=1e-5)
@@ -122,10 +122,10 @@ def test_typical_acceptance_after_rejection_samples_from_target() -> None:
     sample: Counter[Path] = Counter()
     for seed in range(1000):
         verifier = RuleVerifier(NumpySampler(Sampling(1.0, seed=seed, **ALL), 3), Acceptance(typical=True))
-        verdict = verifier.verify([row, row], certain([2]), 4)
+        verdict = verifier.verify([row, row], make_certain_draft([2]), 4)
         assert verdict.accepted == 0
         sample[verdict.tokens] += 1
-    check_law(sample, {(0,): 0.97, (1,): 0.02, (2,): 0.01})
+    check_sample(sample, {(0,): 0.97, (1,): 0.02, (2,): 0.01})
 
 
 @pytest.mark.parametrize("how", [Acceptance(lenience=0.01), Acceptance(typical=True)], ids=str)
@@ -135,7 +135,7 @@ def test_acceptance_with_grammar_emits_only_allowed_tokens(how: Acceptance, word
     mock = MockTarget(vocabulary=word_vocabulary, words=(a, b, c), peak=0.5)
     for seed in range(60):
         s = Sampling(1.0, seed=seed, grammar=grammar, **ALL)
-        tokens, _ = speculate(mock, [a, b], 12, s, from_counts([{a: 1, c: 3}, {c: 1, b: 2}, {b: 1, a: 1}]), how)
+        tokens, _ = speculate(mock, [a, b], 12, s, make_count_drafter([{a: 1, c: 3}, {c: 1, b: 2}, {b: 1, a: 1}]), how)
         here = word_vocabulary.grammar(grammar)
         for token in tokens:
             assert here.allows(token)

@@ -1,9 +1,8 @@
 """Tests of the verifier: the probabilities of acceptance, and the rows it reads.
 
-`test_laws` covers the distribution of the output, and `decoding/test_same_text.py` the tokens of plain decoding. Tests
-of frequencies use the seeds 0, 1, 2, ... as their sample, so they always pass or always fail. With exact sampling, each
-would fail with probability below `laws.ALARM`.
-Limit for frequencies (Hoeffding): P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.
+`test_distributions` covers the distribution of the output, and `decoding/test_same_text.py` the tokens of plain
+decoding. Tests of frequencies use the seeds 0, 1, 2, ... as their sample, so they always pass or always fail. With
+exact sampling, each would fail with probability below `distributions.ALARM`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.laws import ALARM, check_law
+from support.distributions import ALARM, check_sample
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
-from support.small_loop import certain, from_counts, speculate
+from support.small_loop import make_certain_draft, make_count_drafter, speculate
 
 from ngramspec.acceptance import rejection
 from ngramspec.acceptance.rejection import rejection_choice
@@ -46,7 +45,7 @@ def test_coupled_rule_emits_argmax_of_noisy_logits() -> None:
     rows = rng.standard_normal((4, 50)).astype(np.float32)
     noisy = [rows[i] / 0.7 + noise.gumbel(99, 1000 + i, np.arange(50)) for i in range(4)]
     right = [int(x.argmax()) for x in noisy]
-    assert RuleVerifier(s, "coupled").verify(rows, certain(right[:3]), 1000).tokens == tuple(right)
+    assert RuleVerifier(s, "coupled").verify(rows, make_certain_draft(right[:3]), 1000).tokens == tuple(right)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_coupled_rule_after_grammar_rejection_uses_independent_noise(
             assert emitted == [a, b][noisy.argmax()]
     # With the same noise, the token in second place at the refused draw would now always be first.
     law: dict[tuple[int, ...], float] = {(sign, token): 0.25 for sign in (0, 1) for token in (a, b)}
-    check_law(seen, law)
+    check_sample(seen, law)
 
 
 P = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
@@ -107,7 +106,7 @@ def test_rejection_rule_accepts_with_probability_sum_of_min() -> None:
         # accepted: q min(1, p/q) = min(p, q)
         p = math.exp(P[token]) if token < 4 else 0.0
         assert abs(accepted[token] / n - min(p, q)) < tolerance
-    check_law(after_refusal, {(0,): 0.6, (1,): 0.2, (3,): 0.2})  # norm(max(0, p - q))
+    check_sample(after_refusal, {(0,): 0.6, (1,): 0.2, (3,): 0.2})  # norm(max(0, p - q))
 
 
 def test_coupled_rule_with_shared_noise_accepts_at_exact_rate() -> None:
@@ -119,7 +118,7 @@ def test_coupled_rule_with_shared_noise_accepts_at_exact_rate() -> None:
         choose = verifier.choose(50)
         assert choose is not None
         token = choose(0, {0: 1, 1: 2, 2: 5, 3: 2})
-        hits += verifier.verify([P, P], certain([token]), 50).accepted
+        hits += verifier.verify([P, P], make_certain_draft([token]), 50).accepted
     exact = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(4))
     d = np.abs(p - q).sum() / 2
     assert exact >= (1 - d) / (1 + d)
@@ -135,7 +134,7 @@ def test_rejection_rule_uses_each_uniform_once(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rejection, "uniform", recorded)
     mock = MockTarget(8, peak=1.0)
-    propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
+    propose = make_count_drafter([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")
     assert len(used) > 800
     assert used.most_common(1)[0][1] == 1
@@ -145,13 +144,13 @@ def test_greedy_rule_reports_token_decisions() -> None:
     seen: list[TokenDecision] = []
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
     verifier = RuleVerifier(sampler(Sampling(), 3), watch=seen.append)
-    assert verifier.verify(rows, certain([0, 2]), 0) == Verdict((0, 1), 1)
+    assert verifier.verify(rows, make_certain_draft([0, 2]), 0) == Verdict((0, 1), 1)
     assert [(j.token, j.accepted, round(j.p, 6)) for j in seen] == [(0, True, 0.5), (2, False, 0.25), (1, None, 0.5)]
     assert seen[0].why == {"margin": 0.0}
     assert seen[1].why == pytest.approx({"margin": math.log(2)})
     assert seen[2].why == {}
     seen.clear()
-    verifier.verify(rows, certain([0, 1]), 0)
+    verifier.verify(rows, make_certain_draft([0, 1]), 0)
     assert [(j.token, j.accepted) for j in seen] == [(0, True), (1, True), (2, None)]
 
 
@@ -182,17 +181,17 @@ def test_verifier_after_first_rejection_reads_no_more_rows(method: str) -> None:
             read.append(i)
             yield row if i < 3 else np.full(4, np.nan, np.float32)
 
-    assert verifier.verify(rows(), certain([1, 1, 2, 1]), 7) == Verdict((1, 1, 1), 2)
+    assert verifier.verify(rows(), make_certain_draft([1, 1, 2, 1]), 7) == Verdict((1, 1, 1), 2)
     assert read == [0, 1, 2]
     read.clear()
-    assert verifier.verify(rows(), certain([1, 1]), 7).accepted == 2  # Rows 3 and 4 are padding.
+    assert verifier.verify(rows(), make_certain_draft([1, 1]), 7).accepted == 2  # Rows 3 and 4 are padding.
     assert read == [0, 1, 2]
     read.clear()
     assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,), 0)
     assert read == [0]
-    assert verifier.verify([row, row], certain([1, 1]), 7) == Verdict((1, 1), 2)
+    assert verifier.verify([row, row], make_certain_draft([1, 1]), 7) == Verdict((1, 1), 2)
     with pytest.raises(ValueError, match="a draft of 3 tokens came with 2 rows"):
-        verifier.verify([row, row], certain([1, 1, 1]), 7)
+        verifier.verify([row, row], make_certain_draft([1, 1, 1]), 7)
     with pytest.raises(ValueError, match="a draft of 0 tokens came with 0 rows"):
         verifier.verify([], NO_DRAFT, 7)
 
@@ -201,8 +200,8 @@ def test_greedy_rule_with_equal_logits_selects_lowest_token_id() -> None:
     rows = np.array([[1, 3, 3], [2, 2, 2], [0, 0, 1]], np.float32)
     for biases in ((), ((0, 0.0),)):  # by argmax and by the chain
         verifier = RuleVerifier(sampler(Sampling(logit_bias=biases), 3))
-        assert verifier.verify(rows, certain([1, 0]), 0) == Verdict((1, 0, 2), 2)
-        assert verifier.verify(rows, certain([2, 0]), 0) == Verdict((1,), 0)
+        assert verifier.verify(rows, make_certain_draft([1, 0]), 0) == Verdict((1, 0, 2), 2)
+        assert verifier.verify(rows, make_certain_draft([2, 0]), 0) == Verdict((1,), 0)
 
 
 def test_rejection_rule_with_empty_residual_samples_from_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.numpy_sampler import NumpySampler
-from support.small_loop import certain
+from support.small_loop import make_certain_draft
 
 from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import METHODS, Acceptance, RuleVerifier
@@ -135,10 +135,10 @@ def test_verify_with_bad_logits_keeps_earlier_accepted_tokens(sampling: Sampling
         made = RuleVerifier(make(sampling, 6), how, told.append)
         if wrong == 0:
             with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
-                made.verify(rows, certain([2] * 4), 30)
+                made.verify(rows, make_certain_draft([2] * 4), 30)
             assert told == []
             continue
-        verdict = made.verify(rows, certain([2] * 4), 30)
+        verdict = made.verify(rows, make_certain_draft([2] * 4), 30)
         assert (verdict.tokens, verdict.accepted) == ((2,) * wrong, wrong)
         assert isinstance(verdict.error, BadLogits)
         assert str(verdict.error).startswith(f"at position {30 + wrong} of the text: the logit of token 0 is nan")
@@ -158,17 +158,17 @@ def test_verify_greedy_with_llama_sampler_reads_no_rows_after_mismatch() -> None
         ([1, 1], Verdict((1, 1, 1), 2)),
         ([], Verdict((1,), 0)),
     ):
-        assert made.verify(rows, certain(draft), 7) == verdict
-        assert made.verify(list(rows), certain(draft), 7) == verdict
-    assert made.verify(rows[:2], certain([1, 1]), 7) == Verdict((1, 1), 2)
-    verdict = made.verify(rows, certain([1, 1, 1]), 7)
+        assert made.verify(rows, make_certain_draft(draft), 7) == verdict
+        assert made.verify(list(rows), make_certain_draft(draft), 7) == verdict
+    assert made.verify(rows[:2], make_certain_draft([1, 1]), 7) == Verdict((1, 1), 2)
+    verdict = made.verify(rows, make_certain_draft([1, 1, 1]), 7)
     assert verdict[:2] == ((1, 1, 1), 3)
     assert str(verdict.error).startswith("at position 10 of the text: the logit of token 0 is nan")
     with pytest.raises(BadLogits, match=r"^at position 7 of the text: the logit of token 0 is nan"):
         made.verify(rows[3:], NO_DRAFT, 7)
     for draft in ([1, 1, 1], []):
         with pytest.raises(ValueError, match=f"a draft of {len(draft)} tokens came with {min(2, len(draft))} rows"):
-            made.verify(rows[: min(2, len(draft))], certain(draft), 7)
+            made.verify(rows[: min(2, len(draft))], make_certain_draft(draft), 7)
 
 
 @pytest.mark.skipif(not str(compiled_rows.__file__).endswith(tuple(EXTENSION_SUFFIXES)), reason="rows are not compiled")
@@ -178,7 +178,7 @@ def test_verify_with_compiled_rows_makes_few_python_calls(sampling: Sampling, ca
     rows = np.zeros((5, 100), np.float32)
     rows[:, 1] = 90
     counts = Counter[str]()
-    for draft, most in zip((NO_DRAFT, certain([1] * 4)), calls, strict=True):
+    for draft, most in zip((NO_DRAFT, make_certain_draft([1] * 4)), calls, strict=True):
         made = RuleVerifier(make_chain(sampling, 100))
         counts.clear()
         sys.setprofile(lambda _frame, event, _argument: counts.update([event]))

@@ -10,7 +10,7 @@ import pytest
 from architectures.files import write_models
 from support.ear import Ear
 from support.grid import grid
-from support.pools import as_on_a_gpu
+from support.pools import use_pooled_cache
 
 from ngramspec.backend import Logits
 from ngramspec.batching.engine import Engine
@@ -105,7 +105,7 @@ def test_engine_on_llama_gives_draft_model_one_sequence_per_text(
     """The draft model is the target's file and always used, since a pass costs 1 s by the curve; it changes no text."""
     chance = random.Random(name)
     if not apart:
-        as_on_a_gpu(monkeypatch)
+        use_pooled_cache(monkeypatch)
     with (
         Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
         Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="off") as small,

@@ -13,7 +13,7 @@ from architectures.files import write_model
 from support.ear import WAIT, Ear
 from support.grid import grid
 from support.mock_target import Clock
-from support.pools import as_on_a_gpu
+from support.pools import use_pooled_cache
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
@@ -112,7 +112,7 @@ def test_nextn_head_keeps_texts_of_plain_decoding(
 ) -> None:
     """Next turns, whose beginnings are in other sequences' caches, also get the same texts."""
     if pooled:
-        as_on_a_gpu(monkeypatch)
+        use_pooled_cache(monkeypatch)
     with Timed(files[name], clients, None, monkeypatch) as plain, Timed(files[name], clients, 0.02, monkeypatch) as own:
         chance = random.Random(name)
         drawn = [[chance.randrange(10, 4000) for _ in range(40 + 5 * i)] for i in range(4)]

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from support.cli_runner import DEMO
-from support.http import asking, scripted, send
+from support.http import make_server, open_client, send
 from support.tiny_models import write_model
 
 from ngramspec import worker as module
@@ -77,7 +77,7 @@ def test_chat_template_with_endless_loop_does_not_block_other_requests(tmp_path:
 
     async def run() -> None:
         with Vocabulary(path) as vocabulary:
-            async with asking(scripted(vocabulary=vocabulary)[0]) as client:
+            async with open_client(make_server(vocabulary=vocabulary)[0]) as client:
                 chat = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": TALK}))
                 for _ in range(5):
                     assert (await client.get("/health")).status_code == 200
@@ -94,14 +94,14 @@ def test_chat_completions_rejects_oversized_prompt_before_tokenizing(monkeypatch
     with Vocabulary(DEMO) as vocabulary:
         vocabulary.use_chat_template("{% for name in range(99) %}" + "a" * 1000 + "{% endfor %}")
         monkeypatch.setattr(vocabulary, "tokenize", Mock(side_effect=AssertionError))
-        response = send(scripted(vocabulary=vocabulary)[0], "/v1/chat/completions", {"messages": TALK})
+        response = send(make_server(vocabulary=vocabulary)[0], "/v1/chat/completions", {"messages": TALK})
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_chat_template_with_invalid_jinja_fails_only_chat_requests(tmp_path: Path) -> None:
     with Vocabulary(write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")) as vocabulary:
-        server, _ = scripted(vocabulary=vocabulary)
+        server, _ = make_server(vocabulary=vocabulary)
         response = send(server, "/v1/chat/completions", {"messages": TALK})
         assert response.status_code == 400
         assert response.json()["error"]["message"].startswith("the chat template is not valid Jinja: ")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO
-from support.http import scripted, send
+from support.http import make_server, send
 
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -26,7 +26,7 @@ def vocabulary() -> Iterator[Vocabulary]:
 
 def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: Any = None, **model: Any) -> str:
     vocabulary.use_chat_template(template)
-    server, _ = scripted(vocabulary=vocabulary, variables=defaults or {}, **model)
+    server, _ = make_server(vocabulary=vocabulary, variables=defaults or {}, **model)
     response = send(server, "/apply-template", {"messages": [USER]} | (body or {}))
     assert response.status_code == 200, response.text
     return str(response.json()["prompt"])
@@ -92,7 +92,7 @@ def test_chat_template_kwargs_reject_deeply_nested_value(vocabulary: Vocabulary)
     for depth in (450, 600, 900):
         deep = '{"a": ' * depth + "1" + "}" * depth
         body = f'{{"messages": [{{"role": "user", "content": ""}}], "chat_template_kwargs": {{"deep": {deep}}}}}'
-        response = send(scripted(vocabulary=vocabulary)[0], "/apply-template", content=body)
+        response = send(make_server(vocabulary=vocabulary)[0], "/apply-template", content=body)
         assert response.status_code in (200, 400), depth
     assert "nested too deeply" in response.json()["error"]["message"]
 
@@ -143,6 +143,6 @@ def test_chat_template_drops_checks_that_reject_ordinary_answers(vocabulary: Voc
 )
 def test_chat_template_kwargs_reject_unusable_variable(variables: dict[str, Any], complaint: str) -> None:
     body = {"messages": [USER], "chat_template_kwargs": variables}
-    error = send(scripted()[0], "/v1/chat/completions", body).json()["error"]
+    error = send(make_server()[0], "/v1/chat/completions", body).json()["error"]
     assert (error["code"], error["param"]) == (400, "chat_template_kwargs")
     assert error["message"] == f"chat_template_kwargs: the chat template's variable {complaint}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import app
-from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_process, run_signalled, shell
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process, run_with_signal, shell
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
@@ -181,7 +181,7 @@ def test_cli_with_invalid_arguments_prints_one_line_error(
 ) -> None:
     arguments = [str(DEMO) if word == "DEMO" else word for word in shlex.split(line)]
     done = run(env | {"NGRAMSPEC_MODEL": os.devnull}, *arguments, stdin=TEXT, cwd=tmp_path)
-    done.failed(words, code=code)
+    done.assert_failed(words, code=code)
     assert os.devnull not in done.err
     assert list(tmp_path.iterdir()) == []
 
@@ -199,11 +199,11 @@ def test_cli_without_command_prints_help(env: dict[str, str]) -> None:
 def test_complete_rejects_empty_or_undecodable_text(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "nothing.txt").touch()
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
-    run(env, *SMALL, tmp_path / "nothing.txt").failed("nothing.txt is empty")
-    run(env, *SMALL, tmp_path / "latin.txt").failed("latin.txt", "not UTF-8", "byte 2 is 0xfc")
-    run(env, *SMALL).failed("standard input is empty")
-    run(env, *SMALL, stdin=b"\xff\xfeh\0i\0").failed("standard input", "not UTF-8", "byte 0 is 0xff")
-    run(env, *SMALL, stdin=b"half a character \xe2\x82").failed("not UTF-8")
+    run(env, *SMALL, tmp_path / "nothing.txt").assert_failed("nothing.txt is empty")
+    run(env, *SMALL, tmp_path / "latin.txt").assert_failed("latin.txt", "not UTF-8", "byte 2 is 0xfc")
+    run(env, *SMALL).assert_failed("standard input is empty")
+    run(env, *SMALL, stdin=b"\xff\xfeh\0i\0").assert_failed("standard input", "not UTF-8", "byte 0 is 0xff")
+    run(env, *SMALL, stdin=b"half a character \xe2\x82").assert_failed("not UTF-8")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -212,13 +212,13 @@ def test_complete_rejects_unreadable_files(env: dict[str, str], file: Path, tmp_
         locked = tmp_path / name
         locked.write_bytes(raw)
         locked.chmod(0)
-        run(env, *SMALL, locked, *([file] if name.endswith("gguf") else [])).failed(name, "Permission denied")
+        run(env, *SMALL, locked, *([file] if name.endswith("gguf") else [])).assert_failed(name, "Permission denied")
 
 
 def test_complete_rejects_text_longer_than_context(env: dict[str, str]) -> None:
     done = run(env, "complete", "-t", "1", "-c", "64", stdin=TEXT * 20)
-    done.failed("no room for an answer in the context of 64", "-c/--ctx-size", "--truncate")
-    assert next(int(word) for word in done.complaint.split() if word.isdigit()) > 64
+    done.assert_failed("no room for an answer in the context of 64", "-c/--ctx-size", "--truncate")
+    assert next(int(word) for word in done.error_message.split() if word.isdigit()) > 64
 
 
 @pytest.mark.parametrize("stdin", ["closed", "a terminal"])
@@ -231,7 +231,7 @@ def test_complete_without_piped_stdin_rejects_missing_text(
         monkeypatch.setattr(sys, "stdin", terminal if stdin == "a terminal" else None)
         code = app.run(SMALL)
     out, err = capfdbinary.readouterr()
-    Done(code, out, err.decode()).failed("no text to continue", code=2)
+    RunResult(code, out, err.decode()).assert_failed("no text to continue", code=2)
 
 
 # ---------------------------------------------------------------------- the model
@@ -255,13 +255,13 @@ def test_complete_rejects_unusable_models(env: dict[str, str], file: Path, tmp_p
         (changed(tmp_path / "type.gguf", key + struct.pack("<I", 8), key + struct.pack("<I", 99)), key.decode()),
         (changed(tmp_path / "key.gguf", b"embedding_length", b"embedding_lengtX"), "llama.embedding_length"),
     ):
-        run(env, *SMALL, model, file).failed(str(model), word)
+        run(env, *SMALL, model, file).assert_failed(str(model), word)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system limits a process's memory")
 def test_complete_with_context_beyond_memory_fails(env: dict[str, str], file: Path) -> None:
     done = shell(env, 'ulimit -v 6000000 && exec "$@"', "complete", "-t", "1", "-c", "2000000", file)
-    done.failed("create a context of 2000000 tokens", "-c/--ctx-size")
+    done.assert_failed("create a context of 2000000 tokens", "-c/--ctx-size")
 
 
 # ---------------------------------------------------------------------- stdout and stderr
@@ -271,11 +271,11 @@ def test_complete_with_context_beyond_memory_fails(env: dict[str, str], file: Pa
 @pytest.mark.parametrize("arguments", [[*SMALL, *PLAIN], ["--help"]], ids=" ".join)
 def test_cli_with_full_disk_fails_with_one_line(env: dict[str, str], arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
-        run_process(env, *arguments, stdin=TEXT, stdout=full.fileno()).failed("No space left on device")
+        run_process(env, *arguments, stdin=TEXT, stdout=full.fileno()).assert_failed("No space left on device")
 
 
 def test_complete_with_closed_stdout_fails(env: dict[str, str]) -> None:
-    shell(env, '"$@" >&-', *SMALL).failed("stdout is closed")
+    shell(env, '"$@" >&-', *SMALL).assert_failed("stdout is closed")
 
 
 @pytest.mark.parametrize(("redirection", "text"), [("2>&-", "code.py"), ("2>/dev/full", "gone.py")])
@@ -324,7 +324,7 @@ LOADS = [[*SMALL, *PLAIN], ["info", "-t", "1", "-c", "512"]]
 def test_cli_with_signal_during_model_load_prints_nothing(
     env: dict[str, str], number: int, code: int, command: list[str]
 ) -> None:
-    done = run_signalled(env, number, *command, stdin=TEXT)
+    done = run_with_signal(env, number, *command, stdin=TEXT)
     assert (done.code, done.raw) == (code, b""), done.err
 
 
@@ -360,7 +360,7 @@ def test_complete_with_external_signal_prints_partial_text(
         first = running.stdout.read(1)
         running.send_signal(number)
         rest, errors = running.communicate(timeout=PATIENCE)
-    done = Done(running.returncode, first + rest, errors.decode())
+    done = RunResult(running.returncode, first + rest, errors.decode())
     assert done.code == code, done.err
     assert first
     assert done.out
@@ -370,4 +370,4 @@ def test_complete_with_external_signal_prints_partial_text(
 def test_cli_with_unusable_home_generates_but_rejects_memory_add(env: dict[str, str]) -> None:
     nowhere = {key: value for key, value in env.items() if not key.startswith("XDG_")} | {"HOME": "/dev/null"}
     assert run(nowhere, *SMALL, DEMO, stdin=TEXT).ok().out
-    run(nowhere, "memory", "add", Path(__file__)).failed("/dev/null", "Not a directory")
+    run(nowhere, "memory", "add", Path(__file__)).assert_failed("/dev/null", "Not a directory")

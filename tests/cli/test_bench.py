@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import Done, run
+from support.cli_runner import RunResult, run
 from support.signals import by_signal, signal_after
 
 from ngramspec.policies import POLICIES
@@ -17,7 +17,7 @@ FAST = [*SMALL, "--exact", "off", "--repeat", "1"]
 CATEGORIES = ["code", "notes[b]", "overall"]
 
 
-def bench(env: dict[str, str], *arguments: str | Path, code: int = 0) -> Done:
+def bench(env: dict[str, str], *arguments: str | Path, code: int = 0) -> RunResult:
     done = run(env, *arguments)
     assert done.code == code, done.err
     return done
@@ -126,7 +126,7 @@ def test_bench_with_too_long_prompts_skips_and_names_them(env: dict[str, str], t
     assert "on 1 of 1 prompts" in done.out
     assert "drafting is off" in done.out
     only = bench(env, *FAST, "-c", "128", "--prompts", tmp_path / "long[b]:x:.txt", code=1)
-    assert ("all 1 prompts were skipped" in only.complaint, only.out) == (True, "")
+    assert ("all 1 prompts were skipped" in only.error_message, only.out) == (True, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

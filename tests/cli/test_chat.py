@@ -10,20 +10,20 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.cli_runner import DEMO, UNENDED, Done, run, shell
+from support.cli_runner import DEMO, NO_END_OPTIONS, RunResult, run, shell
 from support.http import demo_vocabulary
-from support.scripted_chat import saying
+from support.scripted_chat import make_generate
 from support.signals import by_signal, signal_after
 from support.tiny_models import write_model
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 
-CHAT = ("chat", "-t", "1", "-c", "512", "-n", "12", "-s", "1", *UNENDED)
+CHAT = ("chat", "-t", "1", "-c", "512", "-n", "12", "-s", "1", *NO_END_OPTIONS)
 
 ANSWER = "Some **bold**\n\n```py\nx = 1\n```\n\n\x1b[2J the end."
 
 
-def pipe(env: dict[str, str], stdin: str | bytes, *options: str, folder: Path | None = None) -> Done:
+def pipe(env: dict[str, str], stdin: str | bytes, *options: str, folder: Path | None = None) -> RunResult:
     return run(env, *CHAT, *options, stdin=stdin.encode() if isinstance(stdin, str) else stdin, cwd=folder)
 
 
@@ -31,7 +31,7 @@ def messages(path: Path) -> list[dict[str, str]]:
     return list(json.loads(path.read_text())["messages"])
 
 
-def complaints(done: Done) -> list[str]:
+def complaints(done: RunResult) -> list[str]:
     return [line for line in done.err.splitlines() if line.startswith("ngramspec: ")]
 
 
@@ -105,12 +105,12 @@ def test_chat_with_invalid_usage_prints_one_line_error(env: dict[str, str]) -> N
         (["-f", "-"], b"a\xff", 1, "standard input is not UTF-8"),
         (["--resume"], b"hello\n", 1, "there is no saved conversation; ngramspec chat --keep saves one"),
     ):
-        pipe(env, stdin, *options).failed(words, code=code)
+        pipe(env, stdin, *options).assert_failed(words, code=code)
 
 
 def test_chat_with_invalid_template_fails(env: dict[str, str], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")
-    run(env, "chat", str(path), "-c", "64", stdin=b"hi\n").failed("the chat template is not valid Jinja: ")
+    run(env, "chat", str(path), "-c", "64", stdin=b"hi\n").assert_failed("the chat template is not valid Jinja: ")
 
 
 def test_chat_with_closed_stdout_exits_normally(env: dict[str, str]) -> None:
@@ -124,7 +124,7 @@ def test_chat_with_closed_stdout_exits_normally(env: dict[str, str]) -> None:
 
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SpeculativeDecoder, "generate", saying(ANSWER))
+    monkeypatch.setattr(SpeculativeDecoder, "generate", make_generate(ANSWER))
 
 
 @pytest.mark.usefixtures("says")

@@ -82,7 +82,7 @@ def test_complete_with_hub_model_downloads_it(env: dict[str, str], file: Path) -
         first = run(online, *here).ok()
         assert any("resolve" in path for _, path in hub.requests)
     assert first.raw == run(env, *PLAIN, "-n", "4", file).raw
-    assert "gone.py" in mistaken.complaint
+    assert "gone.py" in mistaken.error_message
 
 
 def test_complete_truncate_keeps_bos_and_end_of_text(env: dict[str, str], target: Target) -> None:
@@ -240,7 +240,7 @@ def test_complete_suffix_accepts_one_empty_side(env: dict[str, str], suffix: Pat
     run(env, *PLAIN, "-n", "8", empty, "--suffix", suffix).ok()
     run(env, *PLAIN, "-n", "8", suffix, "--suffix", empty).ok()
     done = run(env, *PLAIN, empty, "--suffix", "-")
-    assert (done.code, done.complaint) == (1, "the texts before and after the gap are empty")
+    assert (done.code, done.error_message) == (1, "the texts before and after the gap are empty")
 
 
 def test_complete_truncate_with_suffix_keeps_tokens_next_to_gap(
@@ -256,7 +256,7 @@ def test_complete_truncate_with_suffix_keeps_tokens_next_to_gap(
     path.write_bytes(after.encode())
     arguments = [*PLAIN, "-n", str(TOKENS), "--suffix", path]
     refused = run(env, *arguments, stdin=before.encode())
-    assert (refused.code, f"the text has {sum(sizes) + marks} tokens" in refused.complaint) == (1, True)
+    assert (refused.code, f"the text has {sum(sizes) + marks} tokens" in refused.error_message) == (1, True)
     done = run(env, *arguments, "--truncate", "--json", stdin=before.encode())
     assert f"the texts have {sum(sizes)} tokens; only {kept[0]} before the gap and {kept[1]} after it" in done.err
     found = json.loads(done.out)
@@ -288,9 +288,9 @@ def test_complete_prediction_speeds_up_and_keeps_text(
         (["--beams", "2"], "cannot be combined with --beams"),
         (["--drafter", "ngram"], "does not support --prediction"),
     ):
-        run(env, *SMALL, file, "--prediction", predicted, *more).failed(words, code=2)
-    run(env, *SMALL, file, "--prediction", empty).failed("is empty")
-    run(env, *SMALL, file, "--prediction", tmp_path / "no-such").failed("no-such")
+        run(env, *SMALL, file, "--prediction", predicted, *more).assert_failed(words, code=2)
+    run(env, *SMALL, file, "--prediction", empty).assert_failed("is empty")
+    run(env, *SMALL, file, "--prediction", tmp_path / "no-such").assert_failed("no-such")
 
 
 def test_complete_with_huge_text_tokenizes_only_needed_part(
@@ -305,7 +305,7 @@ def test_complete_with_huge_text_tokenizes_only_needed_part(
     monkeypatch.setattr(Vocabulary, "tokenize", tokenize)
     long = b"words of a text " * 80_000
     line = ["complete", str(DEMO), "-t", "1", "-c", "64", "-n", "8", "--no-draft", "--exact", "off"]
-    run(env, *line, stdin=long).failed("the text has more than 64 tokens and leaves no room")
+    run(env, *line, stdin=long).assert_failed("the text has more than 64 tokens and leaves no room")
     cut = run(env, *line, "--truncate", stdin=long).ok()
     assert "the text has more than 64 tokens; only the last 56 are used" in cut.err
     assert max(sizes) < len(long) / 10

@@ -26,7 +26,7 @@ def test_draft_model_that_is_unusable_fails_with_one_line(env: dict[str, str], t
         (["complete", tiny], DEMO, "their vocabularies differ at token"),
         (["serve", tiny, "--port", "0"], tmp_path / "gone.gguf", "gone.gguf"),
     ):
-        run(env, *command, "-t", "1", "-c", "256", "-md", model, stdin=PROMPT).failed(words)
+        run(env, *command, "-t", "1", "-c", "256", "-md", model, stdin=PROMPT).assert_failed(words)
 
 
 def test_complete_mtp_drafts_with_nextn_layer(env: dict[str, str], tmp_path: Path) -> None:

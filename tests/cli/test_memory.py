@@ -74,12 +74,12 @@ def test_memory_commands_add_list_remove_and_clear_files(home: dict[str, str], p
     ]
     assert "noise" not in listed.out
     assert "3 unchanged" in run(home, "memory", "add", project).err
-    run(home, "memory", "remove", "sub", str(project / "sub")).failed("does not contain sub")
+    run(home, "memory", "remove", "sub", str(project / "sub")).assert_failed("does not contain sub")
     assert "removed 1 file" in run(home, "memory", "remove", project / "sub").err
     assert "2 files" in run(home, "memory", "stats").out
     assert "deleted" in run(home, "memory", "clear").err
     assert "memories: none" in run(home, "memory", "stats").out
-    assert "is empty" in run(home, "memory", "list").complaint
+    assert "is empty" in run(home, "memory", "list").error_message
 
 
 def test_memory_add_skips_and_reports_secret_files(home: dict[str, str], project: Path) -> None:
@@ -129,7 +129,7 @@ def test_memory_rejects_invalid_arguments(home: dict[str, str]) -> None:
         (["save-answers", "maybe"], "maybe", 2),
         (["forget"], "forget", 2),
     ):
-        run(home, "memory", *arguments).failed(words, code=code)
+        run(home, "memory", *arguments).assert_failed(words, code=code)
     done = run(home, "memory")
     assert (done.code, done.raw) == (2, b"")
     assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "save-answers"))
@@ -149,7 +149,7 @@ def test_memory_commands_report_damaged_file(home: dict[str, str], project: Path
     for command in (["list"], ["stats"], ["add", str(project)], ["remove", str(project)]):
         done = run(home, "memory", *command)
         assert done.code == 1
-        assert all(words in done.complaint for words in (str(path), "memory clear"))
+        assert all(words in done.error_message for words in (str(path), "memory clear"))
     run(home, "memory", "clear").ok()
     run(home, "memory", "add", project).ok()
 
@@ -201,7 +201,7 @@ def test_memory_watch_requires_folder_and_package(
     ):
         if path == project:
             monkeypatch.setitem(sys.modules, "watchfiles", None)
-        run(home, "memory", "watch", path).failed(words, code=code)
+        run(home, "memory", "watch", path).assert_failed(words, code=code)
     assert memory_names() == []
 
 

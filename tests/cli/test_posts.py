@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ngramspec_cli.output import PostOptions, command_line
 from support.cli_runner import DEMO, run
-from support.pages import Page, drawn, markdown_table
+from support.pages import Page, markdown_table, read_svg_words
 
 from ngramspec.loading.settings import LoadSettings
 
@@ -51,7 +51,7 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
     for words in (found["machine"], found["build"].partition(";")[0], found["ngramspec"], "--policy fixed", "-n 16"):
         assert words in origin
 
-    drawing = drawn(written["svg"].read_text("utf-8"))
+    drawing = read_svg_words(written["svg"].read_text("utf-8"))
     assert {f"{s['ratio']['median']:.2f}x" for s in found["summaries"]} <= set(drawing)
 
     page = Page(written["html"].read_text("utf-8"))
@@ -100,9 +100,9 @@ def test_replay_shared_formats_equal_its_json_and_omit_texts(env: dict[str, str]
     shown = Page(texts.read_text("utf-8"))
     assert "zebra giraffe" in "".join(text for kind, text in shown.marked[3:] if kind == "kept")
     assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
-    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--include-text").complaint
+    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--include-text").error_message
     macro = found["results"]["mixture@flat"]["macro"]["speedup"]["flat"]
-    assert f"{macro:.3f}x" in drawn(written["svg"].read_text("utf-8"))
+    assert f"{macro:.3f}x" in read_svg_words(written["svg"].read_text("utf-8"))
 
 
 def test_memory_stats_shared_formats_omit_names_and_contents(env: dict[str, str], tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_memory_stats_shared_formats_omit_names_and_contents(env: dict[str, str]
     headings, row = markdown_table(done.out)
     assert dict(zip(headings, row, strict=True))["tokens of files"] == f"{store['file_tokens']:,}"
     assert sum(store["kinds"].values()) == store["file_tokens"] > store["kinds"][".md"] > 0
-    assert f"{store['kinds']['.py']:,}" in drawn(written["svg"].read_text("utf-8"))
+    assert f"{store['kinds']['.py']:,}" in read_svg_words(written["svg"].read_text("utf-8"))
     assert Page(written["html"].read_text("utf-8")).tables[0][1] == row
     texts = [done.out, *(path.read_text("utf-8") for path in written.values())]
     assert not any(word in text for text in texts for word in ("hidden", "secret"))

@@ -91,7 +91,9 @@ def test_replay_applies_limit_and_drafting_options(env: dict[str, str], talks: P
 
 @pytest.mark.parametrize("name", ["nope", "model"])
 def test_replay_rejects_unknown_drafter(env: dict[str, str], talks: Path, name: str) -> None:
-    run(env, "replay", talks, "--drafter", name).failed(f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)}", code=2)
+    run(env, "replay", talks, "--drafter", name).assert_failed(
+        f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)}", code=2
+    )
 
 
 def test_replay_escapes_control_characters_in_names(env: dict[str, str], tmp_path: Path) -> None:
@@ -134,29 +136,29 @@ def test_replay_with_broken_lines_names_ten_and_counts_all(env: dict[str, str], 
     assert "log.jsonl, line 4: messages is not a list" in done.err
     assert done.err.count("log.jsonl, line ") == 10
     assert "skipped: 52 broken, 1 without a response; conversations left: 2" in done.err
-    run(env, "replay", path, "--strict").failed("log.jsonl, line 2: not valid JSON")
+    run(env, "replay", path, "--strict").assert_failed("log.jsonl, line 2: not valid JSON")
 
 
 def test_replay_without_conversations_fails(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("{\n" + talk("b", ""))
-    run(env, "replay", path).failed("no conversations to replay", "1 broken, 1 without a response")
+    run(env, "replay", path).assert_failed("no conversations to replay", "1 broken, 1 without a response")
     path.write_text("")
-    run(env, "replay", path).failed("no conversations to replay", "log.jsonl")
-    run(env, "replay", "-").failed("no conversations to replay")
+    run(env, "replay", path).assert_failed("no conversations to replay", "log.jsonl")
+    run(env, "replay", "-").assert_failed("no conversations to replay")
 
 
 def test_replay_rejects_invalid_models_and_curves(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     bad, flat, gone = tmp_path / "bad.json", tmp_path / "flat.json", tmp_path / "gone.gguf"
     bad.write_text('{"1": 1.0, "2": -1.0}')
     flat.write_text('{"1": 1.0}')
-    run(env, "replay", talks, "--vocab", gone).failed("gone.gguf")
-    run(env, "replay", talks, "--vocab", talks).failed("talks.jsonl", "looks like a text file")
-    run(env, "replay", talks, "--model", gone).failed("gone.gguf")
-    run(env, "replay", talks, "--curve", bad).failed(
+    run(env, "replay", talks, "--vocab", gone).assert_failed("gone.gguf")
+    run(env, "replay", talks, "--vocab", talks).assert_failed("talks.jsonl", "looks like a text file")
+    run(env, "replay", talks, "--model", gone).assert_failed("gone.gguf")
+    run(env, "replay", talks, "--curve", bad).assert_failed(
         "bad.json", "a batch of 2 must be finite and above 0, got -1.0", code=2
     )
-    run(env, "replay", talks, "--curve", "flat", "--curve", flat).failed("already a curve named flat", code=2)
+    run(env, "replay", talks, "--curve", "flat", "--curve", flat).assert_failed("already a curve named flat", code=2)
 
 
 @by_signal

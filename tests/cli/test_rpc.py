@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_process
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import bindings, rpc
@@ -43,7 +43,7 @@ needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without
 @pytest.mark.skipif(not LACKS, reason="llama-cpp-python was built with RPC")
 @pytest.mark.parametrize("arguments", [[*SMALL, "--rpc", "127.0.0.1:1"], ["rpc-worker"]])
 def test_rpc_without_backend_explains_how_to_build_it(env: dict[str, str], arguments: Sequence[str]) -> None:
-    run(env, *arguments, stdin=TEXT).failed('CMAKE_ARGS="-DGGML_RPC=on" pip install')
+    run(env, *arguments, stdin=TEXT).assert_failed('CMAKE_ARGS="-DGGML_RPC=on" pip install')
 
 
 # --------------------------------------------------------------------------- strangers
@@ -87,8 +87,8 @@ def test_rpc_with_other_program_at_address_fails_with_one_line(
 ) -> None:
     with stranger(answer) as address:
         done = run_process(env, *SMALL, "--rpc", address, stdin=TEXT)
-    done.failed(reason)
-    assert done.complaint.startswith(address)
+    done.assert_failed(reason)
+    assert done.error_message.startswith(address)
 
 
 @needs_rpc
@@ -96,7 +96,9 @@ def test_rpc_with_unreachable_worker_fails(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     for worker, why in ((address, "(Connection refused)"), ("no-such-host.invalid:50052", "")):
-        run(env, *SMALL, "--rpc", worker, stdin=TEXT).failed(f"RPC worker {worker} cannot be reached {why}".strip())
+        run(env, *SMALL, "--rpc", worker, stdin=TEXT).assert_failed(
+            f"RPC worker {worker} cannot be reached {why}".strip()
+        )
 
 
 # --------------------------------------------------------------------------- workers
@@ -148,7 +150,7 @@ def test_rpc_with_two_workers_keeps_text(env: dict[str, str], pair: tuple[Worker
     plain = run_process(env, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
     assert drafted.ok().raw == plain.ok().raw != b""
     twice = run_process(env, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
-    twice.failed("are the same worker")
+    twice.assert_failed("are the same worker")
     for worker, (number, code) in zip(pair, ((signal.SIGTERM, 143), (signal.SIGINT, 130)), strict=True):
         said = worker.end(number)
         assert worker.process.returncode == code
@@ -180,7 +182,7 @@ def test_rpc_after_lost_worker_fails_and_keeps_partial_text(
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert begun
-    assert complaint.format(pair[1].name) in Done(1, b"", err.decode()).complaint
+    assert complaint.format(pair[1].name) in RunResult(1, b"", err.decode()).error_message
 
 
 @needs_rpc
@@ -206,7 +208,7 @@ def test_rpc_worker_rejects_unusable_address(env: dict[str, str]) -> None:
         taken = listener.getsockname()[1]
         for host, port in (("127.0.0.1", taken), ("192.0.2.1", 50052), ("::1", 50052), ("no-such-host.invalid", 50052)):
             done = run(env, "rpc-worker", "--host", host, "--port", str(port))
-            done.failed(f"cannot listen on {host}:{port}")
+            done.assert_failed(f"cannot listen on {host}:{port}")
 
 
 @needs_rpc

@@ -37,7 +37,7 @@ SCHEMA = {
 def test_complete_rejects_settings_this_model_does_not_support(
     env: dict[str, str], arguments: str, code: int, complaint: str
 ) -> None:
-    run(env, *COMMAND, *shlex.split(arguments), stdin=TEXT).failed(complaint, code=code)
+    run(env, *COMMAND, *shlex.split(arguments), stdin=TEXT).assert_failed(complaint, code=code)
 
 
 TOGETHER: list[dict[str, Any]] = [

@@ -124,9 +124,9 @@ def test_serve_embeddings_suggests_pooling_and_rejects_invalid_options(env: dict
     done = serve(env, lambda _: None, "--embeddings").ok()
     assert "--pooling mean" in done.err
     for options in (("--pooling", "mean"), ("--embd-normalize", "1")):
-        serve(env, lambda _: None, *options).failed("require --embeddings", code=2)
+        serve(env, lambda _: None, *options).assert_failed("require --embeddings", code=2)
     wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
-    wrong.failed("not one of 'none', 'mean'", code=2)
+    wrong.assert_failed("not one of 'none', 'mean'", code=2)
 
 
 @pytest.mark.exhaustive
@@ -278,19 +278,23 @@ def test_serve_that_cannot_start_prints_one_line_error(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        run(env, "serve", DEMO, "--port", port).failed(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+        run(env, "serve", DEMO, "--port", port).assert_failed(
+            f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        )
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
-    run(env, "serve", tmp_path / "bad.gguf", "--port", "0").failed("bad.gguf")
-    run(env, "serve", DEMO, "--reasoning-format", "none").failed("'none' is not one of 'auto', 'deepseek'", code=2)
+    run(env, "serve", tmp_path / "bad.gguf", "--port", "0").assert_failed("bad.gguf")
+    run(env, "serve", DEMO, "--reasoning-format", "none").assert_failed(
+        "'none' is not one of 'auto', 'deepseek'", code=2
+    )
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    run(env, "serve", DEMO).failed("pip install 'ngramspec[server]'")
+    run(env, "serve", DEMO).assert_failed("pip install 'ngramspec[server]'")
 
 
 def test_serve_with_invalid_grammar_fails_at_start(env: dict[str, str]) -> None:
     def client(_: httpx.Client) -> None:
         raise AssertionError
 
-    serve(env, client, "--grammar", "root ::= (").failed("grammar")
+    serve(env, client, "--grammar", "root ::= (").assert_failed("grammar")
 
 
 def test_serve_with_immediate_second_interrupt_exits(env: dict[str, str]) -> None:

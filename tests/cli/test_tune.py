@@ -17,7 +17,7 @@ from support.signals import signal_at
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.machine import Measure, Settings, Tuned, save_tuned, load_tuned
+from ngramspec.machine import Measure, Settings, Tuned, load_tuned, save_tuned
 
 TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]

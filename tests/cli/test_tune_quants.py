@@ -13,7 +13,7 @@ import pytest
 from ngramspec_cli import tune_quants, view
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
-from support.tiny_gguf import changed_demo
+from support.tiny_gguf import write_changed_demo
 
 from ngramspec.instruments.tuning import quants
 from ngramspec.instruments.tuning.quants import QUANTISATIONS, SIZES, QuantCost, keep_costs
@@ -108,7 +108,7 @@ def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, s
     ],
 )
 def test_it_rejects_arguments(home: dict[str, str], arguments: list[str], words: str, code: int) -> None:
-    run(home, *QUANTS, *arguments).failed(words, code=code)
+    run(home, *QUANTS, *arguments).assert_failed(words, code=code)
 
 
 @pytest.mark.parametrize(("kind", "more"), [(7, []), (14, ["Q4_K_S"]), (19, [])])  # 7: Q8_0, 19: IQ2_XXS
@@ -118,7 +118,7 @@ def test_a_model_file_gives_its_shape_and_quantisation(
     monkeypatch.setattr(SyntheticModels, "prepare", prepare)
     monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
     monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
-    path = changed_demo(tmp_path / "model.gguf", {"general.file_type": kind})
+    path = write_changed_demo(tmp_path / "model.gguf", {"general.file_type": kind})
     found = run(home, *QUANTS, path, "--json", "-").json
     assert found["shape"] == asdict(shape_of(DEMO))
     assert set(found["quantisations"]) == {*QUANTISATIONS, *more}

@@ -83,7 +83,7 @@ def test_verify_of_broken_build_names_failed_check(
     file = tmp_path / "found.json"
     done = run(env, *SHORT, tiny, "--exact", exact, "--prompts", prompts, "--json", file)
     assert done.code == 1
-    assert done.complaint.startswith("check failed: greedy (texts with an unexplained difference: ")
+    assert done.error_message.startswith("check failed: greedy (texts with an unexplained difference: ")
     assert [results(done.out)[name] for name in NAMES[:2]] == ["passed", "failed"]
     assert done.out.splitlines()[-1] == "FAILED: greedy"
     assert "equal tokens, plain decoding has" in done.out
@@ -107,4 +107,4 @@ def test_verify_when_interrupted_reports_partial_results(
 
 def test_verify_with_too_long_text_fails_with_one_line(env: dict[str, str]) -> None:
     done = run(env, *SHORT, "-n", "510", "--exact", "off")
-    done.failed("510 tokens leave no room for a prompt in a context of 512", code=2)
+    done.assert_failed("510 tokens leave no room for a prompt in a context of 512", code=2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from numpy.typing import NDArray
-from support.decoder_loop import model, unmeasured
+from support.decoder_loop import make_decoder, make_model
 from support.ear import Ear
 from support.grid import grid
 from support.mock_shared import MockShared
@@ -47,9 +47,9 @@ class EarlyTarget(MockTarget):
 
 @pytest.mark.parametrize("drafter", [None, "ngram", "mixture"])
 def test_generate_with_early_backend_submits_before_yielding_step(drafter: str | None) -> None:
-    target = model(kind=EarlyTarget)
+    target = make_model(kind=EarlyTarget)
     assert isinstance(target, EarlyTarget)
-    steps = unmeasured(target, drafter=drafter).generate([1, 2, 3], max_tokens=40, sampling=Sampling(0.7, seed=4))
+    steps = make_decoder(target, drafter=drafter).generate([1, 2, 3], max_tokens=40, sampling=Sampling(0.7, seed=4))
     passes = 0
     for step in steps:
         if step.batch:
@@ -63,18 +63,18 @@ def test_generate_with_early_backend_submits_before_yielding_step(drafter: str |
 def test_generate_with_early_backend_keeps_text(drafter: str | None, temperature: float) -> None:
     sampling = Sampling(temperature, seed=3)
     for length in (1, 2, 3, 37):
-        target = model(kind=EarlyTarget)
-        decoder = unmeasured(target, drafter=drafter)
+        target = make_model(kind=EarlyTarget)
+        decoder = make_decoder(target, drafter=drafter)
         tokens = [
             token for step in decoder.generate([1, 2, 3], max_tokens=length, sampling=sampling) for token in step.tokens
         ]
-        assert tokens == plain_generate(model(), [1, 2, 3], length, sampling)
+        assert tokens == plain_generate(make_model(), [1, 2, 3], length, sampling)
         assert target.tokens == [1, 2, 3, *tokens[:-1]]
 
 
 def test_generate_with_early_backend_when_closed_restores_cache() -> None:
-    target = model(kind=EarlyTarget)
-    steps = unmeasured(target).generate([1, 2, 3], max_tokens=40)
+    target = make_model(kind=EarlyTarget)
+    steps = make_decoder(target).generate([1, 2, 3], max_tokens=40)
     tokens = [token for _, step in zip(range(9), steps, strict=False) for token in step.tokens]
     steps.close()
     assert target.tokens == [1, 2, 3, *tokens[:-1]]
@@ -87,12 +87,12 @@ def test_generate_with_early_backend_yields_step_before_next_error() -> None:
                 raise TargetError("no room")
             super().submit(tokens)
 
-    target = model(kind=Failing)
-    steps = unmeasured(target, drafter=None).generate([1, 2, 3], max_tokens=40)
+    target = make_model(kind=Failing)
+    steps = make_decoder(target, drafter=None).generate([1, 2, 3], max_tokens=40)
     tokens = [next(steps).tokens[0] for _ in range(8)]
     with pytest.raises(TargetError, match="no room"):
         next(steps)
-    assert tokens == plain_generate(model(), [1, 2, 3], len(tokens), Sampling())
+    assert tokens == plain_generate(make_model(), [1, 2, 3], len(tokens), Sampling())
     assert target.tokens == [1, 2, 3, *tokens[:-1]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoder_loop import drive, model
+from support.decoder_loop import drive, make_model
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
@@ -151,7 +151,7 @@ def test_choose_branches_keeps_branches_worth_their_cost() -> None:
     ("slope", "policy", "some"), [(0.04, "cost", True), (0.06, "cost", False), (0.04, "fixed", False)]
 )
 def test_decoder_sends_branches_only_with_cheap_tokens_and_cost_policy(slope: float, policy: str, some: bool) -> None:
-    target, curve = model(4), CostCurve({1: 1.0, 64: 1 + 63 * slope})
+    target, curve = make_model(4), CostCurve({1: 1.0, 64: 1 + 63 * slope})
     decoder = SpeculativeDecoder(target, policy=policy, curve=curve)
     drive(decoder, [1, 2, 3, 1, 2], max_tokens=200, sampling=Sampling(0.9, seed=1))
     assert (target.questions > 0) == some

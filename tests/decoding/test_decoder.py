@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cli_runner import DEMO, run_process
-from support.decoder_loop import CLOCK, Oracle, cheap, drive, model
+from support.decoder_loop import CLOCK, Oracle, drive, make_model, pass_seconds
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.cost.calibration import Calibration
@@ -40,8 +40,8 @@ def mock_clock() -> Iterator[None]:
 
 def looping(n: int = 60, **options: Any) -> tuple[MockTarget, list[int], list[int]]:
     """Return a model, a prompt whose n-grams predict its greedy continuation, and that continuation."""
-    mock = model(12, **options)
-    text = [1, 2, 3, *plain_generate(model(12), [1, 2, 3], 120, Sampling())]
+    mock = make_model(12, **options)
+    text = [1, 2, 3, *plain_generate(make_model(12), [1, 2, 3], 120, Sampling())]
     return mock, text[:63], text[63 : 63 + n]
 
 
@@ -133,7 +133,7 @@ def test_generate_after_target_error_keeps_decoder_usable(how: str, error: type[
     for measured, wait in ((True, 1), (True, 2), (True, 5), (False, 1), (False, 2), (False, 12)):
         if how == "logits" and not measured:
             continue  # The decoder does not read logits during the measurement.
-        mock = Faulty(12, peak=6.0, seconds=cheap, clock=CLOCK)
+        mock = Faulty(12, peak=6.0, seconds=pass_seconds, clock=CLOCK)
         decoder = SpeculativeDecoder(mock, draft_max=10, calibration_folder=tmp_path / f"{measured} {wait}")
         if measured:
             drive(decoder, prompt, max_tokens=5)
@@ -178,7 +178,7 @@ def test_generate_during_another_generation_raises_in_the_first(tmp_path: Path) 
     first.close()
     assert mock.tokens == [*other, *got[:-1]]
     got += [token for step in second for token in step.tokens]
-    assert got == plain_generate(model(12), other, 40, Sampling())
+    assert got == plain_generate(make_model(12), other, 40, Sampling())
     everything_still_works(decoder, prompt, text)
 
 
@@ -200,7 +200,7 @@ def test_generate_during_another_generation_raises_in_the_first(tmp_path: Path) 
     ],
 )
 def test_generate_rejects_invalid_arguments_immediately(reason: str, call: dict[str, Any]) -> None:
-    mock = model(n_ctx=40)
+    mock = make_model(n_ctx=40)
     decoder = SpeculativeDecoder(mock, curve=make_fixed_curve({1: 1.0}))
     with pytest.raises(PromptError if "prompt" in call else ValueError, match=reason):
         decoder.generate(**{"prompt": [1], "max_tokens": 1, **call})
@@ -220,7 +220,7 @@ def test_generate_rejects_invalid_arguments_immediately(reason: str, call: dict[
 )
 def test_decoder_rejects_invalid_settings(reason: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=reason):
-        SpeculativeDecoder(model(), curve=make_fixed_curve({1: 1.0}), **wrong)
+        SpeculativeDecoder(make_model(), curve=make_fixed_curve({1: 1.0}), **wrong)
 
 
 @pytest.mark.parametrize("exact", ["off", "on"])
@@ -230,7 +230,7 @@ def test_decoder_without_rollback_uses_plain_decoding(exact: Exact, tmp_path: Pa
     decoder = SpeculativeDecoder(mock, exact=exact, calibration_folder=tmp_path)
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
         emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling)
-        assert emitted == plain_generate(model(12), prompt, 40, sampling)
+        assert emitted == plain_generate(make_model(12), prompt, 40, sampling)
         assert not any(s.drafted for s in steps)
     assert mock.rollbacks == 0
     assert set(mock.batches) == {1}
@@ -258,7 +258,7 @@ def exact_text(
     case: int, exact: bool, folder: Path, before: Sequence[int] = (), **options: Any
 ) -> tuple[list[int], int]:
     """Return (text, number of draft tokens) on a model that rounds differently for each class of batch sizes."""
-    mock = model(40, peak=1.5, kernels=three_kernels, noise=0.3, n_batch=16, max_batch=16, seed=case)
+    mock = make_model(40, peak=1.5, kernels=three_kernels, noise=0.3, n_batch=16, max_batch=16, seed=case)
     decoder = SpeculativeDecoder(mock, exact="on" if exact else "off", calibration_folder=folder, **options)
     if before:
         drive(decoder, before, max_tokens=20)
@@ -306,7 +306,7 @@ def test_generate_of_next_turn_prefills_only_new_tokens(tmp_path: Path) -> None:
 
 
 def test_decoder_without_drafter_reports_progress_and_measures_nothing(tmp_path: Path) -> None:
-    mock = model(n_batch=16)
+    mock = make_model(n_batch=16)
     seen: list[tuple[int, int]] = []
     decoder = SpeculativeDecoder(mock, drafter=None, calibration_folder=tmp_path)
     _, steps = drive(decoder, [1] * 40, max_tokens=10, progress=lambda *at: seen.append(at))
@@ -324,7 +324,7 @@ def test_generate_steps_report_times_and_gain(tmp_path: Path) -> None:
     for step in steps:
         stats.add(step)
     for step in steps[1:]:
-        assert step.seconds == pytest.approx(cheap(step.batch), rel=0.02)
+        assert step.seconds == pytest.approx(pass_seconds(step.batch), rel=0.02)
         assert step.plain_seconds == pytest.approx(1e-3, rel=0.05)
         assert 0 < step.draft_seconds < 1e-4 or not step.drafted
     assert (stats.generated, stats.tokens, stats.passes) == (1200, 1199, len(steps) - 1)
@@ -339,7 +339,7 @@ def test_generate_excludes_one_time_measurement_from_elapsed(tmp_path: Path) -> 
 
 
 def test_decoder_calibrate_copies_shared_calibration() -> None:
-    mock, known = model(12), Calibration()
+    mock, known = make_model(12), Calibration()
     one, other = (SpeculativeDecoder(mock, calibration=known, exact="off") for _ in range(2))
     drive(one, [1, 2, 3], max_tokens=9)
     assert known.curve is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoder_loop import Coin, Oracle, drive, model, unmeasured
+from support.decoder_loop import Coin, Oracle, drive, make_decoder, make_model
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD
 
@@ -34,7 +34,7 @@ def test_decoder_with_coupled_acceptance_drafts_with_noise_of_target() -> None:
     stats = Stats()
     prompt = np.random.default_rng(4).choice(4, 400, p=Coin.law).tolist()
     for seed in range(10):
-        decoder = unmeasured(Coin(4), policy="fixed", draft_max=1)
+        decoder = make_decoder(Coin(4), policy="fixed", draft_max=1)
         for step in drive(decoder, prompt, max_tokens=100, sampling=Sampling(1.0, **OPEN, seed=seed))[1]:
             stats.add(step)
     assert stats.drafted > 400
@@ -48,8 +48,8 @@ def test_decoder_with_grammar_sends_only_allowed_tokens(word_vocabulary: Vocabul
     sent = forbidden = 0
     for method in ("coupled", "match", "rejection"):
         for seed in range(20):
-            mock = model(vocabulary=word_vocabulary, words=(A, B, C, END), peak=0.5)
-            decoder = unmeasured(mock, drafter="ngram", policy="fixed", draft_max=4)
+            mock = make_model(vocabulary=word_vocabulary, words=(A, B, C, END), peak=0.5)
+            decoder = make_decoder(mock, drafter="ngram", policy="fixed", draft_max=4)
             sampling = Sampling(1.0, seed=seed, grammar=grammar, **OPEN)
             here = word_vocabulary.grammar(grammar)
             for step in decoder.generate(
@@ -71,8 +71,8 @@ def test_decoder_with_grammar_sends_only_allowed_tokens(word_vocabulary: Vocabul
 def test_decoder_with_grammar_drafts_forced_tokens(method: str, word_vocabulary: Vocabulary) -> None:
     """If the grammar allows only one token, the loop drafts it, even if nothing in the context predicts it."""
     sampling = Sampling(1.0, seed=3, grammar='root ::= ("a,{a,{a,{a," [bc])+', **OPEN)
-    mock = model(vocabulary=word_vocabulary, words=(A, B, C, 3 + ord(","), 3 + ord("{")), peak=0.5)
-    decoder = unmeasured(mock, drafter="suffix", policy="fixed", draft_max=8)
+    mock = make_model(vocabulary=word_vocabulary, words=(A, B, C, 3 + ord(","), 3 + ord("{")), peak=0.5)
+    decoder = make_decoder(mock, drafter="suffix", policy="fixed", draft_max=8)
     emitted, steps = drive(decoder, [7], max_tokens=60, sampling=sampling, acceptance=method)
     text = b"".join(map(word_vocabulary.piece, emitted)).decode()
     assert text.startswith(("a,{a,{a,{a,b", "a,{a,{a,{a,c"))
@@ -84,18 +84,18 @@ def test_decoder_with_grammar_drafts_forced_tokens(method: str, word_vocabulary:
 
 
 def test_generate_rejects_invalid_grammar_immediately(word_vocabulary: Vocabulary) -> None:
-    mock = model(vocabulary=word_vocabulary)
+    mock = make_model(vocabulary=word_vocabulary)
     with pytest.raises(GrammarError, match="does not parse"):
-        unmeasured(mock).generate([1], max_tokens=1, sampling=Sampling(grammar="root ::= ("))
+        make_decoder(mock).generate([1], max_tokens=1, sampling=Sampling(grammar="root ::= ("))
     assert mock.tokens == []
 
 
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection"])
 def test_generate_at_grammar_dead_end_raises_with_position(method: str, word_vocabulary: Vocabulary) -> None:
     """The model's only tokens are a and b, and the grammar requires a c; the emitted tokens remain valid."""
-    mock = model(vocabulary=word_vocabulary, words=(A, B), peak=0.5)
+    mock = make_model(vocabulary=word_vocabulary, words=(A, B), peak=0.5)
     sampling = Sampling(1.0, seed=1, grammar='root ::= "a" "b" "a" "b" "c"', **OPEN)
-    decoder = unmeasured(mock, drafter="ngram", policy="fixed", draft_max=3)
+    decoder = make_decoder(mock, drafter="ngram", policy="fixed", draft_max=3)
     prompt = [A, B, A, B, A, B]
     emitted: list[int] = []
     with pytest.raises(GrammarError, match=r"^at position 10 of the text: dead end in the grammar"):  # noqa: PT012
@@ -109,7 +109,7 @@ def test_generate_at_grammar_dead_end_raises_with_position(method: str, word_voc
 def test_generate_with_return_decisions_reports_all_decisions(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 1.0, seed=5, **OPEN)
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    decoder = unmeasured(model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
+    decoder = make_decoder(make_model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
     options: dict[str, Any] = {"max_tokens": 60, "sampling": sampling, "acceptance": method}
     emitted, steps = drive(decoder, prompt, return_decisions=True, **options)
     told: list[int] = []
@@ -125,7 +125,7 @@ def test_generate_with_return_decisions_reports_all_decisions(method: str) -> No
         assert all(0 <= j.p <= 1 for j in step.decisions)
         position += len(step.tokens)
     assert told == emitted
-    again = unmeasured(model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
+    again = make_decoder(make_model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
     plain, steps = drive(again, prompt, **options)
     assert plain == emitted
     assert all(step.decisions == () and step.verified_draft == NO_DRAFT and step.logprobs == () for step in steps)
@@ -149,7 +149,7 @@ def test_generate_with_nan_logits_raises_after_valid_tokens(sampling: Sampling) 
     for length in range(3, 10):
         for draft_max, policy in ((1, "fixed"), (4, "fixed"), (4, "entropy")):
             mock = Broken(12)
-            decoder = unmeasured(mock, drafter=Oracle(text), policy=policy, draft_max=draft_max)
+            decoder = make_decoder(mock, drafter=Oracle(text), policy=policy, draft_max=draft_max)
             emitted: list[int] = []
             with pytest.raises(BadLogits, match=rf"^at position {length} of the text: the logit of token 5 is nan"):  # noqa: PT012
                 for step in decoder.generate(
@@ -182,7 +182,7 @@ def test_generate_ignores_bad_logits_after_end_of_text(word_vocabulary: Vocabula
     ):
         for seed in range(20):
             mock = Broken(vocabulary=word_vocabulary, words=(A, END), peak=0.3, seed=seed)
-            decoder = unmeasured(mock, drafter=Oracle([A, END, A, A]), policy="fixed", draft_max=3)
+            decoder = make_decoder(mock, drafter=Oracle([A, END, A, A]), policy="fixed", draft_max=3)
             seeded = replace(sampling, seed=seed)
             emitted, _ = drive(decoder, [A, A], max_tokens=4, sampling=seeded, acceptance=method)
             assert END not in emitted[:-1]

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from support.decoder_loop import Oracle, drive, model, unmeasured
+from support.decoder_loop import Oracle, drive, make_decoder, make_model
 from support.grid import grid
 from support.mock_target import MockTarget, plain_generate
 
@@ -23,7 +23,7 @@ END = "w"
 
 
 def target(peak: float = 6.0) -> MockTarget:
-    return model(26, peak=peak)
+    return make_model(26, peak=peak)
 
 
 def rules(start: str, limit: int = LIMIT) -> TextRules:
@@ -39,7 +39,7 @@ def common_letter(sampling: Sampling) -> str:
 
 def text_of(rule: TextRules, sampling: Sampling, drafter: Any, acceptance: Any = None) -> tuple[str, int]:
     """Return a text and the number of accepted draft tokens."""
-    decoder = unmeasured(target(), drafter=drafter, policy="fixed", draft_max=8)
+    decoder = make_decoder(target(), drafter=drafter, policy="fixed", draft_max=8)
     tokens, steps = drive(decoder, PROMPT, max_tokens=200, sampling=sampling, acceptance=acceptance, rules=rule)
     return "".join(chr(97 + token) for token in tokens), sum(step.accepted for step in steps)
 
@@ -82,7 +82,7 @@ def test_reasoning_budget_truncates_draft_beyond_it() -> None:
 
 
 def test_reasoning_budget_drafts_closing_tokens() -> None:
-    decoder = unmeasured(target(), drafter="ngram", policy="fixed", draft_max=8)
+    decoder = make_decoder(target(), drafter="ngram", policy="fixed", draft_max=8)
     rule = rules(common_letter(Sampling(0.0)))
     _, steps = drive(decoder, PROMPT, max_tokens=60, sampling=Sampling(0.0), rules=rule)
     drafts = ["".join(chr(97 + token) for token in step.drafted) for step in steps if step.source == "reasoning"]
@@ -93,7 +93,7 @@ def test_reasoning_budget_drafts_closing_tokens() -> None:
 
 def test_reasoning_budget_rejects_lenience_at_temperature_0() -> None:
     acceptance = Acceptance(lenience=0.5)
-    decoder = unmeasured(target(), drafter="ngram")
+    decoder = make_decoder(target(), drafter="ngram")
     with pytest.raises(ValueError, match="lenience at temperature 0 cannot be combined with a reasoning budget"):
         decoder.generate(PROMPT, max_tokens=9, sampling=Sampling(0.0), acceptance=acceptance, rules=rules("a"))
     sampled, _ = text_of(rules(start := common_letter(Sampling(0.9))), Sampling(0.9), "ngram", acceptance)

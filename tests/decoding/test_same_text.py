@@ -2,8 +2,8 @@
 
 With the same seed, greedy, coupled and match emit exactly the tokens of plain decoding. This applies to every setting
 and every kind of end. It applies both to caches that are cut after a refusal and to passes that are evaluated again.
-With rejection, the text has the target's distribution; `support/laws.py` gives the probability of a false alarm.
-`acceptance/test_laws.py` tests the distribution of plain decoding.
+With rejection, the text has the target's distribution; `support/distributions.py` has the probability of a false alarm.
+`acceptance/test_distributions.py` tests the distribution of plain decoding.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.decoder_loop import CLOCK, Coin, Oracle, cheap, drive, milliseconds, model, unmeasured
+from support.decoder_loop import CLOCK, Coin, Oracle, drive, make_decoder, make_model, milliseconds, pass_seconds
+from support.distributions import LegalTokens, Text, follows, make_next_distribution
 from support.grid import grid
-from support.laws import Legal, Text, follows, law_on
 from support.line_tokenizer import LineTokenizer
 from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
@@ -102,7 +102,7 @@ Speak = Callable[..., MockTarget]
 
 def speaking(vocabulary: Vocabulary, *, eog: Sequence[int] = (), **options: Any) -> MockTarget:
     words = (*SPOKEN, END) if eog else SPOKEN
-    return model(vocabulary=vocabulary, words=words, **{"peak": 2.0, **options})
+    return make_model(vocabulary=vocabulary, words=words, **{"peak": 2.0, **options})
 
 
 def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) -> Drafter:
@@ -185,7 +185,7 @@ def check_same_text(
     expected = plain_text(speak(**options), prompt, sampling, most, stops)
     replays = draw(st.booleans())
     guesses = Oracle(tokens, draw(st.sampled_from([3, 0, 1, 2, 5]))) if drafter == "oracle" else None
-    decoder = unmeasured(
+    decoder = make_decoder(
         speak(**options, replays=replays, leaves=0 if replays else 4),
         slope=draw(st.sampled_from([0.001, 0.1, 0.4])),
         drafter=guesses or made(drafter, lambda: speak(kind=Blurred, **options), [*prompt, *tokens[:9], *tokens[10:]]),
@@ -226,7 +226,7 @@ def test_decoder_with_seed_keeps_text_with_any_drafter(
     @settings(max_examples=12)  # examples for each case of the grid
     def check(data: st.DataObject) -> None:
         n_vocab = data.draw(st.sampled_from([12, 60, 300]))
-        speak: Speak = partial(speaking, word_vocabulary) if words else partial(model, n_vocab)
+        speak: Speak = partial(speaking, word_vocabulary) if words else partial(make_model, n_vocab)
         some, named = (SPOKEN[:5], WITH_WORDS) if words else (range(5), SETTINGS)
         counted.merge(check_same_text(data.draw, speak, some, named, drafter, policy, rule))
 
@@ -242,12 +242,12 @@ def test_decoder_with_each_sampling_setting_keeps_text(name: str, word_vocabular
     sampling = Sampling(**{"temperature": 0.8, "seed": 11} | (SETTINGS | WITH_WORDS)[name])
 
     def mock() -> MockTarget:
-        return speaking(word_vocabulary) if name in WITH_WORDS else model(12, peak=2.0)
+        return speaking(word_vocabulary) if name in WITH_WORDS else make_model(12, peak=2.0)
 
     prompt = [*SPOKEN[:4], *SPOKEN[:4]] if name in WITH_WORDS else [1, 2, 3, 1, 2, 3]
     plain = plain_generate(mock(), prompt, 40, sampling)
     for draft_max, wrong in ((7, 0), (7, 3), (1, 0)):
-        decoder = unmeasured(mock(), drafter=Oracle(plain, wrong), policy="fixed", draft_max=draft_max)
+        decoder = make_decoder(mock(), drafter=Oracle(plain, wrong), policy="fixed", draft_max=draft_max)
         emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, acceptance="match")
         assert emitted == plain
         if not sampling.grammar:  # A grammar replaces some wrong tokens by forced text.
@@ -289,7 +289,7 @@ def texts_of(
     Returns:
         The texts and the statistics of their drafts.
     """
-    decoder = unmeasured(mock, slope=slope, drafter=drafter, policy=policy, draft_max=4)
+    decoder = make_decoder(mock, slope=slope, drafter=drafter, policy=policy, draft_max=4)
     texts: list[Text] = []
     stats = Stats()
     for seed in range(count):
@@ -340,7 +340,7 @@ def test_rejection_with_any_drafter_keeps_target_distribution(
     # In this case the draft model costs more time than it saves.
     assert stats.drafted > 100 or (drafter, slope) == ("model", 0.33), "too few draft tokens to test the distribution"
     assert 0.1 < (stats.acceptance_rate or 0) < 0.95
-    assert follows(texts, law_on(mock, sampling))
+    assert follows(texts, make_next_distribution(mock, sampling))
 
 
 A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
@@ -360,7 +360,7 @@ def tight(path: Sequence[int]) -> set[int]:
     return {C} if LETTERS[path[-1]] == "a" else {A, BYTE_A}
 
 
-GRAMMARS: dict[str, tuple[str, Legal]] = {
+GRAMMARS: dict[str, tuple[str, LegalTokens]] = {
     "loose": ('root ::= ("a" "b"? | "c")*', loose),
     "tight": ('root ::= ("a" "c" | "b" "a")+', tight),
 }
@@ -370,7 +370,7 @@ GRAMMARS: dict[str, tuple[str, Legal]] = {
 def test_rejection_with_grammar_keeps_constrained_distribution(
     drafter: str, policy: str, grammar: str, word_vocabulary: Vocabulary
 ) -> None:
-    mock = MockTarget(vocabulary=word_vocabulary, words=(*LETTERS, END), peak=0.7, seconds=cheap, clock=CLOCK)
+    mock = MockTarget(vocabulary=word_vocabulary, words=(*LETTERS, END), peak=0.7, seconds=pass_seconds, clock=CLOCK)
     text, legal = GRAMMARS[grammar]
     # The bias makes ends rare.
     sampling = Sampling(**{"temperature": 1.0, **OPEN, "grammar": text, "top_k": 4, "logit_bias": ((END, -3.0),)})
@@ -381,4 +381,4 @@ def test_rejection_with_grammar_keeps_constrained_distribution(
     texts, stats = texts_of(mock, prompt, sampling, make_drafter(drafter), policy, count=60, length=12)
     assert stats.drafted > 100
     assert 0.02 < (stats.acceptance_rate or 0) < 0.98
-    assert follows(texts, law_on(mock, sampling, legal))
+    assert follows(texts, make_next_distribution(mock, sampling, legal))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoder_loop import CLOCK, cheap, milliseconds, unmeasured
+from support.decoder_loop import CLOCK, make_decoder, milliseconds, pass_seconds
 from support.mock_shared import MockShared
 from support.mock_target import Blurred, MockTarget, plain_generate
 
@@ -30,7 +30,7 @@ def draft_model(n_vocab: int = N, *, slow: float = 0.0, **options: Any) -> MockT
 
 
 def target(n_vocab: int = N, **options: Any) -> MockTarget:
-    return MockTarget(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
+    return MockTarget(n_vocab, **{"peak": 6.0, "seconds": pass_seconds, "clock": CLOCK, **options})
 
 
 def hybrid(model: MockTarget) -> HybridDrafter:
@@ -39,7 +39,7 @@ def hybrid(model: MockTarget) -> HybridDrafter:
 
 def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **options: Any) -> Stats:
     stats = Stats()
-    for step in unmeasured(mock, drafter=drafter).generate(prompt, max_tokens=n, **options):
+    for step in make_decoder(mock, drafter=drafter).generate(prompt, max_tokens=n, **options):
         stats.add(step)
     return stats
 
@@ -49,10 +49,10 @@ def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **optio
 
 def test_hybrid_skips_expensive_model_and_unneeded_calls() -> None:
     """A guess that costs ten plain passes never pays, and n-grams copy a repetitive text at no cost."""
-    dear, cheap = draft_model(slow=10e-3), draft_model(slow=0.3e-3)
-    drafted = count(target(), hybrid(dear), [1, 2, 3] * 20, 120)
+    expensive, cheap = draft_model(slow=10e-3), draft_model(slow=0.3e-3)
+    drafted = count(target(), hybrid(expensive), [1, 2, 3] * 20, 120)
     alone = count(target(), MixtureDrafter(), [1, 2, 3] * 20, 120)
-    assert dear.passes == 0
+    assert expensive.passes == 0
     assert drafted.tokens_per_pass == alone.tokens_per_pass
     prompt = plain_generate(target(), [1, 2], 400, Sampling())
     stats = count(target(), hybrid(cheap), prompt, 100)

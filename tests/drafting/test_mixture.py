@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.memories import a_text, new_store
+from support.memories import make_document, open_store
 
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import MarginalCost
@@ -94,10 +94,10 @@ def test_mixture_with_given_memory_reads_without_changing_it() -> None:
 
 def test_mixture_with_store_follows_its_updates_at_next_text(tmp_path: Path) -> None:
     text = random.Random(5).sample(range(200), 60)
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
     first = MixtureDrafter(Memory(store.read(), store=store))
     for drafter in (first, first.clone_for_sequence()):
-        store.update(lambda _: [a_text("new", text)])
+        store.update(lambda _: [make_document("new", text)])
         drafter.begin(text[20:23])
         assert drafter.propose(5).tokens == tuple(text[23:28])
         store.clear()

@@ -10,7 +10,7 @@ from unittest import mock
 import llama_cpp.llama_cpp as llama
 import pytest
 from architectures.files import write_model
-from support.twins import Twins, cached, watched
+from support.twins import Twins, count_cached_tokens, generate_states
 
 from ngramspec.llama import devices
 
@@ -34,10 +34,10 @@ def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> Non
 
     def run(llama: Any, settings: dict[str, Any]) -> Any:
         prompt = llama.tokenize(b"A text that is longer than the sliding window. " * 9)
-        text = watched(llama, prompt, 40, **settings)
+        text = generate_states(llama, prompt, 40, **settings)
         held = llama._input_ids.tolist()
-        between = cached(llama), llama._requires_eval
-        again = watched(llama, held, 7, **settings)
+        between = count_cached_tokens(llama), llama._requires_eval
+        again = generate_states(llama, held, 7, **settings)
         stream = llama.generate([*held, *held[5:19]], **settings)
         longer = list(islice(stream, 15))
         state = llama.save_state()
@@ -45,7 +45,14 @@ def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> Non
         stream.close()
         llama.load_state(state)
         held = llama._input_ids.tolist()
-        return text, between, again, longer, watched(llama, [*held, *held[3:9]], 9, **settings), cached(llama)
+        return (
+            text,
+            between,
+            again,
+            longer,
+            generate_states(llama, [*held, *held[3:9]], 9, **settings),
+            count_cached_tokens(llama),
+        )
 
     for settings in SETTINGS:
         pair.same(lambda llama, settings=settings: run(llama, settings))
@@ -59,7 +66,7 @@ def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypa
     pair = tiny("mamba", tmp_path, n_gpu_layers=-1)
     restore = llama.llama_state_seq_set_data_ext
     with mock.patch.object(llama, "llama_state_seq_set_data_ext", wraps=restore) as restored:
-        pair.same(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+        pair.same(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert pair.drafted
     assert {call.args[-1] for call in restored.mock_calls} == {3}
     pair.close()
@@ -72,6 +79,6 @@ def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypa
 def test_llama_with_sliding_window_cache_disables_drafting(name: str, reason: str, tmp_path: Path) -> None:
     pair = tiny(name, tmp_path, swa_full=False)
     assert reason in (pair.ours.drafting_disabled_reason or "")
-    pair.same(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+    pair.same(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert not pair.ours.draft_stats.passes
     pair.close()

@@ -18,9 +18,9 @@ import pytest
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from support.cli_runner import DEMO, environment, run_process
-from support.held_pass import one_pass_held
+from support.hold_pass import hold_one_pass
 from support.tiny_adapters import write_adapter
-from support.twins import Twins, bare, cached, look, watched
+from support.twins import Twins, count_cached_tokens, generate_states, read_state, strip_call_fields
 
 import ngramspec
 from ngramspec.cpu.thread_governor import Conditions
@@ -84,14 +84,14 @@ def prompt(llama: Any, text: str = PROMPT) -> list[int]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_llama_generate_equals_parent_in_tokens(name: str, pair: Twins) -> None:
     for text in ("The cat sat on the mat. The cat sat on the", PROMPT + " a + b"):
-        pair.same(lambda llama, text=text: watched(llama, prompt(llama, text), 40, **SETTINGS[name]))
-        assert cached(pair.ours) == cached(pair.parent)
+        pair.same(lambda llama, text=text: generate_states(llama, prompt(llama, text), 40, **SETTINGS[name]))
+        assert count_cached_tokens(pair.ours) == count_cached_tokens(pair.parent)
     assert pair.drafted
 
 
 @pytest.mark.parametrize("name", ["greedy", "penalties, sampled"])
 def test_llama_generate_with_logits_all_equals_parent(name: str, logged: Twins) -> None:
-    logged.same(lambda llama: watched(llama, prompt(llama), 40, **SETTINGS[name]))
+    logged.same(lambda llama: generate_states(llama, prompt(llama), 40, **SETTINGS[name]))
     assert logged.drafted
 
 
@@ -107,7 +107,7 @@ def test_llama_generate_with_grammar_equals_parent_and_drafts(pair: Twins, monke
     grammar = LlamaGrammar.from_string(GRAMMAR, verbose=False)
     monkeypatch.setattr(type(pair.ours.draft_stats), "add", note)
     for temp in (0.0, 1.0):
-        pair.same(lambda llama, temp=temp: watched(llama, prompt(llama), 40, temp=temp, grammar=grammar))
+        pair.same(lambda llama, temp=temp: generate_states(llama, prompt(llama), 40, temp=temp, grammar=grammar))
     assert any("grammar" in source for source in sources)
     assert pair.drafted
 
@@ -121,7 +121,7 @@ def test_llama_logits_processor_receives_input_of_parent(pair: Twins) -> None:
             scores[ids[-1]] -= 3.0
             return scores
 
-        return watched(llama, prompt(llama), 50, temp=0.7, logits_processor=LogitsProcessorList([process]))
+        return generate_states(llama, prompt(llama), 50, temp=0.7, logits_processor=LogitsProcessorList([process]))
 
     pair.same(run)
     assert seen[id(pair.ours)] == seen[id(pair.parent)]
@@ -136,10 +136,10 @@ def test_llama_stopping_criteria_stop_as_in_parent(logged: Twins) -> None:
         return len(ids) >= 47
 
     stops = StoppingCriteriaList([enough])
-    found = logged.same(lambda llama: watched(llama, prompt(llama), 99, temp=0.0, stopping_criteria=stops))
+    found = logged.same(lambda llama: generate_states(llama, prompt(llama), 99, temp=0.0, stopping_criteria=stops))
     assert len(found) < 99
     assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
-    assert cached(logged.ours) == cached(logged.parent)
+    assert count_cached_tokens(logged.ours) == count_cached_tokens(logged.parent)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_llama_stopping_criteria_stop_as_in_parent(logged: Twins) -> None:
 )
 def test_llama_completion_equals_parent(stream: bool, settings: dict[str, Any], pair: Twins, logged: Twins) -> None:
     of = logged if "logprobs" in settings else pair
-    of.same(lambda llama: bare(llama(PROMPT, max_tokens=40, stream=stream, **settings)))
+    of.same(lambda llama: strip_call_fields(llama(PROMPT, max_tokens=40, stream=stream, **settings)))
     assert of.drafted
 
 
@@ -165,7 +165,7 @@ def test_llama_chat_completion_equals_parent(stream: bool, pair: Twins) -> None:
     for form in (None, {"type": "json_object"}, {"type": "json_object", "schema": schema}):
         call = {"max_tokens": 40, "seed": 5, "stream": stream, "response_format": form}
         for _ in range(2):  # The second time, the prompt is already cached.
-            pair.same(lambda llama, call=call: bare(llama.create_chat_completion(messages, **call)))
+            pair.same(lambda llama, call=call: strip_call_fields(llama.create_chat_completion(messages, **call)))
     assert pair.drafted
 
 
@@ -180,10 +180,10 @@ def test_llama_function_call_equals_parent(pair: Twins, monkeypatch: pytest.Monk
 
     def run(llama: Any) -> Any:
         monkeypatch.setattr(llama, "chat_format", "chatml-function-calling")
-        answer = bare(llama.create_chat_completion([{"role": "user", "content": "Greet Ann."}], **call))
+        answer = strip_call_fields(llama.create_chat_completion([{"role": "user", "content": "Greet Ann."}], **call))
         called = answer["choices"][0]["message"].pop("tool_calls")
         assert called[0]["function"]["name"] == "greet"
-        return answer, bare(called)
+        return answer, strip_call_fields(called)
 
     pair.same(run)
     assert pair.drafts[1]
@@ -192,12 +192,14 @@ def test_llama_function_call_equals_parent(pair: Twins, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("left_at", [1, 5, *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (2, 17))])
 def test_llama_generate_left_at_any_token_keeps_state_of_parent(left_at: int, logged: Twins) -> None:
     def run(llama: Any) -> Any:
-        first = watched(llama, prompt(llama), left_at, temp=0.9)
+        first = generate_states(llama, prompt(llama), left_at, temp=0.9)
         held = llama._input_ids.tolist()
-        between = cached(llama), llama.n_tokens, llama._requires_eval
-        again = watched(llama, held, 20, temp=0.9)  # Nothing is evaluated; the token is sampled from existing logits.
-        longer = watched(llama, [*held, *held[:9]], 20, temp=0.9)
-        shorter = watched(llama, held[:-3], 20, temp=0.9)
+        between = count_cached_tokens(llama), llama.n_tokens, llama._requires_eval
+        again = generate_states(
+            llama, held, 20, temp=0.9
+        )  # Nothing is evaluated; the token is sampled from existing logits.
+        longer = generate_states(llama, [*held, *held[:9]], 20, temp=0.9)
+        shorter = generate_states(llama, held[:-3], 20, temp=0.9)
         return first, between, again, longer, shorter
 
     logged.same(run)
@@ -218,7 +220,7 @@ def test_llama_save_and_load_state_during_generation_equals_parent(pair: Twins) 
         state = llama.save_state()
         second = list(islice(stream, 13))
         llama.load_state(state)
-        assert cached(llama) == llama.n_tokens
+        assert count_cached_tokens(llama) == llama.n_tokens
         third = list(islice(llama.generate([*prompt(llama), *first], temp=0.0), 13))
         assert second == third
         return first, second, state.n_tokens, state.input_ids[: state.n_tokens].tolist()
@@ -236,21 +238,23 @@ def test_llama_with_ram_cache_equals_parent(pair: Twins, monkeypatch: pytest.Mon
     for llama in (pair.parent, pair.ours):
         monkeypatch.setattr(llama, "cache", LlamaRAMCache())
     for text in (PROMPT, "Another text of no matter.", PROMPT + " a"):
-        pair.same(lambda llama, text=text: bare(llama.create_completion(text, max_tokens=30, temperature=0.0)))
-        assert cached(pair.ours) == cached(pair.parent)
+        pair.same(
+            lambda llama, text=text: strip_call_fields(llama.create_completion(text, max_tokens=30, temperature=0.0))
+        )
+        assert count_cached_tokens(pair.ours) == count_cached_tokens(pair.parent)
 
 
 def test_llama_with_nested_generators_equals_parent(logged: Twins) -> None:
     def run(llama: Any) -> Any:
         one = llama.generate(prompt(llama), temp=0.0)
-        found = [look(llama, token) for token in islice(one, 6)]
+        found = [read_state(llama, token) for token in islice(one, 6)]
         two = llama.generate(prompt(llama, "Once upon a time there was"), temp=0.0)
-        found += [look(llama, token) for token in islice(two, 6)]
-        found += [look(llama, token) for token in islice(one, 3)]
+        found += [read_state(llama, token) for token in islice(two, 6)]
+        found += [read_state(llama, token) for token in islice(one, 3)]
         del one
-        found += [look(llama, token) for token in islice(two, 6)]
-        found.append(look(llama, two.send(prompt(llama, " and")[1:])))
-        return found + [look(llama, token) for token in islice(two, 12)]
+        found += [read_state(llama, token) for token in islice(two, 6)]
+        found.append(read_state(llama, two.send(prompt(llama, " and")[1:])))
+        return found + [read_state(llama, token) for token in islice(two, 12)]
 
     logged.same(run)
 
@@ -276,7 +280,7 @@ def test_llama_generate_at_full_context_raises_as_parent(twins: Callable[..., Tw
     def run(llama: Any) -> Any:
         found = []
         with pytest.raises((RuntimeError, ValueError)) as caught:
-            found.extend(look(llama, token) for token in llama.generate(prompt(llama, "a b c"), temp=0.0))
+            found.extend(read_state(llama, token) for token in llama.generate(prompt(llama, "a b c"), temp=0.0))
         return found, type(caught.value), str(caught.value), llama.n_tokens
 
     pair.same(run)
@@ -289,14 +293,14 @@ def test_draft_stats_under_load_count_slowed_calls(
     busy = Conditions(1, 1, 0, is_quiet=False)
     monkeypatch.setattr(BorrowedSequence, "conditions", property(lambda _: busy))
     pair = twins()
-    pair.same(lambda llama: watched(llama, prompt(llama), 20, temp=0.0))
+    pair.same(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
     stats = pair.ours.draft_stats
     assert stats.slowed == stats.passes > 0
 
 
 def test_llama_with_small_batch_size_equals_parent_and_drafts(twins: Callable[..., Twins]) -> None:
     pair = twins(n_batch=8, draft=20)
-    pair.same(lambda llama: watched(llama, prompt(llama), 40, temp=0.0))
+    pair.same(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.0))
     assert pair.drafted
 
 
@@ -307,7 +311,7 @@ def test_llama_with_unsupported_settings_disables_drafting(twins: Callable[..., 
         if "embedding" in settings:
             pair.same(lambda llama: llama.create_embedding(["one text", "another"])["data"])
         else:
-            pair.same(lambda llama: watched(llama, prompt(llama), 20, temp=0.0))
+            pair.same(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
         assert not pair.ours.draft_stats.drafted
 
 
@@ -329,14 +333,14 @@ def test_llama_after_decode_error_retries_without_drafts(pair: Twins, monkeypatc
         submit(sequence, tokens)
 
     monkeypatch.setattr(BorrowedSequence, "submit", fail)
-    pair.same(lambda llama: watched(llama, prompt(llama), 40, temp=0.9))
+    pair.same(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.9))
     assert passes > 4
 
 
 def test_llama_with_lora_equals_parent_and_measures_with_it(twins: Callable[..., Twins], tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2)
     pair = twins(lora_path=str(file), lora_scale=0.5)
-    pair.same(lambda llama: watched(llama, prompt(llama), 20, **SETTINGS["greedy"]))
+    pair.same(lambda llama: generate_states(llama, prompt(llama), 20, **SETTINGS["greedy"]))
     assert pair.drafted
     borrowed = BorrowedSequence(pair.ours)
     with borrowed.trial("fast") as trial:
@@ -363,7 +367,7 @@ def test_llama_rejects_invalid_arguments(tmp_path: Path) -> None:
 
 def test_llama_without_references_is_freed_immediately(twins: Callable[..., Twins]) -> None:
     pair = twins()
-    pair.both(lambda llama: watched(llama, prompt(llama), 12, temp=0.0))
+    pair.both(lambda llama: generate_states(llama, prompt(llama), 12, temp=0.0))
     ours = weakref.ref(pair.ours)
     gc.disable()
     try:
@@ -380,7 +384,7 @@ def test_llama_can_be_pickled_and_closed_during_generation(
     monkeypatch.setattr(pair.ours, "exact", "on")
     twin = pickle.loads(pickle.dumps(pair.ours))
     assert (type(twin), twin.exact, twin.persist_stats) == (ngramspec.Llama, "on", False)
-    expected = pair.same(lambda llama: [seen.token for seen in watched(llama, prompt(llama), 9, temp=0.0)])
+    expected = pair.same(lambda llama: [seen.token for seen in generate_states(llama, prompt(llama), 9, temp=0.0)])
     stream = twin.generate(prompt(twin), temp=0.0)
     assert list(islice(stream, 9)) == expected
     twin.close()
@@ -394,8 +398,8 @@ def test_llama_by_default_measures_and_keeps_text(monkeypatch: pytest.MonkeyPatc
     settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     ours, parent = ngramspec.Llama(str(DEMO), **settings), llama_cpp.Llama(str(DEMO), **settings)
     text = "one two three four five six seven eight nine ten " * 6
-    expected = watched(parent, prompt(parent, text), 60, temp=0.0)
-    assert watched(ours, prompt(ours, text), 60, temp=0.0) == expected
+    expected = generate_states(parent, prompt(parent, text), 60, temp=0.0)
+    assert generate_states(ours, prompt(ours, text), 60, temp=0.0) == expected
     assert ours.draft_stats.plain_seconds > 0
     parent.close()
     ours.close()
@@ -409,10 +413,10 @@ def test_llama_with_prediction_keeps_text() -> None:
             str(DEMO), n_ctx=512, n_threads=1, verbose=False, persist_stats=False, prediction=prediction
         )
         told.append(llm.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"])
-        look = llm._evaluator
-        assert look is not None
-        assert look.drafts.drafter is not None
-        predicted = list(look.drafts.drafter.prediction or ())
+        evaluator = llm._evaluator
+        assert evaluator is not None
+        assert evaluator.drafts.drafter is not None
+        predicted = list(evaluator.drafts.drafter.prediction or ())
         assert predicted == (llm.tokenize(prediction.encode(), add_bos=False) if prediction else [])
         llm.close()
     assert told[0] == told[1]
@@ -420,7 +424,7 @@ def test_llama_with_prediction_keeps_text() -> None:
 
 def test_llama_during_decode_rejects_calls_of_second_thread(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = pair.ours
-    with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
+    with hold_one_pass(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
         first = other.submit(ours.create_completion, PROMPT, max_tokens=8, temperature=0)
         assert held.wait(60)
         for call in (

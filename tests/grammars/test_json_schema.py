@@ -9,11 +9,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from support.json_texts import fits, is_valid, random_text, whole_schema
+from support.json_texts import is_allowed, is_valid, random_text, whole_schema
 
 from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import MAX_SCHEMAS, call_rule, json_rule, schema_grammar
-from ngramspec.grammars.lark import Lark, choice_grammar, lark, encode_controls, pattern_grammar
+from ngramspec.grammars.lark import Lark, choice_grammar, encode_controls, lark, pattern_grammar
 
 
 def grammar_of(schema: object, *, strict: bool = True) -> Lark:
@@ -82,8 +82,8 @@ SETTLED: list[tuple[object, list[str], list[str]]] = [
 @pytest.mark.parametrize(("schema", "good", "bad"), SETTLED, ids=lambda value: str(value)[:30])
 def test_schema_grammar_settles_cases_left_open_by_standard(schema: object, good: list[str], bad: list[str]) -> None:
     grammar = grammar_of(schema)
-    assert [text for text in good if not fits(grammar, text)] == []
-    assert [text for text in bad if fits(grammar, text)] == []
+    assert [text for text in good if not is_allowed(grammar, text)] == []
+    assert [text for text in bad if is_allowed(grammar, text)] == []
 
 
 def judge(seeds: range, texts: int) -> Counter[str]:
@@ -131,7 +131,7 @@ def test_schema_grammar_with_integer_bounds_accepts_only_valid_numbers() -> None
             continue
         grammar = grammar_of(schema)
         for number in numbers:
-            assert fits(grammar, str(number)) == is_valid(schema, str(number)), (schema, number)
+            assert is_allowed(grammar, str(number)) == is_valid(schema, str(number)), (schema, number)
 
 
 def chain(length: int) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def test_schema_grammar_rejects_unsupported_schemas(schema: object, reason: str)
 
 
 def test_schema_grammar_with_long_reference_chain_does_not_crash() -> None:
-    assert fits(grammar_of(chain(3)), '{"a": {"a": {"a": null}}}')
-    assert not fits(grammar_of(chain(1500)), "null")
+    assert is_allowed(grammar_of(chain(3)), '{"a": {"a": {"a": null}}}')
+    assert not is_allowed(grammar_of(chain(1500)), "null")
 
 
 LEFT_OUT: list[tuple[dict[str, object], list[str], list[str]]] = [
@@ -194,8 +194,8 @@ def test_schema_grammar_without_strict_ignores_unsupported_parts(
     with pytest.raises(GrammarError):
         grammar_of(schema)
     grammar = grammar_of(schema, strict=False)
-    assert [text for text in good if not fits(grammar, text)] == []
-    assert [text for text in bad if fits(grammar, text)] == []
+    assert [text for text in good if not is_allowed(grammar, text)] == []
+    assert [text for text in bad if is_allowed(grammar, text)] == []
 
 
 def test_schema_grammar_rejects_text_that_is_not_a_schema() -> None:
@@ -211,9 +211,9 @@ def test_schema_grammar_rejects_text_that_is_not_a_schema() -> None:
 def test_call_rule_resolves_references_within_parameters() -> None:
     parameters = {"properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "$defs": {"n": {"type": "integer"}}}
     grammar = lark(f"start: {call_rule('f', 'arguments', parameters)} | {json_rule({'properties': {'x': {}}})}")
-    assert fits(grammar, '{"name": "f", "arguments": {"a": 5}}')
-    assert fits(grammar, '{"x": 5}')
-    assert not fits(grammar, '{"name": "f", "arguments": {"a": "x"}}')
+    assert is_allowed(grammar, '{"name": "f", "arguments": {"a": 5}}')
+    assert is_allowed(grammar, '{"x": 5}')
+    assert not is_allowed(grammar, '{"name": "f", "arguments": {"a": "x"}}')
 
 
 # --------------------------------------------------------------------------- regular expressions, choices, marks
@@ -229,8 +229,8 @@ def test_pattern_grammar_matches_whole_text() -> None:
         ("(a?){100}a{100}", ["a" * 100, "a" * 200], ["a" * 99, "a" * 201]),
     ):
         grammar = pattern_grammar(pattern)
-        assert [text for text in good if not fits(grammar, text)] == [], pattern
-        assert [text for text in bad if fits(grammar, text)] == [], pattern
+        assert [text for text in good if not is_allowed(grammar, text)] == [], pattern
+        assert [text for text in bad if is_allowed(grammar, text)] == [], pattern
     for pattern in ("(?=a)a+", "(", r"(a)\1", r"a\b", "a$b"):
         with pytest.raises(GrammarError, match=r"^the pattern cannot be used: "):
             pattern_grammar(pattern)
@@ -238,9 +238,9 @@ def test_pattern_grammar_matches_whole_text() -> None:
 
 def test_choice_grammar_accepts_only_given_texts() -> None:
     grammar = choice_grammar(["ab", "a", 'q"\\\n', "\u00e9", "ab"])
-    assert [fits(grammar, text) for text in ("ab", "a", 'q"\\\n', "\u00e9", "", "b")] == [True] * 4 + [False] * 2
-    assert [fits(choice_grammar(texts), "") for texts in ([""], ["a", ""], ["a"])] == [True, True, False]
-    assert fits(choice_grammar([f"word{number}" for number in range(3000)]), "word2999")
+    assert [is_allowed(grammar, text) for text in ("ab", "a", 'q"\\\n', "\u00e9", "", "b")] == [True] * 4 + [False] * 2
+    assert [is_allowed(choice_grammar(texts), "") for texts in ([""], ["a", ""], ["a"])] == [True, True, False]
+    assert is_allowed(choice_grammar([f"word{number}" for number in range(3000)]), "word2999")
     with pytest.raises(GrammarError, match=r"character 1 of"):
         choice_grammar(["a\ud800"])
 

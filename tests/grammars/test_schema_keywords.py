@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support.json_texts import fits, is_valid, random_text
+from support.json_texts import is_allowed, is_valid, random_text
 from support.schema_keywords import KEYWORDS
 
 from ngramspec.errors import GrammarError
@@ -27,7 +27,9 @@ def ours(schema: Mapping[str, Any], good: str, bad: str) -> str:
         return "refused"
     rng = random.Random(1)
     texts = [text for _ in range(10) if (text := random_text(grammar, rng)) is not None]
-    return _verdict(fits(grammar, good), fits(grammar, bad) or not all(is_valid(schema, text) for text in texts))
+    return _verdict(
+        is_allowed(grammar, good), is_allowed(grammar, bad) or not all(is_valid(schema, text) for text in texts)
+    )
 
 
 def _verdict(takes_good: bool, takes_bad: bool) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from architectures.files import write_model as write_with_head
 from support.cli_runner import DEMO
-from support.embedded import embedded
+from support.embedding import embed
 from support.tiny_adapters import merge, write_adapter
 from support.tiny_models import write_model
 
@@ -49,7 +49,7 @@ def said(model: Path, **settings: Any) -> list[Any]:
         found = [target.sequences[0].prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
         found += [rows.copy() for rows in target.evaluate_together(parts)]
-        found.append(embedded(target.embedder("mean", 128), TEXT))
+        found.append(embed(target.embedder("mean", 128), TEXT))
         for trial in (target.trial("fast"), target.trial_of(target.weights.present, 256)):
             with trial:
                 # Trials start from the state of a second context.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.held_pass import one_pass_held
+from support.hold_pass import hold_one_pass
 from support.tiny_models import write_model
 
 from ngramspec.errors import TargetError
@@ -106,7 +106,7 @@ def test_target_ask_rejects_oversized_branches_and_keeps_state(target: Target, m
 
 def test_target_ask_rejects_use_from_second_thread(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     target.sequences[0].prefill([5, 6, 7])
-    with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
+    with hold_one_pass(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
         first = other.submit(target.sequences[0].ask, [8], [(0, (9,))])
         assert held.wait(60)
         with pytest.raises(RuntimeError, match="two threads at once"):

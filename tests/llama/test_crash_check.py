@@ -14,7 +14,7 @@ import pytest
 from llama_cpp._ggml import libggml
 from support.cli_runner import DEMO, run, run_process
 from support.fake_child import HANGS, FakeChild
-from support.tiny_gguf import changed_demo, damaged_demo
+from support.tiny_gguf import write_changed_demo, write_damaged_demo
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, crash_check
@@ -49,10 +49,10 @@ def test_complete_with_file_that_crashes_llama_cpp_reports_damage(env: dict[str,
     """A vocabulary alone is tried too, and shares the result of the file. See also `models/test_check`."""
     tokens = gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].contents()
     twin = next(token.encode() for token in tokens if len(token.encode()) == len(tokens[-1].encode()))
-    path = damaged_demo(tmp_path / "twice.gguf", "tokenizer.ggml.tokens", list(twin))
+    path = write_damaged_demo(tmp_path / "twice.gguf", "tokenizer.ggml.tokens", list(twin))
     done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"x")
     assert (done.code, done.raw) == (1, b"")
-    assert f"{path} is damaged: " in done.complaint
+    assert f"{path} is damaged: " in done.error_message
     with pytest.raises(ModelError, match=r"crashes when loading it \(GGML_ASSERT\(.*token.*\) failed\); download it"):
         Vocabulary(path)
 
@@ -62,12 +62,12 @@ def test_complete_with_damaged_headers_exits_without_signal(env: dict[str, str],
     """Each file gives some text, or an error message and exit code 1."""
     keys = [key for key in gguf.GGUFReader(DEMO).fields if not key.startswith("GGUF.")]
     for key, value in random.Random(9).sample([*product(keys, (0, 1, 255))], 12):
-        path = damaged_demo(tmp_path / "hostile.gguf", key, value)
+        path = write_damaged_demo(tmp_path / "hostile.gguf", key, value)
         done = run_process(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", "--no-draft", stdin=b"def f")
         assert done.code in (0, 1), (key, value, done)
         if done.code:
             assert done.raw == b"", (key, value)
-            assert done.complaint, (key, value)
+            assert done.error_message, (key, value)
 
 
 SAID = "x.cpp:1: GGML_ASSERT(a > (b)) failed\n"
@@ -121,18 +121,18 @@ def test_crash_check_with_damaged_verdict_runs_child_again(child: FakeChild, fil
 def test_complete_rejects_vocabulary_that_cannot_tokenize(
     env: dict[str, str], tmp_path: Path, key: str, value: str, words: str
 ) -> None:
-    path = changed_demo(tmp_path / "changed.gguf", {key: value})
-    run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f").failed(words)
+    path = write_changed_demo(tmp_path / "changed.gguf", {key: value})
+    run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f").assert_failed(words)
 
 
 def test_complete_with_text_without_tokens_prints_one_line_error(
     env: dict[str, str], tmp_path: Path, folder: Path
 ) -> None:
     """The child process tries more texts, and never ends with this vocabulary."""
-    path = changed_demo(tmp_path / "changed.gguf", {"tokenizer.ggml.model": "rwkv"})
+    path = write_changed_demo(tmp_path / "changed.gguf", {"tokenizer.ggml.model": "rwkv"})
     with mock.patch.object(crash_check, "run", return_value=None):
         done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f")
-    done.failed("the model's vocabulary has no tokens for this text")
+    done.assert_failed("the model's vocabulary has no tokens for this text")
 
 
 def test_crash_check_with_changed_file_or_build_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:

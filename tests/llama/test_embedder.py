@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from architectures.files import write_models
 from support.cli_runner import DEMO
-from support.embedded import embedded
+from support.embedding import embed
 from support.grid import grid
 from support.tiny_models import write_model
 
@@ -50,8 +50,8 @@ def test_embedder_returns_embeddings_of_llama_cpp(models: dict[str, Path], name:
         assert len(tokens) > 128  # more than one pass
         embedder = target.embedder(pooling, 512)
         # An earlier text has no influence.
-        embedded(embedder, tokens[::-1])
-        found = embedded(embedder, tokens)
+        embed(embedder, tokens[::-1])
+        found = embed(embedder, tokens)
     assert cosines(found, of_llama_cpp(models[name], pooling, TEXT)).min() > 0.99999
 
 
@@ -68,7 +68,7 @@ def test_embedder_keeps_logits_of_target(models: dict[str, Path]) -> None:
         rows.append(target.sequences[0].evaluate([5, 6])[-1].copy())
         assert np.array_equal(plain, rows)
         # Neither the sizes of the passes nor an abandoned text have an influence.
-        assert cosines(embedded(embedder, tokens * 5), embedded(embedder, tokens * 5)).min() > 0.99999
+        assert cosines(embed(embedder, tokens * 5), embed(embedder, tokens * 5)).min() > 0.99999
 
 
 def test_embedder_rejects_empty_and_too_long_texts(models: dict[str, Path]) -> None:
@@ -76,8 +76,8 @@ def test_embedder_rejects_empty_and_too_long_texts(models: dict[str, Path]) -> N
         embedder = target.embedder("last", 64)
         for tokens in ([], [5] * 65):
             with pytest.raises(ValueError, match="1 to 64 tokens"):
-                embedded(embedder, tokens)
-        assert embedded(embedder, [5] * 64).shape == (1, embedder.width)
+                embed(embedder, tokens)
+        assert embed(embedder, [5] * 64).shape == (1, embedder.width)
 
 
 def test_embedder_uses_pooling_of_file_and_rejects_unsupported_models(tmp_path: Path) -> None:

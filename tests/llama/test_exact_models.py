@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cli_runner import DEMO, environment, run
-from support.decoder_loop import Oracle, drive, unmeasured
+from support.decoder_loop import Oracle, drive, make_decoder
 
 from ngramspec.backend import Logits
 from ngramspec.cost.measure import probe
@@ -78,7 +78,7 @@ def exact() -> Iterator[Target]:
 @pytest.fixture(scope="module")
 def decoder(exact: Target) -> SpeculativeDecoder:
     """Return a decoder in exact mode for which drafts and questions cost almost nothing."""
-    return unmeasured(exact, slope=0.0, exact="on")
+    return make_decoder(exact, slope=0.0, exact="on")
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -140,7 +140,7 @@ def test_drafts_without_exact_mode_change_text_only_at_near_ties(prompt: str) ->
         report = probe(target.sequences[0], [40, 300])
         tokens = target.vocabulary.tokenize(prompt)
         one, two = (
-            drive(unmeasured(target, drafter=drafter, policy="fixed", draft_max=7), tokens, max_tokens=100)[0]
+            drive(make_decoder(target, drafter=drafter, policy="fixed", draft_max=7), tokens, max_tokens=100)[0]
             for drafter in (None, "mixture")
         )
         same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), None)
@@ -162,7 +162,7 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
     """Return (tokens, number of close calls) of a request with an empty cache."""
     target.sequences[0].clear()
-    decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=7)
+    decoder = make_decoder(target, drafter=drafter, policy="fixed", draft_max=7)
     steps = list(decoder.generate(prompt, max_tokens=40, sampling=sampling))
     return [t for s in steps for t in s.tokens], sum(s.close_calls for s in steps)
 

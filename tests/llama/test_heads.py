@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from architectures.files import write_model
 from architectures.reference_head import HeadReference
-from support.pools import as_on_a_gpu
+from support.pools import use_pooled_cache
 
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
@@ -101,7 +101,7 @@ def test_heads_in_joint_batch_return_logits_of_each_text_alone(
 ) -> None:
     reference = references[name]
     if pooled:
-        as_on_a_gpu(monkeypatch)
+        use_pooled_cache(monkeypatch)
     with loaded(files[name]) as (target, heads):
         texts = [random_text(seed, 9 + 4 * seed) for seed in range(3)]
         for sequence, text in zip(target.sequences, texts, strict=True):
@@ -138,7 +138,7 @@ def test_sequence_adopt_copies_hidden_states_for_its_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if pooled:
-        as_on_a_gpu(monkeypatch)
+        use_pooled_cache(monkeypatch)
     with loaded(files[name]) as (target, heads):
         one, two, three = target.sequences
         old, text = random_text(1, 90), random_text(2, 120)

@@ -439,8 +439,10 @@ def test_command_line_options_reach_the_model(env: dict[str, str], monkeypatch: 
     assert done.err.count(NO_GPU) == 5
     run(env, *small, "-dev", "none", stdin=b"one").ok()
     assert seen[-1].asked == Placement(devices=())
-    run(env, *small, "--device", "CUDA7", stdin=b"one").failed("--device CUDA7 does not exist; this build of llama.cpp")
-    run(env, *small, "-ot", "attn=GPU", stdin=b"one").failed("unknown buffer type GPU; available: CPU")
+    run(env, *small, "--device", "CUDA7", stdin=b"one").assert_failed(
+        "--device CUDA7 does not exist; this build of llama.cpp"
+    )
+    run(env, *small, "-ot", "attn=GPU", stdin=b"one").assert_failed("unknown buffer type GPU; available: CPU")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.llama_chain import INFILL, SETTINGS, LlamaChain, chains, compare, make_chain, some_logits, some_text
+from support.llama_chain import (
+    INFILL,
+    SETTINGS,
+    LlamaChain,
+    compare,
+    make_chain,
+    make_chains,
+    random_logits,
+    random_text,
+)
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.llama.vocabulary import Vocabulary
@@ -30,13 +39,13 @@ def test_sampler_chain_with_each_setting_matches_llama_cpp(name: str, word_vocab
     unknown = s.dry_multiplier or s.dynatemp_range or s.typical_p < 1 or s.top_n_sigma > 0
     alike = not unknown and s.xtc_probability in (0, 1)
     for n_vocab in (7, 300, 5003):
-        ours, theirs = chains(word_vocabulary, s, n_vocab)
+        ours, theirs = make_chains(word_vocabulary, s, n_vocab)
         samplers = [ours, NumpySampler(s, n_vocab, n_ctx=4096)] if alike and n_vocab < 1000 else [ours]
-        prompt = some_text(rng, 30, n_vocab)
+        prompt = random_text(rng, 30, n_vocab)
         for one in (*samplers, theirs):
             one.begin(prompt)
         for i in range(16):
-            logits = some_logits(rng, i, n_vocab)
+            logits = random_logits(rng, i, n_vocab)
             if s.logit_bias and i == 7:
                 logits[3] = -np.inf
             kept, expected = logits.copy(), theirs.law(logits)
@@ -59,13 +68,13 @@ def test_sampler_chain_with_infill_matches_llama_cpp(
     for vocabulary in (word_vocabulary, demo_vocabulary):
         ends = [token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)]
         s = Sampling(**{"temperature": 0.8, "seed": 5} | INFILL[name])
-        ours, theirs = chains(vocabulary, s, vocabulary.n_vocab)
-        prompt = some_text(rng, 30, vocabulary.n_vocab)
+        ours, theirs = make_chains(vocabulary, s, vocabulary.n_vocab)
+        prompt = random_text(rng, 30, vocabulary.n_vocab)
         ours.begin(prompt)
         theirs.begin(prompt)
         seen = set()
         for i in range(60):
-            logits = some_logits(rng, i, vocabulary.n_vocab)
+            logits = random_logits(rng, i, vocabulary.n_vocab)
             # There are few likely tokens, some with a common prefix, and the probability of the end grows and shrinks.
             logits[rng.choice(np.arange(250, 273), 4, replace=False)] += rng.uniform(4, 14, 4)
             logits[ends[0]] += i % 16
@@ -106,12 +115,12 @@ def test_sampler_chain_with_any_combination_and_order_matches_llama_cpp(
     )
     n_vocab = data.draw(st.sampled_from([12, 600]))
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    ours, theirs = chains(word_vocabulary, s, n_vocab)
-    prompt = some_text(rng, 20, n_vocab)
+    ours, theirs = make_chains(word_vocabulary, s, n_vocab)
+    prompt = random_text(rng, 20, n_vocab)
     ours.begin(prompt)
     theirs.begin(prompt)
     for i in range(4):
-        logits = some_logits(rng, i, n_vocab)
+        logits = random_logits(rng, i, n_vocab)
         compare(ours.distribution(logits), theirs.law(logits))
         ours.accept(prompt[i])
         theirs.accept(prompt[i])
@@ -124,9 +133,9 @@ def test_sampler_chain_with_mirostat_draws_tokens_of_llama_cpp(
     rng = np.random.default_rng(3)
     s = Sampling(0.9, mirostat=version, mirostat_tau=3.0, seed=seed, logit_bias=((4, 1.0),))
     for n_vocab in (9, 2000):
-        ours, theirs = chains(word_vocabulary, s, n_vocab)
+        ours, theirs = make_chains(word_vocabulary, s, n_vocab)
         for i in range(100):
-            logits = some_logits(rng, i, n_vocab)
+            logits = random_logits(rng, i, n_vocab)
             token = ours.draw(logits, i)
             assert {token: 1.0} == theirs.law(logits)
             ours.accept(token)
@@ -136,10 +145,10 @@ def test_sampler_chain_with_xtc_uses_random_numbers_of_llama_cpp(word_vocabulary
     """XTC draws one random number at each position with a choice, whatever the distribution."""
     rng = np.random.default_rng(4)
     s = Sampling(1.0, xtc_probability=0.5, xtc_threshold=0.01, seed=77)
-    ours, theirs = chains(word_vocabulary, s, 100)
+    ours, theirs = make_chains(word_vocabulary, s, 100)
     cut = 0
     for i in range(200):
-        logits = some_logits(rng, i, 100)
+        logits = random_logits(rng, i, 100)
         law = ours.distribution(logits)
         compare(law, theirs.law(logits))
         cut += int(logits.argmax()) not in law.ids
@@ -171,12 +180,12 @@ def test_sampler_chain_under_grammar_matches_llama_cpp(name: str, grammar: str, 
     s = Sampling(**{"temperature": 0.8, "seed": 5, "grammar": grammar} | SETTINGS[name])
     ours = demo_vocabulary.sampler(s)
     theirs = LlamaChain(s, demo_vocabulary.n_vocab, vocab=demo_vocabulary._vocab)
-    prompt = some_text(rng, 30, 4096)
+    prompt = random_text(rng, 30, 4096)
     ours.begin(prompt)
     theirs.begin(prompt)
     forbidden = 0.0
     for i in range(6):
-        logits = some_logits(rng, i, 4096)
+        logits = random_logits(rng, i, 4096)
         first = theirs.law(logits)
         legal = {token: p for token, p in first.items() if theirs.allows(token)}
         missing = 1 - sum(legal.values())
@@ -201,7 +210,7 @@ def test_sampler_chain_under_grammar_draws_again_only_if_forbidden(grammar: str,
     counts = Counter[int]()
     for i in range(30):
         laws: list[Distribution] = []
-        token = chain.draw(some_logits(rng, i, 4096), i, laws)
+        token = chain.draw(random_logits(rng, i, 4096), i, laws)
         drawn = [gumbel_pick(0, i, law, attempt) for attempt, law in enumerate(laws)]
         assert drawn[-1] == token
         assert [chain.grammar.allows(one) for one in drawn] == [False, True][-len(laws) :]
@@ -218,7 +227,7 @@ def test_sampler_chain_with_mirostat_under_grammar_matches_llama_cpp(grammar: st
     ours = demo_vocabulary.sampler(s)
     theirs = LlamaChain(s, demo_vocabulary.n_vocab, vocab=demo_vocabulary._vocab)
     for i in range(40):
-        logits = some_logits(rng, i, 4096)
+        logits = random_logits(rng, i, 4096)
         (expected,) = theirs.law(logits)
         if not theirs.allows(expected):
             (expected,) = theirs.law(logits, grammar=True)

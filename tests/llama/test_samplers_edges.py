@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, make_chain
+from support.llama_chain import OPEN, SETTINGS, check_distribution, compare, make_chain, make_chains
 from support.vocabulary_files import WORDS, write_words
 
 from ngramspec.errors import GrammarError
@@ -51,7 +51,7 @@ def test_sampler_chain_with_ties_returns_probabilities_of_llama_cpp(name: str, w
     """The choice among equal tokens may differ, but not its probability."""
     rng = np.random.default_rng(10)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
-    ours, theirs = chains(word_vocabulary, s, 400)
+    ours, theirs = make_chains(word_vocabulary, s, 400)
     for _ in range(20):
         logits = rng.integers(0, 12, 400).astype(np.float32)
         mine = np.sort(ours.distribution(logits).probs)
@@ -74,7 +74,7 @@ def test_sampler_chain_with_tiny_temperature_is_greedy_without_warnings() -> Non
     with np.errstate(all="raise", under="ignore"):
         for temperature, settings in product((1e-3, 1e-30, 5e-324), orders):
             p = make_chain(Sampling(temperature, **settings), 4).distribution(logits)
-            check_law(p)
+            check_distribution(p)
             assert p.ids.tolist()[0] == 1
             assert p.probs.max() > 0.999
 
@@ -84,7 +84,7 @@ def test_sampler_chain_gives_no_probability_to_minus_infinity() -> None:
     logits[[3, 500, 998]] = [1.0, 2.0, 3.0]
     for top_k in (0, 2, 40):
         p = make_chain(Sampling(0.8, top_k=top_k, top_p=1.0, min_p=0.0), 1000).distribution(logits)
-        check_law(p)
+        check_distribution(p)
         assert p.ids.tolist() == ([500, 998] if top_k == 2 else [3, 500, 998])
 
 
@@ -134,7 +134,7 @@ def test_sampler_chain_with_unusual_dry_settings_matches_llama_cpp(word_vocabula
     SamplerChain(far, 20, vocab=word_vocabulary._vocab, n_ctx=64).begin([1, 2, 3])
     for breakers in (("x" * 40,), ("a", "a"), ("\u00e9",), ("\n" * 40,)):
         s = Sampling(1.0, dry_multiplier=1.0, dry_allowed_length=1, dry_sequence_breakers=breakers, **OPEN)
-        ours, theirs = chains(word_vocabulary, s, word_vocabulary.n_vocab)
+        ours, theirs = make_chains(word_vocabulary, s, word_vocabulary.n_vocab)
         prompt = word_vocabulary.tokenize("abcabcabca\u00e9bc\u00e9b", add_bos=False)
         ours.begin(prompt)
         theirs.begin(prompt)

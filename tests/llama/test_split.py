@@ -13,7 +13,7 @@ from typing import Literal
 import llama_cpp.llama_cpp as llama
 import pytest
 from architectures.files import write_model
-from support.pools import as_on_a_gpu
+from support.pools import use_pooled_cache
 
 from ngramspec.llama import bindings
 from ngramspec.llama.passes import equally, in_order
@@ -80,7 +80,7 @@ MORE = [case for case in product(KINDS, ("on", "off")) if case not in CASES]
 def test_target_batches_match_log_of_llama_cpp(
     kind: str, exact: Literal["on", "off"], logged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_on_a_gpu(monkeypatch)
+    use_pooled_cache(monkeypatch)
     rng = random.Random(1)
     compared = set()
     path = write_model(tmp_path / f"{kind}.gguf", kind)

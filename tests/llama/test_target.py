@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from architectures.files import write_model as write_architecture
 from support.cli_runner import DEMO
-from support.held_pass import one_pass_held
+from support.hold_pass import hold_one_pass
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.errors import ModelError
@@ -322,7 +322,7 @@ def test_target_fingerprint_differs_by_settings_and_file_content(files: dict[str
 def test_target_rejects_use_by_two_threads(demo: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     text = some(demo, 20)
     demo.sequences[0].clear()
-    with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
+    with hold_one_pass(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
         first = other.submit(demo.sequences[0].prefill, text)
         assert held.wait(60)
         for call in (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.memories import new_store
+from support.memories import open_store
 
 from ngramspec.memory import Store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path / "memory")
+    return open_store(tmp_path / "memory")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.memories import Bytes, answers, names, texts
+from support.memories import ByteTokenizer, answers, names, texts
 
 from ngramspec.memory import Memory, MemoryFileError, Store, files
 from ngramspec.memory import indexing as indexing_module
@@ -20,7 +20,7 @@ def folder(folder: Path) -> Path:
     return folder
 
 
-class Watched(Bytes):
+class Watched(ByteTokenizer):
     """Tokenizer that passes each text to a callback first."""
 
     def __init__(self, see: Callable[[str], object]) -> None:
@@ -32,13 +32,15 @@ class Watched(Bytes):
 
 
 def add(store: Store, *paths: Path) -> AddResult:
-    return add_files(store, Bytes(), paths)
+    return add_files(store, ByteTokenizer(), paths)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_add_files_indexes_folders_and_skips_unchanged_files(store: Store, folder: Path, threads: int) -> None:
     seen: list[tuple[int, int]] = []
-    added = add_files(store, Bytes(), [folder], threads=threads, progress=lambda *bytes_read: seen.append(bytes_read))
+    added = add_files(
+        store, ByteTokenizer(), [folder], threads=threads, progress=lambda *bytes_read: seen.append(bytes_read)
+    )
     assert added == AddResult(new=2, changed=0, unchanged=0, removed=0, tokens=11, skipped={"binary": 1})
     assert seen == [(5, 13), (7, 13), (13, 13)]
     assert texts(store) == {"a.txt": "first", "b.txt": "second"}

@@ -14,7 +14,16 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from support.memories import VOCABULARY, a_text, answers, ended, filled, forked, names, new_store
+from support.memories import (
+    VOCABULARY,
+    answers,
+    fork_process,
+    make_document,
+    make_filled_store,
+    names,
+    open_store,
+    wait_for_exit,
+)
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
@@ -35,11 +44,11 @@ def index_of(store: Store) -> Path:
 
 
 def test_store_update_and_append_round_trip_documents(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
     store.update(lambda _: [])
     assert store.documents() == []
     assert [index.size for index in Memory(store.read()).indexes] == [0]
-    wanted = [a_text("/a", [5, 6, 7]), a_text("/b\udcff\n", []), a_text("/c", [255])]
+    wanted = [make_document("/a", [5, 6, 7]), make_document("/b\udcff\n", []), make_document("/c", [255])]
     store.update(lambda _: wanted)
     store.append([9, 8])
     found = store.documents()
@@ -50,7 +59,7 @@ def test_store_update_and_append_round_trip_documents(tmp_path: Path) -> None:
 
 
 def test_store_index_file_equals_index_built_from_its_text(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     raw = index_of(store).read_bytes()
     memory = Memory(store.read())
     mapped, latest, live = memory.indexes
@@ -74,9 +83,9 @@ def test_store_index_of_large_text_uses_at_most_12_bytes_per_token() -> None:
 
 
 def test_store_update_removes_deleted_text_but_keeps_open_readers(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
     hidden = np.random.default_rng(0).integers(0, 255, 5000).tolist()
-    store.update(lambda _: [a_text("/secret", hidden), a_text("/other")])
+    store.update(lambda _: [make_document("/secret", hidden), make_document("/other")])
     raw = store.path.read_bytes()
     memory = Memory(store.read())
     store.update(lambda texts: texts[1:])
@@ -93,7 +102,7 @@ def test_store_append_of_many_answers_moves_them_into_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
     wanted = [[i, i, i, i, i, i] for i in range(10)]
     for answer in wanted:
         store.append(answer)
@@ -105,7 +114,7 @@ def test_store_append_of_many_answers_moves_them_into_the_index(
 def test_store_append_over_limit_drops_oldest_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
     monkeypatch.setattr(store_module, "MAX_ANSWER_TOKENS", 30)
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     for number in range(20):
         store.append([number] * 5)
     kept = answers(store)
@@ -119,12 +128,12 @@ def test_store_append_over_limit_drops_oldest_answers(tmp_path: Path, monkeypatc
 
 
 def test_store_clear_removes_only_files_of_its_tokenizer(tmp_path: Path) -> None:
-    one = filled(tmp_path)
+    one = make_filled_store(tmp_path)
     for change in (lambda: one.update(lambda texts: texts), one.clear):
         (tmp_path / f".ngramspec-{one.path.stem}-left.tmp").touch()
         change()
         assert not list(tmp_path.glob("*.tmp"))
-    one = filled(tmp_path)
+    one = make_filled_store(tmp_path)
     other = Store(tmp_path, bytes(16), "other")
     other.append([1, 2])
     assert {s.vocabulary for s in Store.all_in(tmp_path)} == {VOCABULARY, bytes(16)}
@@ -139,7 +148,7 @@ def test_store_clear_removes_only_files_of_its_tokenizer(tmp_path: Path) -> None
 
 @POSIX
 def test_store_files_are_readable_only_by_user(tmp_path: Path) -> None:
-    store = filled(tmp_path / "deep" / "er")
+    store = make_filled_store(tmp_path / "deep" / "er")
     for path in (store.path, index_of(store), store.path.parent):
         assert path.stat().st_mode & 0o077 == 0
 
@@ -159,7 +168,7 @@ def refused(store: Store, *words: str) -> None:
 
 
 def test_store_rejects_damaged_file(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     whole = store.path.read_bytes()
     tokens = store.path.read_bytes().index(b"file 1") + 30  # inside the compressed text
     flipped = whole[:tokens] + b"!" + whole[tokens + 1 :]
@@ -174,7 +183,7 @@ def test_store_rejects_damaged_file(tmp_path: Path) -> None:
 
 
 def test_store_with_damaged_or_missing_index_rebuilds_it(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     index, before = index_of(store), held(Memory(store.read()))
     whole = index.read_bytes()
     rng = np.random.default_rng(0)
@@ -194,7 +203,7 @@ def test_store_with_damaged_or_missing_index_rebuilds_it(tmp_path: Path) -> None
 
 
 def test_store_rejects_newer_format_and_other_tokenizer(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("UPDATE memory SET version = 2")
     refused(store, "format 2", "update ngramspec")
@@ -209,7 +218,7 @@ def test_store_rejects_newer_format_and_other_tokenizer(tmp_path: Path) -> None:
 
 def test_store_in_unwritable_folder_raises_and_memory_keeps_answer(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    store = new_store(tmp_path / "file" / "memory")
+    store = open_store(tmp_path / "file" / "memory")
     with pytest.raises(MemoryFileError, match="cannot write"):
         store.append([1])
     # This process still remembers the answer.
@@ -226,20 +235,20 @@ def test_store_in_unwritable_folder_raises_and_memory_keeps_answer(tmp_path: Pat
 @POSIX
 def test_store_with_two_writers_and_a_reader_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 60)
-    filled(tmp_path)
+    make_filled_store(tmp_path)
     was_read = tmp_path / "was-read.lock"
 
     def write(me: int) -> None:
-        store = new_store(tmp_path)
+        store = open_store(tmp_path)
         for i in range(25):
             while i == 12 and not was_read.exists():
                 time.sleep(0.01)
             store.append([me, i, i, i, i])
             if i % 5 == 0:
-                store.update(lambda texts, i=i: [*texts, a_text(f"{me} {i}")])
+                store.update(lambda texts, i=i: [*texts, make_document(f"{me} {i}")])
 
-    writers = [forked(write, me) for me in (100, 101)]
-    store = new_store(tmp_path)
+    writers = [fork_process(write, me) for me in (100, 101)]
+    store = open_store(tmp_path)
     seen = reads = 0
     while any(w.is_alive() for w in writers):
         contents = store.read()
@@ -249,7 +258,7 @@ def test_store_with_two_writers_and_a_reader_loses_nothing(tmp_path: Path, monke
         seen, reads = count, reads + 1
         if reads > 5:
             was_read.touch()  # The writers wait for this file half-way.
-    assert [ended(w) for w in writers] == [0, 0]
+    assert [wait_for_exit(w) for w in writers] == [0, 0]
     for me in (100, 101):
         assert [a for a in answers(store) if a[0] == me] == [[me, i, i, i, i] for i in range(25)]
         assert [n for n in names(store) if n.startswith(str(me))] == [f"{me} {i}" for i in range(0, 25, 5)]
@@ -257,18 +266,18 @@ def test_store_with_two_writers_and_a_reader_loses_nothing(tmp_path: Path, monke
 
 def test_store_with_several_threads_loses_nothing(tmp_path: Path) -> None:
     def write(me: int) -> None:
-        store = new_store(tmp_path)
+        store = open_store(tmp_path)
         for i in range(20):
             store.append([me, i])
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(write, range(3)))
-    assert sorted(answers(new_store(tmp_path))) == [[me, i] for me in range(3) for i in range(20)]
+    assert sorted(answers(open_store(tmp_path))) == [[me, i] for me in range(3) for i in range(20)]
 
 
 def test_store_append_while_other_writer_is_stuck_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PATIENCE", 0.2)
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(MemoryFileError, match="another process"):
@@ -279,7 +288,7 @@ def test_store_append_while_other_writer_is_stuck_times_out(tmp_path: Path, monk
 
 @POSIX
 def test_store_append_waiting_for_writer_ends_on_ctrl_c(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     began = time.monotonic()
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
@@ -299,7 +308,7 @@ def test_store_append_waiting_for_writer_ends_on_ctrl_c(tmp_path: Path) -> None:
 def test_store_update_killed_midway_keeps_consistent_contents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     do = getattr(store_module, function)
 
     def die(*arguments: object) -> None:
@@ -308,12 +317,12 @@ def test_store_update_killed_midway_keeps_consistent_contents(
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, function, die)
-        process = forked(lambda: store.update(lambda texts: [*texts[1:], a_text("more", [1] * 100_000)]))
-        assert ended(process) == -signal.SIGKILL
+        process = fork_process(lambda: store.update(lambda texts: [*texts[1:], make_document("more", [1] * 100_000)]))
+        assert wait_for_exit(process) == -signal.SIGKILL
     done = function == "_write_index"
     assert names(store) == (["file 1", "file 2", "more"] if done else ["file 0", "file 1", "file 2"])
     assert len(answers(store)) == 2
-    store.update(lambda texts: [*texts, a_text("later")])
+    store.update(lambda texts: [*texts, make_document("later")])
     assert names(store)[-1] == "later"
     assert list(store.read().index.tokens[-6:]) == [1, 2, 3, 4, 5, -1]
 
@@ -321,7 +330,7 @@ def test_store_update_killed_midway_keeps_consistent_contents(
 @POSIX
 @pytest.mark.parametrize("what", ["read", "append"])
 def test_store_after_first_writer_is_killed_is_empty_and_usable(tmp_path: Path, what: str) -> None:
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
 
     def die() -> None:
         db = sqlite3.connect(store.path, isolation_level=None)
@@ -331,7 +340,7 @@ def test_store_after_first_writer_is_killed_is_empty_and_usable(tmp_path: Path, 
         db.executemany("INSERT INTO documents VALUES (zeroblob(?))", [(10_000,)] * 20)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert ended(forked(die)) == -signal.SIGKILL
+    assert wait_for_exit(fork_process(die)) == -signal.SIGKILL
     assert store.path.stat().st_size
     if what == "read":
         assert (store.read(), store.documents(), store.generation()) == (store_module.NOTHING, [], "")
@@ -344,7 +353,7 @@ def test_store_after_first_writer_is_killed_is_empty_and_usable(tmp_path: Path, 
 @POSIX
 @pytest.mark.parametrize("what", ["append", "update"])
 def test_store_write_without_disk_space_keeps_contents(tmp_path: Path, what: str) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     before = store.path.read_bytes()
     noise = np.random.default_rng(0).integers(0, 255, 20_000).tolist()
 
@@ -354,18 +363,18 @@ def test_store_write_without_disk_space_keeps_contents(tmp_path: Path, what: str
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), len(before)))
         change = {
             "append": lambda: store.append(noise),
-            "update": lambda: store.update(lambda texts: [*texts, a_text("more", noise)]),
+            "update": lambda: store.update(lambda texts: [*texts, make_document("more", noise)]),
         }
         with pytest.raises(MemoryFileError, match=r"cannot write .*; the memory is unchanged"):
             change[what]()
 
-    assert ended(forked(write)) == 0
+    assert wait_for_exit(fork_process(write)) == 0
     assert (len(answers(store)), len(names(store))) == (2, 3)
     assert store.path.read_bytes() == before
 
 
 def test_store_update_when_interrupted_keeps_file(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     before = store.path.read_bytes()
     with pytest.raises(KeyboardInterrupt):
         store.update(Mock(side_effect=KeyboardInterrupt))
@@ -376,7 +385,7 @@ def test_store_update_when_interrupted_keeps_file(tmp_path: Path) -> None:
 
 
 def test_memory_keep_saves_answers_only_if_enabled(tmp_path: Path) -> None:
-    store = filled(tmp_path / "filled")
+    store = make_filled_store(tmp_path / "filled")
     memory = Memory(store.read())
     memory.add_text([4, 5, 6])
     memory.add_text([])
@@ -384,7 +393,7 @@ def test_memory_keep_saves_answers_only_if_enabled(tmp_path: Path) -> None:
     assert (memory.saves_answers, Memory(store=store).saves_answers) == (False, False)
     assert held(memory)[-1] == [4, 5, 6, -1]
     assert len(answers(store)) == 2
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
     memory = Memory(store.read(), store=store, saves_answers=True)
     assert (memory.saves_answers, len(memory.indexes), memory.n_stored_tokens) == (True, 1, 0)
     memory.add_text([4, 5, 6])
@@ -401,19 +410,19 @@ def test_memory_keep_saves_answers_only_if_enabled(tmp_path: Path) -> None:
 
 
 def test_memory_refresh_loads_updates_of_other_processes(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+    store = open_store(tmp_path)
     memory = Memory(store.read(), store=store)
     indexes = memory.indexes
     memory.add_text([1, 2])
     memory.refresh()
     assert held(memory) == [[1, 2, -1]]
-    store.update(lambda _: [a_text("a", [5, 5])])
+    store.update(lambda _: [make_document("a", [5, 5])])
     assert held(memory) == [[1, 2, -1]]
     memory.refresh()
     assert held(memory) == [[5, 5, -1], [1, 2, -1]]
     assert (memory.n_stored_tokens, memory.indexes) == (3, indexes)
     store.append([6])
-    store.update(lambda texts: [*texts, a_text("b", [7])])
+    store.update(lambda texts: [*texts, make_document("b", [7])])
     memory.refresh()
     assert held(memory) == [[5, 5, -1, 6, -1, 7, -1], [1, 2, -1]]
     assert memory.indexes is indexes
@@ -423,7 +432,7 @@ def test_memory_refresh_loads_updates_of_other_processes(tmp_path: Path) -> None
 
 
 def test_memory_refresh_does_not_duplicate_own_answers(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     memory = Memory(store.read(), store=store, saves_answers=True)
     assert held(memory)[1:] == [[7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1], []]
     memory.add_text([3, 3])
@@ -437,7 +446,7 @@ def test_memory_refresh_does_not_duplicate_own_answers(tmp_path: Path) -> None:
 
 
 def test_memory_refresh_with_damaged_file_keeps_old_contents(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = make_filled_store(tmp_path)
     memory = Memory(store.read(), store=store)
     before = held(memory)
     store.update(lambda texts: texts[:1])
@@ -445,6 +454,6 @@ def test_memory_refresh_with_damaged_file_keeps_old_contents(tmp_path: Path) -> 
     memory.refresh()
     assert held(memory) == before
     store.clear()
-    store.update(lambda _: [a_text("a", [5, 5])])
+    store.update(lambda _: [make_document("a", [5, 5])])
     memory.refresh()
     assert held(memory)[0] == [5, 5, -1]

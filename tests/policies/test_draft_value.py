@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.passes import Rich, draft
+from support.passes import UnlimitedPolicy, draft
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
@@ -59,7 +59,9 @@ def test_draft_value_equals_value_of_best_split_of_the_chain(seed: int) -> None:
 
 def test_cost_policy_with_uncertain_first_token_uses_plain_decoding() -> None:
     steep = CostCurve({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0})
-    lengths = [Rich().plan(draft(chances), steep, SIZES)[0] for chances in (COPY, COPY[1:], [0.9, *COPY[1:]])]
+    lengths = [
+        UnlimitedPolicy().plan(draft(chances), steep, SIZES)[0] for chances in (COPY, COPY[1:], [0.9, *COPY[1:]])
+    ]
     assert lengths[0] == 0
     assert min(lengths[1:]) > 10
 
@@ -99,10 +101,10 @@ def test_cost_policy_with_restore_cost_plans_optimal_length(seed: int) -> None:
     again = rng.choice((0, 0, 3, 20))
     restore = RestoreCost(rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)), again)
     best = max(range(7), key=lambda k: worth_with_restore(k, acceptance, t, restore))
-    assert Rich().plan(draft(acceptance), t, SIZES, restore) == (best, 1 + best)
+    assert UnlimitedPolicy().plan(draft(acceptance), t, SIZES, restore) == (best, 1 + best)
 
 
 def test_cost_policy_with_restore_tokens_keeps_batch_within_maximum() -> None:
-    k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, RestoreCost(0.0, 0.0, 40))
+    k, size = UnlimitedPolicy().plan(draft([0.99] * 60), curve(0.01), SIZES, RestoreCost(0.0, 0.0, 40))
     assert size == 1 + k
     assert 40 + size <= 64

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from support.passes import passed
+from support.passes import make_step
 
 from ngramspec.policies.loss_budget import LossBudget
 
 
 def test_loss_budget_begin_drops_savings_of_earlier_texts() -> None:
     budget = LossBudget()
-    budget.record(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
+    budget.record(make_step(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
     assert budget.remaining(1.0, 1.0) == pytest.approx(2.506)
     budget.begin()
     assert budget.remaining(1.0, 1.0) == pytest.approx(2.0)
@@ -18,10 +18,10 @@ def test_loss_budget_begin_drops_savings_of_earlier_texts() -> None:
 
 def test_forget_inherited_loss_keeps_own_loss() -> None:
     budget, fresh = LossBudget(), LossBudget()
-    budget.record(passed(1, 4, 0, 2.5, 0.0, 1.0), drafting=True)
+    budget.record(make_step(1, 4, 0, 2.5, 0.0, 1.0), drafting=True)
     budget.begin()
     for each in (budget, fresh):
-        each.record(passed(1, 2, 0, 1.5, 0.0, 1.0), drafting=True)
+        each.record(make_step(1, 2, 0, 1.5, 0.0, 1.0), drafting=True)
     assert budget.remaining(1.0, 1.0) < fresh.remaining(1.0, 1.0) - 1
     for _ in range(2):
         budget.forget_inherited_loss()
@@ -30,13 +30,13 @@ def test_forget_inherited_loss_keeps_own_loss() -> None:
 
 def test_loss_budget_book_adds_saved_time_and_subtracts_cost() -> None:
     budget = LossBudget()
-    budget.record(passed(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)
+    budget.record(make_step(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)
     assert budget.remaining(1.0, 1.0) == pytest.approx(1.0 - 1.5 + LossBudget.ALLOWANCE * 1.5 + LossBudget.CREDIT)
 
 
 def test_loss_budget_left_scales_with_unit_of_time() -> None:
     budget = LossBudget()
-    budget.record(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)
+    budget.record(make_step(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)
     assert budget.remaining(4.0, 0.25) == pytest.approx(4 * budget.remaining(1.0, 1.0))
 
 
@@ -45,24 +45,24 @@ def test_loss_budget_charges_slow_plain_call_only_after_a_draft(texts: int) -> N
     """This pass takes 0.5 s longer than expected."""
     after, alone = LossBudget(texts), LossBudget(texts)
     for budget, drafting in ((after, True), (alone, False)):
-        budget.record(passed(texts, 0, 0, texts, 0.0, 1.0), drafting)
-        budget.record(passed(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
+        budget.record(make_step(texts, 0, 0, texts, 0.0, 1.0), drafting)
+        budget.record(make_step(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
     assert alone.remaining(texts, 1.0) - after.remaining(texts, 1.0) == pytest.approx(0.5)
 
 
 def test_loss_budget_can_ask_without_savings_is_limited() -> None:
     for saved, can_draft in ((0.0, False), (1.0, True)):
         budget = LossBudget()
-        budget.record(passed(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
+        budget.record(make_step(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
         for _ in range(20):
-            budget.record(passed(1, 0, 1, 1.0, 0.04, 1.0), drafting=False)
+            budget.record(make_step(1, 0, 1, 1.0, 0.04, 1.0), drafting=False)
         assert budget.can_draft() is can_draft
 
 
 def test_loss_budget_with_slow_drafter_stops_asking_it() -> None:
     budget, asked = LossBudget(), 0
     while budget.can_draft():
-        budget.record(passed(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
+        budget.record(make_step(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
         asked += 1
     assert asked == 3  # The budget books 0.4 s of each.
     assert budget.remaining(1.0, 1.0) < 0

@@ -11,7 +11,7 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.passes import Rich, draft, passed
+from support.passes import UnlimitedPolicy, draft, make_step
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import NO_DRAFT
@@ -61,7 +61,7 @@ def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
         drafted = rng.randrange(length + 1)
         emitted = rng.choice([1, drafted + 1])
         for each in (policy, fixed):
-            each.record(passed(emitted, drafted, emitted - 1, 1.0, 0.0, 1.0))
+            each.record(make_step(emitted, drafted, emitted - 1, 1.0, 0.0, 1.0))
         assert fixed.limit() == 6
         if drafted:
             length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
@@ -103,7 +103,7 @@ def test_cost_policy_plan_maximises_expected_value(
     def cost(n: int) -> float:
         return costs[n - 1]
 
-    k, size = Rich().plan(draft(acceptance), curve_of(cost), sizes)
+    k, size = UnlimitedPolicy().plan(draft(acceptance), curve_of(cost), sizes)
     assert size in sizes
     assert size >= 1 + k
     cheapest = min(cost(n) for n in sizes if n >= 1 + k)
@@ -118,9 +118,9 @@ def test_cost_policy_uses_recent_throughput_as_price_of_time(throughput: float, 
     def cost(n: int) -> float:
         return 0.01 * (1 + slope * (n - 1))
 
-    policy = Rich()
+    policy = UnlimitedPolicy()
     for _ in range(300):  # These passes of 10 tokens reach the throughput.
-        policy.record(passed(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
+        policy.record(make_step(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
     rate = throughput / 0.01
     assert values_of([p] * 15, cost, ALL, rate)[k] >= max(values_of([p] * 15, cost, range(1, 17), rate)) - 0.02
@@ -135,9 +135,9 @@ def test_cost_policy_uses_recent_throughput_as_price_of_time(throughput: float, 
 def test_cost_policy_price_keeps_every_profitable_draft_length(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
-    curve, policy = curve_of(lambda n: costs[n - 1]), Rich()
+    curve, policy = curve_of(lambda n: costs[n - 1]), UnlimitedPolicy()
     for emitted, seconds in passes:
-        policy.record(passed(emitted, 0, 0, seconds, 0.0, 1.0))
+        policy.record(make_step(emitted, 0, 0, seconds, 0.0, 1.0))
     price = policy.price(curve, sizes)
     assert price is not None
     cut, reach = 0, 1.0
@@ -158,11 +158,11 @@ def test_price_of_cost_policy_follows_curve_and_others_return_none() -> None:
     curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
     for name in ("fixed", "heuristic", "entropy"):
         assert make_policy(name).price(curve, ALL) is None
-    policy = Rich()
+    policy = UnlimitedPolicy()
     assert policy.price(None, ALL) is None
     for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes 1 s
         for _ in range(300):
-            policy.record(passed(4, 3, 3, 4 / throughput, 0.0, 1.0))
+            policy.record(make_step(4, 3, 3, 4 / throughput, 0.0, 1.0))
         price = policy.price(curve, ALL)
         assert price is not None
         assert price.rate == pytest.approx(max(1.0, throughput))
@@ -199,11 +199,11 @@ def test_cost_policy_plan_returns_expected_lengths(
     points: dict[int, float] | None, chances: list[float], sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
     curve = CostCurve(points) if points else None
-    assert Rich().plan(draft(chances), curve, sizes) == planned
+    assert UnlimitedPolicy().plan(draft(chances), curve, sizes) == planned
 
 
 def test_cost_policy_plan_sends_no_more_than_the_draft() -> None:
-    assert Rich().plan(draft([0.9] * 15, length=3), CostCurve(FLAT), ALL) == (3, 4)
+    assert UnlimitedPolicy().plan(draft([0.9] * 15, length=3), CostCurve(FLAT), ALL) == (3, 4)
 
 
 # --------------------------------------------------------------------------- cost: the account
@@ -219,7 +219,7 @@ def test_cost_policy_draft_length_grows_with_savings() -> None:
     for _ in range(8):
         k, size = policy.plan(sure, curve, ALL)
         lengths.append(k)
-        policy.record(passed(1 + k, k, k, typical(size), 0.0, typical(1)))
+        policy.record(make_step(1 + k, k, k, typical(size), 0.0, typical(1)))
     assert lengths == sorted(lengths)
     assert 1 <= lengths[0] < 4
     assert lengths[-1] == 15
@@ -234,12 +234,16 @@ def test_cost_policy_without_savings_allows_cheapest_profitable_draft() -> None:
 
 def test_cost_policy_after_calls_of_zero_duration_still_plans() -> None:
     policy, curve = CostPolicy(), curve_of(typical)
-    for done in (passed(1, 0, 0, 0.0, 0.0, 0.0), passed(1, 0, 0, 0.0, 1e-6, 0.0), passed(3, 2, 2, 0.0, 0.0, 0.0)):
+    for done in (
+        make_step(1, 0, 0, 0.0, 0.0, 0.0),
+        make_step(1, 0, 0, 0.0, 1e-6, 0.0),
+        make_step(3, 2, 2, 0.0, 0.0, 0.0),
+    ):
         policy.record(done)
     for _ in range(200):
         if policy.limit():
             break
-        policy.record(passed(1, 0, 0, 1e-3, 0.0, 1e-3))
+        policy.record(make_step(1, 0, 0, 1e-3, 0.0, 1e-3))
     assert policy.limit() > 0
     k, size = policy.plan(draft([0.9] * 15), curve, ALL)
     assert size >= 1 + k

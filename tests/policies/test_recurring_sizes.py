@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from support.passes import draft, passed
+from support.passes import draft, make_step
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, Points, make_fixed_curve
@@ -46,7 +46,7 @@ def run(
         k, size = policy.plan(guess, curve, ALL) if policy.limit() else (0, 1)
         spent = curve.ratio(size) + (true if size != last else 0.0)
         curve.observe(size, spent)
-        policy.record(passed(1 + min(k, right), k, min(k, right), spent, 0.0, 1.0))
+        policy.record(make_step(1 + min(k, right), k, min(k, right), spent, 0.0, 1.0))
         tokens, seconds, last = tokens + 1 + min(k, right), seconds + spent, size
         sizes[size] += 1
     return tokens / seconds, sizes
@@ -138,10 +138,10 @@ def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
     for _ in range(passes):
         k, size = policy.plan(draft([0.95] * 7), curve, ALL) if policy.limit() else (0, 1)
         curve.observe(size, 1.0)
-        policy.record(passed(1 + k, k, k, curve.ratio(size), 0.0, 1.0))
+        policy.record(make_step(1 + k, k, k, curve.ratio(size), 0.0, 1.0))
     while curve.last != 8:
         curve.observe(policy.plan(draft([0.95] * 7), curve, ALL)[1], 1.0)
-        policy.record(passed(8, 7, 7, curve.ratio(8), 0.0, 1.0))
+        policy.record(make_step(8, 7, 7, curve.ratio(8), 0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_cost_policy_without_draft_keeps_size_while_cheaper_than_switch(cost: fl
             break
         assert size == 8
         curve.observe(size, cost)
-        policy.record(passed(1, 0, 0, cost, 0.0, 1.0))
+        policy.record(make_step(1, 0, 0, cost, 0.0, 1.0))
         kept += 1
     assert least <= kept <= most
 

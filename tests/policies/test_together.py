@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
-from support.passes import Rich, draft
+from support.passes import UnlimitedPolicy, draft
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.policies.cost import CostPolicy
@@ -47,7 +47,7 @@ def test_plan_together_with_shared_cache_finds_best_lengths(
 ) -> None:
     curve = CostCurve({n: 1 + slope * (n - 1) * (1 + bend * n) for n in SIZES})
     curve.worst = math.inf
-    policy = Rich(texts=len(chances))
+    policy = UnlimitedPolicy(texts=len(chances))
     planned = policy.plan_batch([draft(of) for of in chances], curve, SIZES, whole)
     rate = len(chances) / curve.ratio(len(chances))
 
@@ -66,7 +66,7 @@ def test_plan_together_with_separate_caches_pads_to_one_batch() -> None:
     curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)
     chances = [[0.9, 0.9], [0.9, 0.9, 0.9], [0.9], []]
-    planned = Rich(texts=4).plan_batch(
+    planned = UnlimitedPolicy(texts=4).plan_batch(
         [draft(of) for of in chances], curve, SIZES, lambda shape: shared.batches(shape, shared.sequences)
     )
     sizes = {size for _, size in planned}

@@ -8,8 +8,8 @@ from operator import mul
 from typing import Any
 
 import pytest
-from support.decoder_loop import drive, model, unmeasured
-from support.passes import draft, passed
+from support.decoder_loop import drive, make_decoder, make_model
+from support.passes import draft, make_step
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.measure import RestoreCost
@@ -25,7 +25,7 @@ TIMES = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.6, 5: 2.1, 64: 40.0}
 
 
 def decode(*, return_decisions: bool) -> list[Step]:
-    decoder = unmeasured(model(16), slope=SLOPE, drafter="mixture", policy="cost")
+    decoder = make_decoder(make_model(16), slope=SLOPE, drafter="mixture", policy="cost")
     return drive(decoder, PROMPT, max_tokens=150, return_decisions=return_decisions)[1]
 
 
@@ -42,7 +42,7 @@ def explain(
     policy.price(curve, sizes)
     planned, _ = policy.plan(draft(chances), curve, sizes, restore)
     n_drafted = planned if n_drafted is None else n_drafted
-    step = passed(1, n_drafted, 0, seconds=1.0, draft_seconds=0.0, plain_seconds=1.0)
+    step = make_step(1, n_drafted, 0, seconds=1.0, draft_seconds=0.0, plain_seconds=1.0)
     policy.record(step)
     return planned, dict(step.policy_details)
 
@@ -117,14 +117,14 @@ def test_reason_names_a_budget_that_is_used_up() -> None:
         policy.limit()
         policy.price(curve, sizes)
         policy.plan(draft([0.9] * 4), curve, sizes)
-        step = passed(1, n_drafted, 0, seconds=9.0, draft_seconds=0.0, plain_seconds=1.0)
+        step = make_step(1, n_drafted, 0, seconds=9.0, draft_seconds=0.0, plain_seconds=1.0)
         policy.record(step)
         reasons.append(step.policy_details["reason"])
     assert "the loss budget is used up" in reasons
 
 
 def test_untraced_request_runs_without_the_wrapper() -> None:
-    decoder = unmeasured(model(16), drafter="mixture", policy="cost")
+    decoder = make_decoder(make_model(16), drafter="mixture", policy="cost")
     policy = decoder.policy
     drive(decoder, PROMPT, max_tokens=9, return_decisions=True)
     assert isinstance(decoder.policy, TracedCostPolicy)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from support.http import asking, scripted
+from support.http import make_server, open_client
 
 from ngramspec.server.app import make_app
 
@@ -22,7 +22,7 @@ def answer(
     path: str = "/props", headers: Mapping[str, Any] | None = None, method: str = "GET", **settings: Any
 ) -> httpx.Response:
     async def run() -> httpx.Response:
-        async with asking(scripted()[0], **settings) as client:
+        async with open_client(make_server()[0], **settings) as client:
             return await client.request(method, path, headers=headers)
 
     response = asyncio.run(run())
@@ -64,7 +64,7 @@ def test_health_without_host_header_is_allowed_only_in_http_1_0() -> None:
             return {"type": "http.request", "body": b""}
 
         scope = {"type": "http", "http_version": version, "method": "GET", "path": path, "query_string": b""}
-        await make_app(scripted()[0])(scope | {"headers": []}, receive, send)
+        await make_app(make_server()[0])(scope | {"headers": []}, receive, send)
         return int(sent[0]["status"])
 
     found = [asyncio.run(answered(*asked)) for asked in (("/health", "1.0"), ("/health", "1.1"), ("/props", "1.0"))]
@@ -150,7 +150,7 @@ def test_access_rejects_malformed_host_header() -> None:
 
 def test_access_rejects_two_host_headers() -> None:
     async def run() -> int:
-        async with asking(scripted()[0]) as client:
+        async with open_client(make_server()[0]) as client:
             request = httpx.Request("GET", "http://localhost/props")
             request.headers = httpx.Headers([("Host", "localhost"), ("Host", "evil.example")])
             return (await client.send(request)).status_code

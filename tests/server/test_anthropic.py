@@ -11,8 +11,8 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from pydantic import TypeAdapter
 from support.fake_service import Script
-from support.http import chunks
-from support.json_chat import Chat, allows, answers, called, vocabulary
+from support.http import parse_chunks
+from support.json_chat import Chat, allows, answers, format_tool_call, vocabulary
 
 from ngramspec.errors import ShutdownError, TargetError
 
@@ -38,7 +38,7 @@ def whole(script: Any, **fields: Any) -> dict[str, Any]:
 
 
 def streamed(script: Any, **fields: Any) -> list[dict[str, Any]]:
-    return chunks(API.answered(script, stream=True, **fields).text)
+    return parse_chunks(API.answered(script, stream=True, **fields).text)
 
 
 def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_anthropic_server_tools_are_ignored() -> None:
     API.refused("tool_choice", tools=[search], tool_choice={"type": "any"})
 
 
-ONE = called("look")
+ONE = format_tool_call("look")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_anthropic_stream_equals_whole_response(answer: tuple[Script, int]) -> N
     assert accumulated(sent) == whole(script, **asked)
 
 
-LISTED = called("list", '{"at": "x", "n": [1]}')
+LISTED = format_tool_call("list", '{"at": "x", "n": [1]}')
 
 
 def test_anthropic_response_contains_reasoning_text_calls_and_usage() -> None:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
+from support.http import ask, demo_vocabulary, make_server, open_client, parse_chunks, send
 
 from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
@@ -27,7 +27,7 @@ TEXT = "Hello, world"
 
 
 def get(path: str) -> Any:
-    return send(scripted()[0], path, method="GET")
+    return send(make_server()[0], path, method="GET")
 
 
 def request_of(path: str, body: dict[str, Any], script: Script | None = None) -> Request:
@@ -38,7 +38,7 @@ def request_of(path: str, body: dict[str, Any], script: Script | None = None) ->
 
 
 def refused(path: str, body: Any, script: Script | None = None, status: int = 400) -> dict[str, Any]:
-    response = send(scripted(script)[0], path, body)
+    response = send(make_server(script)[0], path, body)
     assert response.status_code == status, response.text
     return response.json()["error"]
 
@@ -71,9 +71,9 @@ def test_chat_completions_of_one_token_reports_zero_rate() -> None:
 
 
 def test_chat_completions_stream_sends_chunks_in_order() -> None:
-    response = send(scripted()[0], CHATS, CHAT | {"stream": True})
+    response = send(make_server()[0], CHATS, CHAT | {"stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
-    *told, done = chunks(response.text)
+    *told, done = parse_chunks(response.text)
     assert done == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in told]
     assert deltas[0] == {"role": "assistant", "content": None}
@@ -251,7 +251,7 @@ def test_completion_options_reach_the_engine() -> None:
 
 
 def sampling_of(body: dict[str, Any], defaults: tuple[Sampling, int] | None = None) -> Sampling:
-    server, service = scripted()
+    server, service = make_server()
     if defaults is not None:
         server.sampling, server.seed = defaults
     response = send(server, NATIVE, {"prompt": "x"} | body)
@@ -387,7 +387,7 @@ def test_serve_engine_errors_are_http_errors_before_stream_start() -> None:
 
 
 def test_serve_rejects_body_that_is_not_a_valid_request() -> None:
-    server, service = scripted()
+    server, service = make_server()
     for raw in (
         b"",
         b"{",
@@ -410,7 +410,7 @@ def test_serve_rejects_body_that_is_not_a_valid_request() -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_serve_rejects_body_larger_than_limit(told: bool) -> None:
-    server, _ = scripted()
+    server, _ = make_server()
     server.max_body_bytes = 100
 
     async def body() -> Any:
@@ -432,7 +432,7 @@ def test_serve_returns_503_while_model_loads_or_server_drains() -> None:
         response = send(server, path, {} if method == "POST" else None, method)
         expected = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
         assert (response.status_code, response.json()) == (503, {"error": expected})
-    server.model = scripted()[0].model
+    server.model = make_server()[0].model
     assert send(server, "/health", method="GET").json() == {"status": "ok"}
     server.draining = True
     assert send(server, NATIVE, {"prompt": "x"}).status_code == 503
@@ -448,14 +448,14 @@ def test_models_props_and_slots_describe_the_model() -> None:
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert props["total_slots"] == 4
-    assert send(scripted(exact=True)[0], "/props", method="GET").json()["exact"] is not props["exact"]
+    assert send(make_server(exact=True)[0], "/props", method="GET").json()["exact"] is not props["exact"]
     assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>",) * 2
     assert props["chat_template_caps"]["supports_system_role"] is True
     assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
 
 
 def test_slots_describes_requests_without_their_text() -> None:
-    server, service = scripted()
+    server, service = make_server()
     secret = Sampling(0.3, grammar='root ::= "secret"')
     request = Request([5] * 7, 60, secret, ("secret",))
     slots = (Slot(0, 26, request, 12, 7, 3, 20, new_line=True), Slot(1, 26))
@@ -472,7 +472,7 @@ def test_slots_describes_requests_without_their_text() -> None:
 
 
 def test_models_by_name_returns_entry_or_404() -> None:
-    server, _ = scripted()
+    server, _ = make_server()
     listed = send(server, "/v1/models", method="GET").json()["data"]
     assert [send(server, "/v1/models/demo", method="GET").json()] == listed
     response = get("/v1/models/other/one")
@@ -488,7 +488,7 @@ def test_input_tokens_counts_prompt_without_generation() -> None:
 
 
 def test_serve_returns_explanation_for_unsupported_endpoints() -> None:
-    server, _ = scripted()
+    server, _ = make_server()
     for method, path in (("POST", "/rerank"), ("POST", "/props")):
         response = send(server, path, {}, method)
         assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
@@ -515,14 +515,14 @@ def test_serve_rejects_images_with_status_500_and_no_retry() -> None:
         ("/v1/responses", {"input": turns({"type": "input_image", "image_url": "data:"})}, "input[0].content[1]"),
     ]
     for path, body, part in bodies:
-        response = send(scripted()[0], path, body)
+        response = send(make_server()[0], path, body)
         assert (response.status_code, response.headers["X-Should-Retry"]) == (500, "false")
         problem = f"{part}.type: image input is not supported; this model accepts only text"
         assert response.json()["error"]["message"] == problem
 
 
 def test_metrics_when_disabled_returns_501() -> None:
-    server, _ = scripted()
+    server, _ = make_server()
     for has_metrics, status in ((True, 200), (False, 501)):
         server.has_metrics = has_metrics
         assert send(server, "/metrics", method="GET").status_code == status
@@ -530,7 +530,7 @@ def test_metrics_when_disabled_returns_501() -> None:
 
 
 def test_metrics_counts_under_names_of_llama_server_and_vllm() -> None:
-    server, _ = scripted(Script(step=3))
+    server, _ = make_server(Script(step=3))
     send(server, NATIVE, {"prompt": "x"})
     response = send(server, "/metrics", method="GET")
     assert response.headers["Process-Start-Time-Unix"] == str(server.started_at)
@@ -572,10 +572,10 @@ def test_tokenize_and_detokenize_round_trip_text() -> None:
 
 def test_request_log_contains_counters_and_no_text() -> None:
     entries: list[Counters] = []
-    server, _ = scripted(Script(step=3, cached=2))
+    server, _ = make_server(Script(step=3, cached=2))
 
     async def run() -> None:
-        async with asking(server, log=entries.append) as client:
+        async with open_client(server, log=entries.append) as client:
             await client.post(NATIVE, json={"prompt": "secret", "stream": True})
             await client.get("/secret")
 
@@ -592,7 +592,7 @@ def test_request_log_contains_invalid_field_and_no_client_text() -> None:
     entries: list[Counters] = []
 
     async def run() -> None:
-        async with asking(scripted()[0], log=entries.append) as client:
+        async with open_client(make_server()[0], log=entries.append) as client:
             await client.post(CHATS, json={"messages": [{"role": "wizard"}]})
             await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
             await client.post(NATIVE, json={"prompt": "word " * 10_000})
@@ -604,7 +604,7 @@ def test_request_log_contains_invalid_field_and_no_client_text() -> None:
 
 def test_serve_rejects_oversized_text_before_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "word " * 2_000_000
-    server, service = scripted()
+    server, service = make_server()
     assert server.model is not None
     monkeypatch.setattr(server.model.vocabulary, "tokenize", None)
     for path, body in (

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import Script
-from support.http import listening, scripted
+from support.http import make_server, run_server
 
 from ngramspec.server import connection
 from ngramspec.server.connection import MAX_HEADER_BYTES, Connection
@@ -25,7 +25,7 @@ TOO_LARGE = f"the URL and the headers are larger than {MAX_HEADER_BYTES // 1024}
 @contextmanager
 def sockets(count: int) -> Iterator[list[socket.socket]]:
     """Connect several times to a server."""
-    with listening(scripted()[0]) as address:
+    with run_server(make_server()[0]) as address:
         port = int(address.rpartition(":")[2])
         made = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(count)]
         try:
@@ -164,11 +164,11 @@ def test_connection_shutdown_ends_requests_without_exceptions(
     errors: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "SENDING_SECONDS", 0.1)
-    server, service = scripted(Script(begin=threading.Event()))
+    server, service = make_server(Script(begin=threading.Event()))
     body = b'{"prompt": "x"}'
     head = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
     with socket.socket() as waiting, socket.socket() as sending:
-        with listening(server) as address:
+        with run_server(server) as address:
             for client, sent in ((waiting, body), (sending, body[:5])):
                 client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
                 client.sendall(head + sent)
@@ -182,10 +182,10 @@ def test_connection_shutdown_ends_requests_without_exceptions(
 @pytest.mark.parametrize("stream", [True, False])
 def test_connection_disconnect_with_queued_requests_cancels_running_one(errors: list[str], stream: bool) -> None:
     script = Script(ends=False, go=threading.Semaphore(0))
-    server, service = scripted(script)
+    server, service = make_server(script)
     body = json.dumps({"prompt": "x", "stream": stream}).encode()
     post = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with listening(server) as address:
+    with run_server(server) as address:
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
             client.sendall(post + post)
             while not service.tickets:

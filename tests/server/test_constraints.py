@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ThinkingVocabulary, ask, demo_vocabulary, scripted, send
+from support.http import ThinkingVocabulary, ask, demo_vocabulary, make_server, send
 
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import TextRules
@@ -80,7 +80,7 @@ def test_guided_json_allows_reasoning_before_json(path: str) -> None:
     for where in ({"output_config": {"format": FORM}}, {"text": {"format": FORM}}, {"response_format": FORM}):
         known = {"/v1/messages": "output_config", "/v1/responses": "text", CHATS: "response_format"}[path]
         if known in where:
-            response = send(scripted()[0], path, BODIES[path] | where | {"guided_json": SCHEMA})
+            response = send(make_server()[0], path, BODIES[path] | where | {"guided_json": SCHEMA})
             assert (response.status_code, "no other constraint" in response.text) == (400, True)
 
 
@@ -143,7 +143,7 @@ def test_serve_rejects_unsupported_constraints_by_field_name(path: str) -> None:
         ("thinking_budget_tokens", {"thinking_budget_tokens": -2}),
         ("reasoning_format", {"reasoning_format": "none"}),
     ]
-    server, service = scripted()
+    server, service = make_server()
     for field, more in cases:
         response = send(server, path, BODIES[path] | more)
         error = response.json()["error"]

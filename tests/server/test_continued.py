@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, scripted, send
+from support.http import ask, demo_vocabulary, make_server, send
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tool_calls.continuation import make_assistant_prefill
@@ -72,10 +72,10 @@ def test_chat_apis_reject_invalid_continuations() -> None:
         ),
     ]
     for path, body, param in cases:
-        response = send(scripted()[0], path, body)
+        response = send(make_server()[0], path, body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
-    assert send(scripted()[0], MESSAGES, {"messages": [USER, use], "max_tokens": 9}).status_code == 400
+    assert send(make_server()[0], MESSAGES, {"messages": [USER, use], "max_tokens": 9}).status_code == 400
 
 
 MARKED = (
@@ -90,7 +90,7 @@ def test_continuation_formats_reasoning_as_the_template_does() -> None:
 
         def prompt(template: str, **body: Any) -> str:
             vocabulary.use_chat_template(template)
-            response = send(scripted(vocabulary=vocabulary)[0], "/apply-template", {"messages": TURNS} | body)
+            response = send(make_server(vocabulary=vocabulary)[0], "/apply-template", {"messages": TURNS} | body)
             return str(response.json()["prompt"]).removeprefix("<user>2 + 2?<assistant>")
 
         said = BEGUN["content"]

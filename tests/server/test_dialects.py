@@ -18,7 +18,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import ThinkingVocabulary, listening, scripted
+from support.http import ThinkingVocabulary, make_server, run_server
 
 from ngramspec.errors import TargetError
 from ngramspec.request import Request
@@ -49,10 +49,10 @@ def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
     if isinstance(script, str):
         script = Script(script, step=3, cached=2)
     with closing(ThinkingVocabulary(DEMO)) as vocabulary:
-        server, engine = scripted(script, vocabulary=vocabulary, n_ctx=2000)
+        server, engine = make_server(script, vocabulary=vocabulary, n_ctx=2000)
         server.ping_seconds = ping
         with (
-            listening(server, keys=["secret"]) as address,
+            run_server(server, keys=["secret"]) as address,
             anthropic.Anthropic(base_url=address, api_key="secret", max_retries=0) as one,
             openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as other,
         ):

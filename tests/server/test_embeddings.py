@@ -9,17 +9,17 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from support.fake_embedder import Counting
-from support.http import demo_vocabulary, listening, scripted, send
+from support.fake_embedder import CountingEmbedder
+from support.http import demo_vocabulary, make_server, run_server, send
 
-from ngramspec.server.state import Server
 from ngramspec.server.embeddings import scale_vectors
+from ngramspec.server.state import Server
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 
 
 def server(**settings: Any) -> Server:
-    return scripted(embedder=Counting(**settings))[0]
+    return make_server(embedder=CountingEmbedder(**settings))[0]
 
 
 def told(path: str, body: Any, **settings: Any) -> Any:
@@ -78,7 +78,7 @@ def test_embeddings_in_base64_and_native_format_are_equal() -> None:
 
 
 def test_embeddings_work_with_openai_client() -> None:
-    with listening(server()) as address:
+    with run_server(server()) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         answer = client.embeddings.create(model="demo", input=["hello", "there"])  # requests base64
         plain = client.embeddings.create(model="demo", input=[5, 6], encoding_format="float")
@@ -142,7 +142,7 @@ def test_embeddings_with_failed_decode_or_invalid_values_returns_500() -> None:
 
 def test_embeddings_without_embedder_returns_501_with_option() -> None:
     for path in (OPENAI, "/embeddings", NATIVE):
-        response: httpx.Response = send(scripted()[0], path, {"input": "hello"})
+        response: httpx.Response = send(make_server()[0], path, {"input": "hello"})
         error = response.json()["error"]
         assert (response.status_code, error["type"]) == (501, "not_supported_error")
         assert "--embeddings" in error["message"]

@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
-from support.fake_embedder import Counting
+from support.fake_embedder import CountingEmbedder
 from support.fake_service import Script
-from support.http import asking, scripted
-from support.malformed_requests import BODIES, MESSAGES, request
+from support.http import make_server, open_client
+from support.malformed_requests import BODIES, MESSAGES, make_request
 
 from ngramspec.server.app import ENDPOINTS
 
@@ -29,11 +29,11 @@ def test_serve_with_malformed_requests_returns_no_5xx_and_keeps_running(count: i
     seen: dict[int, int] = {}
 
     async def run() -> None:
-        server, service = scripted(Script(step=2), n_ctx=600, embedder=Counting())
+        server, service = make_server(Script(step=2), n_ctx=600, embedder=CountingEmbedder())
         server.slot_folder = tmp_path
-        async with asking(server) as client:
+        async with open_client(server) as client:
             for _ in range(count):
-                method, path, raw = request(rng)
+                method, path, raw = make_request(rng)
                 response = await client.request(method, path, content=raw)
                 seen[response.status_code] = seen.get(response.status_code, 0) + 1
                 assert response.status_code < 500, (method, path, raw, response.text)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, scripted, send
+from support.http import ask, make_server, send
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.fill_in import Limits, fill_in
@@ -45,7 +45,7 @@ def prompt_of(coder: Vocabulary, fields: dict[str, Any], **settings: Any) -> lis
 
 def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the error of a request that is rejected before it reaches the engine."""
-    server, service = scripted(vocabulary=vocabulary)
+    server, service = make_server(vocabulary=vocabulary)
     response = send(server, path, {name: value for name, value in fields.items() if value is not ...})
     assert (response.status_code, service.tickets) == (400, [])
     return response.json()["error"]

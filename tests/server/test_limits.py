@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support.http import demo_vocabulary, scripted, send
+from support.http import demo_vocabulary, make_server, send
 
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
@@ -54,7 +54,7 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
     ],
 )
 def test_serve_rejects_oversized_fields_by_name(path: str, body: dict[str, Any], field: str) -> None:
-    server, service = scripted()
+    server, service = make_server()
     response = send(server, path, body)
     error = response.json()["error"]
     assert response.status_code == 400
@@ -64,13 +64,13 @@ def test_serve_rejects_oversized_fields_by_name(path: str, body: dict[str, Any],
 
 @pytest.mark.parametrize("tokens", [[1] * 600, ["x", 1] * 300, ["x " * 500] * 2])
 def test_completion_rejects_mixed_prompt_beyond_the_context(tokens: list[Any]) -> None:
-    response = send(scripted(n_ctx=512)[0], NATIVE, {"prompt": [*tokens, 1]})
+    response = send(make_server(n_ctx=512)[0], NATIVE, {"prompt": [*tokens, 1]})
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("value", [[0] * MAX_VALUES, [[]] * (MAX_VALUES // 2), [{}] * (MAX_VALUES // 2)])
 def test_serve_rejects_json_with_too_many_values(value: list[Any]) -> None:
-    response = send(scripted()[0], NATIVE, {"prompt": "x", "unknown": value})
+    response = send(make_server()[0], NATIVE, {"prompt": "x", "unknown": value})
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
 
 
@@ -83,18 +83,18 @@ def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(endpoint, "_parse", parse)
     for size in (10, endpoint.LARGE_JSON):
-        assert send(scripted()[0], "/tokenize", {"content": "", "unknown": "x" * size}).status_code == 200
+        assert send(make_server()[0], "/tokenize", {"content": "", "unknown": "x" * size}).status_code == 200
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["[{," * MAX_VALUES, '",\\' * MAX_VALUES])
 def test_serve_json_value_limit_ignores_commas_in_strings(text: str) -> None:
-    assert send(scripted()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 200
+    assert send(make_server()[0], "/v1/messages/count_tokens", {"messages": [], "unknown": text}).status_code == 200
 
 
 @pytest.mark.parametrize(("digits", "status"), [(MAX_DIGITS, 200), (MAX_DIGITS + 1, 400)])
 def test_serve_rejects_numbers_with_too_many_digits(digits: int, status: int) -> None:
-    response = send(scripted()[0], NATIVE, content=b'{"prompt": "x", "unknown": %s}' % (b"1" * digits))
+    response = send(make_server()[0], NATIVE, content=b'{"prompt": "x", "unknown": %s}' % (b"1" * digits))
     assert response.status_code == status
     if status == 400:
         message = "the request is not valid JSON: a number has more than 1,000 digits"
@@ -102,10 +102,10 @@ def test_serve_rejects_numbers_with_too_many_digits(digits: int, status: int) ->
 
 
 def test_serve_truncates_long_error_messages() -> None:
-    message = send(scripted()[0], NATIVE, PROMPT | {"samplers": ["x" * 900]}).json()["error"]["message"]
+    message = send(make_server()[0], NATIVE, PROMPT | {"samplers": ["x" * 900]}).json()["error"]["message"]
     assert message.startswith("samplers: unknown sampler 'xxx")
     schema = {"type": "object", "required": ["x" * 100_000], "properties": {"y" * 100_000: {"$ref": "z" * 100_000}}}
-    response = send(scripted()[0], NATIVE, PROMPT | {"json_schema": schema})
+    response = send(make_server()[0], NATIVE, PROMPT | {"json_schema": schema})
     assert response.status_code == 400
     assert len(response.json()["error"]["message"]) <= MAX_MESSAGE + 4
 
@@ -113,7 +113,7 @@ def test_serve_truncates_long_error_messages() -> None:
 def test_completion_with_dry_prepares_sampler_before_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each breaker, llama.cpp compares all tokens, and the other requests would have to wait."""
     asked = {"dry_multiplier": 1.0, "dry_sequence_breakers": ["x", "y"], "dry_penalty_last_n": 8}
-    server, _ = scripted()
+    server, _ = make_server()
     assert send(server, NATIVE, PROMPT | asked).status_code == 200
     monkeypatch.setattr("ngramspec.llama.bindings.dry", None)
     sampling = Sampling(0.8, dry_multiplier=1.0, dry_sequence_breakers=("x", "y"), dry_penalty_last_n=8)
@@ -122,7 +122,7 @@ def test_completion_with_dry_prepares_sampler_before_the_engine(monkeypatch: pyt
 
 def test_detokenize_converts_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists may have 400,000 tokens, and the conversion holds Python's lock while other requests wait."""
-    server, service = scripted()
+    server, service = make_server()
     shown = Mock(wraps=service.vocabulary.display_piece)
     monkeypatch.setattr(service.vocabulary, "display_piece", shown)
     assert send(server, "/detokenize", {"tokens": [5, 6, 5] * 100}).status_code == 200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.http import ask, scripted, send
+from support.http import ask, make_server, send
 
 from ngramspec.server.page import MAX_CHARACTERS, render
 
@@ -168,7 +168,7 @@ def test_markdown_endpoint_returns_blocks_and_rejects_invalid_fields() -> None:
         "last": 3,
     }
     for body in ({}, {"text": 5}, {"text": "a", "drafted": [[1]]}, {"text": "a", "drafted": [[1, "2"]]}):
-        assert send(scripted()[0], "/markdown", body).status_code == 400
+        assert send(make_server()[0], "/markdown", body).status_code == 400
 
 
 def test_markdown_render_of_slow_code_skips_highlighting() -> None:

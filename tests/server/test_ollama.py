@@ -15,9 +15,9 @@ import httpx
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ThinkingVocabulary, asking, demo_vocabulary, listening, scripted, send
+from support.http import ThinkingVocabulary, demo_vocabulary, make_server, open_client, run_server, send
 from support.json_chat import Chat
-from support.ollama import ask, refused
+from support.ollama import ask, get_error
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import TargetError
@@ -123,9 +123,9 @@ def test_ollama_chat_logprobs_cover_incomplete_tool_call_prefix() -> None:
 
 def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
     script = Script("a b c", fails=TargetError("it broke"), after=2, go=threading.Semaphore(0))
-    server, _ = scripted(script)
+    server, _ = make_server(script)
     server.ping_seconds = 0.02
-    with listening(server) as address, httpx.stream("POST", f"{address}/api/chat", json=CHAT) as response:
+    with run_server(server) as address, httpx.stream("POST", f"{address}/api/chat", json=CHAT) as response:
         parts = []
         for line in response.iter_lines():
             parts.append(json.loads(line))
@@ -184,7 +184,7 @@ def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
     assert ("at" in form, form == json_form) == (True, False)
     # Unsupported keywords are ignored, as in Ollama.
     assert grammar_of(path, body | {"format": PARAMETERS | {"propertyNames": {"pattern": "a"}}}) is not None
-    assert refused(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
+    assert get_error(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
 
 
 def test_ollama_think_sets_template_variables() -> None:
@@ -201,9 +201,9 @@ def test_ollama_think_sets_template_variables() -> None:
             ):
                 _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
                 assert b"".join(map(vocabulary.piece, service.requests[0].prompt)).decode() == text
-            assert refused(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
+            assert get_error(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
     # Clients recognize these words and retry without the field.
-    assert refused("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
+    assert get_error("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
     ask("/api/chat", CHAT | {"think": False})
 
 
@@ -271,9 +271,9 @@ def test_ollama_generate_with_suffix_uses_fill_in_the_middle(tmp_path: Path) -> 
     marks = demo_vocabulary().fill_in_tokens
     assert list(service.requests[0].prompt)[-5:] == [marks.prefix, *before, marks.suffix, *after, marks.middle]
     with closing(Vocabulary(write_vocabulary(tmp_path / "plain.gguf", fill_in=False))) as plain:
-        error = refused("/api/generate", {"prompt": "a", "suffix": "b"}, vocabulary=plain)
+        error = get_error("/api/generate", {"prompt": "a", "suffix": "b"}, vocabulary=plain)
         assert error.startswith("this model does not support fill-in-the-middle")
-        assert "insert" not in send(scripted(vocabulary=plain)[0], "/api/show", {}).json()["capabilities"]
+        assert "insert" not in send(make_server(vocabulary=plain)[0], "/api/show", {}).json()["capabilities"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -329,14 +329,14 @@ def test_ollama_api_rejects_invalid_values_by_field_name() -> None:
             (path, {"top_logprobs": 2}, "top_logprobs requires logprobs"),
         ]
     for path, fields, message in cases:
-        assert refused(path, BODIES[path] | fields).startswith(message), (path, fields)
+        assert get_error(path, BODIES[path] | fields).startswith(message), (path, fields)
     long = {"messages": [USER | {"content": "word " * 4000}]}
-    assert "exceeds the available context size (512 tokens)" in refused("/api/chat", CHAT | long)
+    assert "exceeds the available context size (512 tokens)" in get_error("/api/chat", CHAT | long)
 
 
 def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
-    assert refused("/api/nothing", {}, 404)
-    assert refused("/api/chat", None, 405, "GET")
+    assert get_error("/api/nothing", {}, 404)
+    assert get_error("/api/chat", None, 405, "GET")
     for path, method in (
         ("pull", "POST"),
         ("push", "POST"),
@@ -344,15 +344,15 @@ def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
         ("copy", "POST"),
         ("delete", "DELETE"),
     ):
-        assert "restart it: ngramspec serve MODEL" in refused(f"/api/{path}", {"model": "x"}, 501, method)
-    assert "restart it" in refused("/api/blobs/sha256:29", {}, 501)
+        assert "restart it: ngramspec serve MODEL" in get_error(f"/api/{path}", {"model": "x"}, 501, method)
+    assert "restart it" in get_error("/api/blobs/sha256:29", {}, 501)
     response = send(Server(), "/api/chat", CHAT)
     assert (response.status_code, response.json()) == (503, {"error": "Loading model"})
 
 
 def test_ollama_api_requires_api_key() -> None:
     async def run() -> None:
-        async with asking(scripted()[0], keys=["k"]) as client:
+        async with open_client(make_server()[0], keys=["k"]) as client:
             for path in ("/api/chat", "/api/pull"):
                 response = await client.post(path, json=CHAT)
                 assert (response.status_code, response.json()) == (401, {"error": "Invalid API Key"})

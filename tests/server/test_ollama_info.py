@@ -11,15 +11,15 @@ from unittest import mock
 
 import numpy as np
 from support.cli_runner import DEMO
-from support.fake_embedder import Counting
-from support.http import ThinkingVocabulary, demo_vocabulary, scripted, send
-from support.ollama import ask, refused
+from support.fake_embedder import CountingEmbedder
+from support.http import ThinkingVocabulary, demo_vocabulary, make_server, send
+from support.ollama import ask, get_error
 
 META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
 
 
 def get(path: str, **settings: Any) -> Any:
-    response = send(scripted(**settings)[0], path, method="GET")
+    response = send(make_server(**settings)[0], path, method="GET")
     assert response.status_code == 200
     return response.json()
 
@@ -40,17 +40,17 @@ def test_ollama_tags_and_ps_list_the_model() -> None:
         assert len(bytes.fromhex(entry["digest"])) == 32
     assert listed["digest"] == loaded["digest"]
     # Clients store the capabilities of a model under its digest.
-    assert listed["digest"] != get("/api/tags", meta=META, embedder=Counting())["models"][0]["digest"]
+    assert listed["digest"] != get("/api/tags", meta=META, embedder=CountingEmbedder())["models"][0]["digest"]
     assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
     assert loaded["context_length"] == 512
 
 
 def test_ollama_show_describes_the_model_for_any_name() -> None:
     with closing(ThinkingVocabulary(DEMO)) as thinking:
-        server, _ = scripted(vocabulary=thinking, meta=META, embedder=Counting())
+        server, _ = make_server(vocabulary=thinking, meta=META, embedder=CountingEmbedder())
         shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
         assert shown["capabilities"] == ["completion", "tools", "thinking", "insert", "embedding"]
-        assert send(scripted()[0], "/api/show", {"name": "any"}).json()["capabilities"] == [
+        assert send(make_server()[0], "/api/show", {"name": "any"}).json()["capabilities"] == [
             "completion",
             "tools",
             "insert",
@@ -75,7 +75,7 @@ def test_ollama_version_and_head_requests_succeed() -> None:
     major, minor, _ = get("/api/version")["version"].split(".")
     assert (int(major), int(minor)) >= (0, 6)  # Clients reject older versions.
     for path in ("/", "/api/version", "/api/tags"):
-        assert send(scripted()[0], path, method="HEAD").status_code == 200
+        assert send(make_server()[0], path, method="HEAD").status_code == 200
 
 
 # --------------------------------------------------------------------------- embeddings
@@ -88,30 +88,30 @@ def vectors(*texts: list[int]) -> Any:
 
 def test_ollama_embed_returns_embeddings_of_both_endpoints() -> None:
     tokens = [demo_vocabulary().tokenize(text) for text in ("hello", "you are")]
-    (both,), _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=Counting())
+    (both,), _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=CountingEmbedder())
     assert np.allclose(both["embeddings"], vectors(*tokens), atol=1e-6)
     assert (both["model"], both["prompt_eval_count"]) == ("m", sum(map(len, tokens)))
     assert isinstance(both["total_duration"], int)
-    (one,), _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=Counting())
+    (one,), _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=CountingEmbedder())
     assert one["embeddings"] == [[1.0]]
-    (older,), _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=Counting())
+    (older,), _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=CountingEmbedder())
     assert np.allclose(older["embedding"], vectors(tokens[0])[0], atol=1e-6)
     for path, body, empty in (
         ("/api/embed", {"input": ""}, {"embeddings": []}),
         ("/api/embed", {}, {"embeddings": []}),
         ("/api/embeddings", {}, {"embedding": []}),
     ):
-        (answer,), _ = ask(path, body, embedder=Counting())
+        (answer,), _ = ask(path, body, embedder=CountingEmbedder())
         assert empty.items() <= answer.items()
 
 
 def test_ollama_embed_truncates_long_texts_unless_truncate_is_false() -> None:
     for text in ("word " * 30, "word " * 100_000):
-        (answer,), _ = ask("/api/embed", {"input": text}, embedder=Counting())
-        assert answer["prompt_eval_count"] == Counting.n_ctx
-        message = refused("/api/embed", {"input": text, "truncate": False}, embedder=Counting())
+        (answer,), _ = ask("/api/embed", {"input": text}, embedder=CountingEmbedder())
+        assert answer["prompt_eval_count"] == CountingEmbedder.n_ctx
+        message = get_error("/api/embed", {"input": text, "truncate": False}, embedder=CountingEmbedder())
         assert "exceeds the available context size (16 tokens)" in message
-        (older,), _ = ask("/api/embeddings", {"prompt": text}, embedder=Counting())
+        (older,), _ = ask("/api/embeddings", {"prompt": text}, embedder=CountingEmbedder())
         assert len(older["embedding"]) == 3
 
 
@@ -119,7 +119,7 @@ def test_ollama_embed_truncation_keeps_end_token() -> None:
     end = next(token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token))
     seen = []
 
-    class Recording(Counting):
+    class Recording(CountingEmbedder):
         def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, Any]:
             seen.append(list(tokens))
             return super().reading(tokens, max_chunk)
@@ -129,7 +129,9 @@ def test_ollama_embed_truncation_keeps_end_token() -> None:
 
 
 def test_ollama_embed_rejects_invalid_requests() -> None:
-    assert "--embeddings" in refused("/api/embed", {"input": "x"}, 501)
-    assert refused("/api/embed", {"input": [[]]}, embedder=Counting()).startswith("input must not")
-    assert refused("/api/embed", {"input": "x", "dimensions": 4}, embedder=Counting()).startswith("dimensions must be")
-    assert "--pooling none" in refused("/api/embeddings", {"prompt": "x"}, embedder=Counting("none"))
+    assert "--embeddings" in get_error("/api/embed", {"input": "x"}, 501)
+    assert get_error("/api/embed", {"input": [[]]}, embedder=CountingEmbedder()).startswith("input must not")
+    assert get_error("/api/embed", {"input": "x", "dimensions": 4}, embedder=CountingEmbedder()).startswith(
+        "dimensions must be"
+    )
+    assert "--pooling none" in get_error("/api/embeddings", {"prompt": "x"}, embedder=CountingEmbedder("none"))

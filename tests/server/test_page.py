@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, JSHandle, Page, expect
 from support.browser import chromium
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import listening, scripted
+from support.http import make_server, run_server
 
 from ngramspec.conversation import load, save
 from ngramspec.errors import TargetError
@@ -113,9 +113,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """Open a page with a separate browser profile and port; the parameter contains the server's keys."""
-    server, service = scripted(n_ctx=4096)
+    server, service = make_server(n_ctx=4096)
     with (
-        listening(server, keys=getattr(request, "param", ())) as address,
+        run_server(server, keys=getattr(request, "param", ())) as address,
         browser.new_context(viewport={"width": 900, "height": 700}) as context,  # closing it ends streams
     ):
         found = Visit(context.new_page(), service, f"{address}/")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, scripted, send
+from support.http import ask, demo_vocabulary, make_server, send
 
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 
@@ -38,7 +38,7 @@ def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream
 @pytest.mark.parametrize("path", BODIES)
 def test_prediction_with_invalid_value_is_rejected_by_field_name(path: str) -> None:
     for wrong, param in (({"type": "x", "content": ""}, "type"), ({"type": "content"}, "content"), (5, "")):
-        response = send(scripted()[0], path, BODIES[path] | {"prediction": wrong})
+        response = send(make_server()[0], path, BODIES[path] | {"prediction": wrong})
         found = response.json()["error"]["param"]
         assert (response.status_code, found) == (400, f"prediction.{param}".removesuffix("."))
 

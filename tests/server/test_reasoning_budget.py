@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO
-from support.http import ask, chunks, send
+from support.http import ask, parse_chunks, send
 from support.mock_shared import MockShared
 
 from ngramspec.batching.engine import Engine
@@ -61,7 +61,7 @@ def answer(server: Server, path: str, **fields: Any) -> tuple[str, str]:
     """Return the reasoning and the content of an answer at temperature 0."""
     response = send(server, path, {**BODIES[path], "temperature": 0, **fields})
     assert response.status_code == 200, response.text
-    told = chunks(response.text) if fields.get("stream") else response.json()
+    told = parse_chunks(response.text) if fields.get("stream") else response.json()
     if path == CHATS:
         choices = [one["choices"][0]["delta"] for one in told if one != "[DONE]"] if fields.get("stream") else None
         messages = choices or [told["choices"][0]["message"]]

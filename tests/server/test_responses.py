@@ -14,8 +14,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.fake_service import Script
-from support.http import chunks
-from support.json_chat import Chat, allows, answers, called, vocabulary
+from support.http import parse_chunks
+from support.json_chat import Chat, allows, answers, format_tool_call, vocabulary
 
 from ngramspec.errors import TargetError
 
@@ -33,7 +33,7 @@ def whole(script: Script, **fields: Any) -> dict[str, Any]:
 
 
 def streamed(script: Script, **fields: Any) -> list[dict[str, Any]]:
-    return chunks(API.answered(script, stream=True, **fields).text)
+    return parse_chunks(API.answered(script, stream=True, **fields).text)
 
 
 def test_responses_api_formats_codex_conversation_for_template() -> None:
@@ -122,8 +122,8 @@ def test_responses_api_tool_choice_becomes_a_grammar(choice: Any, allowed: set[s
     if allowed is None:
         assert engine.requests[0].sampling.grammar is None
         return
-    assert {name for name in ("look", "mcp__db__look") if allows(engine, called(name))} == allowed
-    assert not allows(engine, f"{called('look')}\n{called('look')}")
+    assert {name for name in ("look", "mcp__db__look") if allows(engine, format_tool_call(name))} == allowed
+    assert not allows(engine, f"{format_tool_call('look')}\n{format_tool_call('look')}")
 
 
 def test_responses_api_settings_reach_the_engine() -> None:
@@ -250,7 +250,7 @@ THOUGHT = "<think>\nhm\n</think>\n\n"
 
 
 def test_responses_api_stream_sends_events_in_expected_order() -> None:
-    sent = streamed(Script(f"{THOUGHT}I look.\n{called('look')}", step=100), tools=[LOOK])
+    sent = streamed(Script(f"{THOUGHT}I look.\n{format_tool_call('look')}", step=100), tools=[LOOK])
     order = """
         created in_progress
         output_item.added content_part.added reasoning_text.delta
@@ -267,7 +267,8 @@ def test_responses_api_stream_sends_events_in_expected_order() -> None:
 
 def test_responses_api_calls_name_their_tool_and_are_accepted_as_input() -> None:
     patch = json.dumps({"input": "*** Begin\n+é"}, ensure_ascii=False)
-    text = f"{THOUGHT}I look.\n{called('mcp__db__look', json.dumps({'at': 1}))}\n{called('apply_patch', patch)}"
+    look = format_tool_call("mcp__db__look", json.dumps({"at": 1}))
+    text = f"{THOUGHT}I look.\n{look}\n{format_tool_call('apply_patch', patch)}"
     output = whole(Script(text), tools=[PATCH, SERVER])["output"]
     _, _, first, second = output
     assert (first["type"], first["name"], first["namespace"]) == ("function_call", "look", "mcp__db")

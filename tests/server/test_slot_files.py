@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.ear import WAIT, Ear
-from support.http import scripted, send
+from support.http import make_server, send
 from support.mock_shared import MockShared
 from support.tiny_adapters import write_adapter
 
@@ -122,7 +122,7 @@ def test_slot_restore_rejects_unusable_file_and_empties_slot(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("action", ["save", "restore"])
 def test_slot_actions_reject_file_names_outside_the_folder(tmp_path: Path, action: str) -> None:
-    server, _ = scripted()
+    server, _ = make_server()
     server.slot_folder = tmp_path / "folder"
     for name in ("../x", "/etc/passwd", "a/b", "..", ".", "a\\b", "a\0", "a\n", "x" * 256, "", 5, None):
         assert "filename" in refusal(server, f"/slots/0?action={action}", {"filename": name})
@@ -130,7 +130,7 @@ def test_slot_actions_reject_file_names_outside_the_folder(tmp_path: Path, actio
 
 
 def test_slot_actions_reject_unknown_slots_and_actions(tmp_path: Path) -> None:
-    server, _ = scripted()
+    server, _ = make_server()
     assert "--slot-save-path" in refusal(server, "/slots/0?action=save", {"filename": "x"}, 501)
     server.slot_folder = tmp_path
     assert "id_slot must be 0 to 3, got 4" in refusal(server, "/slots/4?action=save", {"filename": "x"})

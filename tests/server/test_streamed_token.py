@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import chunks, scripted
+from support.http import make_server, parse_chunks
 
 from ngramspec.server.app import make_app
 from ngramspec.server.state import Server
@@ -103,7 +103,7 @@ def threads_alternate() -> Iterator[None]:
 @pytest.mark.parametrize("path", BODIES)
 def test_stream_of_one_token_takes_few_function_calls(path: str) -> None:
     turns = Turns()
-    server, _ = scripted(Script(" and so on" * 10, go=turns))  # type: ignore[arg-type]
+    server, _ = make_server(Script(" and so on" * 10, go=turns))  # type: ignore[arg-type]
     stream(server, path, BODIES[path], turns.on_chunk, turns.profile)
     # The median leaves out tokens during which a timer of the loop ran.
     calls = [after - before for before, after in pairwise(turns.at_chunks[5:26])]
@@ -113,7 +113,7 @@ def test_stream_of_one_token_takes_few_function_calls(path: str) -> None:
 def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeService]:
     """Run a stream whose loop is busy from the first chunk until the engine has taken all steps."""
     script.go = threading.Semaphore(1)
-    server, service = scripted(script)
+    server, service = make_server(script)
 
     def busy(_: bytes) -> None:
         for _ in service.requests:
@@ -134,12 +134,12 @@ def test_stream_with_busy_loop_joins_waiting_steps_into_one_chunk(path: str) -> 
 def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
     text = "Hello, world: all of it"
     told, service = late("/completion", BODIES["/completion"], Script(text))
-    tokens = [token for chunk in chunks(told) for token in chunk["tokens"]]
-    assert len(chunks(told)) == 3
+    tokens = [token for chunk in parse_chunks(told) for token in chunk["tokens"]]
+    assert len(parse_chunks(told)) == 3
     assert bytes(b"".join(map(service.vocabulary.piece, tokens))).decode() == text
     told, _ = late("/v1/chat/completions", CHAT | {"return_drafts": True}, Script(text, step=3))
     drafted = content = ""
-    for chunk in chunks(told)[:-1]:
+    for chunk in parse_chunks(told)[:-1]:
         choice = chunk["choices"][0]
         piece = choice["delta"].get("content") or ""
         content += piece
@@ -151,7 +151,7 @@ def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
 @pytest.mark.parametrize("fields", [{"logprobs": True}, {"timings_per_token": True}])
 def test_stream_with_fields_per_token_sends_one_chunk_per_token(fields: dict[str, Any]) -> None:
     told, service = late("/v1/chat/completions", CHAT | fields, Script("Hello, world: all of it"))
-    parts = [chunk for chunk in chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
+    parts = [chunk for chunk in parse_chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
     assert len(parts) == service.stats.generated - 1  # The last token ends the text.
     if "logprobs" in fields:
         assert all(len(part["choices"][0]["logprobs"]["content"]) == 1 for part in parts)
@@ -161,7 +161,7 @@ def test_stream_with_fields_per_token_sends_one_chunk_per_token(fields: dict[str
 
 def test_stream_error_follows_waiting_steps() -> None:
     told, _ = late("/completion", {"prompt": "x"}, Script("Hello, world", fails=ValueError("defect"), after=3))
-    *parts, error = chunks(told)
+    *parts, error = parse_chunks(told)
     assert "".join(part["content"] for part in parts)
     assert sum(len(part["tokens"]) for part in parts) == 3
     assert error["error"]["message"] == "defect"

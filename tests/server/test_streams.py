@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import chunks, listening, scripted
+from support.http import make_server, parse_chunks, run_server
 
 from ngramspec.request import Request
 from ngramspec.server.answer import Answer, Piece, TextEvent
@@ -49,9 +49,9 @@ def endless() -> Script:
 
 @asynccontextmanager
 async def connected(script: Any, ping: float = 15.0) -> AsyncIterator[tuple[httpx.AsyncClient, FakeService]]:
-    server, service = scripted(script)
+    server, service = make_server(script)
     server.ping_seconds = ping
-    with listening(server) as address:
+    with run_server(server) as address:
         async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as client:
             try:
                 yield client, service
@@ -97,8 +97,8 @@ async def test_stream_of_disconnected_client_cancels_its_request(path: str) -> N
 
 async def test_stream_of_disconnected_client_logs_its_tokens() -> None:
     entries: list[Counters] = []
-    server, service = scripted(endless())
-    with listening(server, log=entries.append) as address:
+    server, service = make_server(endless())
+    with run_server(server, log=entries.append) as address:
         async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as client:
             async with client.stream("POST", "/completion", json=BODY) as response:
                 lines = response.aiter_lines()
@@ -114,7 +114,7 @@ async def test_stream_of_disconnected_client_cancels_all_choices() -> None:
         seen = set[int]()
         async with client.stream("POST", "/v1/chat/completions", json=CHAT | {"n": 3}) as response:
             async for line in response.aiter_lines():
-                seen |= {choice["index"] for chunk in chunks(line) for choice in chunk["choices"]}
+                seen |= {choice["index"] for chunk in parse_chunks(line) for choice in chunk["choices"]}
                 if len(seen) == 3:
                     break
         for ticket in service.tickets:
@@ -132,7 +132,7 @@ async def test_stream_continues_when_other_requests_end_or_fail() -> None:
         assert not service.tickets[0].cancelled.is_set()
         first.go.release(100)
         rest = "\n".join([line async for line in lines])
-    assert chunks(rest)[-1]["stop_type"] == "eos"
+    assert parse_chunks(rest)[-1]["stop_type"] == "eos"
 
 
 async def test_stream_without_tokens_sends_comments() -> None:
@@ -140,7 +140,7 @@ async def test_stream_without_tokens_sends_comments() -> None:
     async with streaming(Script(begin=begin, go=go), "/v1/chat/completions", CHAT, 0.02) as (_, _, lines):
         seen = [await anext(lines)]
         begin.set()
-        while not any(chunk["choices"][0]["delta"].get("content") for chunk in chunks(seen[-1])):
+        while not any(chunk["choices"][0]["delta"].get("content") for chunk in parse_chunks(seen[-1])):
             seen.append(await anext(lines))
         while seen[-1] != ":":
             seen.append(await anext(lines))
@@ -159,7 +159,7 @@ async def test_stream_error_after_comments_is_sent_as_chunk() -> None:
         assert await anext(lines) == ":"
         begin.set()
         rest = "\n".join([line async for line in lines])
-    assert chunks(rest) == [{"error": {"code": 500, "message": "defect", "type": "server_error"}}]
+    assert parse_chunks(rest) == [{"error": {"code": 500, "message": "defect", "type": "server_error"}}]
 
 
 async def test_stream_ends_with_final_chunk_when_server_stops() -> None:
@@ -168,7 +168,7 @@ async def test_stream_ends_with_final_chunk_when_server_stops() -> None:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(service.stop)
         rest = "\n".join([line async for line in lines])
-    last = chunks(rest)[-1]
+    last = parse_chunks(rest)[-1]
     assert (last["stop_type"], last["timings"]["predicted_n"]) == ("limit", 3)
 
 
@@ -188,7 +188,7 @@ async def test_request_stream_wakes_event_loop_once_for_many_steps(
     streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, go = asyncio.get_running_loop(), threading.Semaphore(0)
-    server, service = scripted(Script(ends=False, go=go))
+    server, service = make_server(Script(ends=False, go=go))
     woken: list[object] = []
     wake = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or wake(call))

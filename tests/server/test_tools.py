@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, scripted, send
+from support.http import ask, demo_vocabulary, make_server, send
 
 CHATS = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -43,7 +43,7 @@ def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
     asked = {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": only}}
     assert [allowed(asked, text) for text in (find, look)] == [True, False]
     for choice in ({"type": "allowed_tools", "allowed_tools": only | {"tools": [LOOK | {"name": "x"}]}}, {"name": "x"}):
-        response = send(scripted()[0], CHATS, {"messages": [USER], "tools": TOOLS, "tool_choice": choice})
+        response = send(make_server()[0], CHATS, {"messages": [USER], "tools": TOOLS, "tool_choice": choice})
         assert (response.status_code, response.json()["error"]["param"][:11]) == (400, "tool_choice")
 
 
@@ -132,10 +132,10 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
 
     for strict in (None, False):
         assert [allowed(form(strict), text) for text in ('{"a": [1]}', "{}", '{"a": [1]} ')] == [True, False, False]
-    response = send(scripted()[0], CHATS, {"messages": [USER]} | form(True))
+    response = send(make_server()[0], CHATS, {"messages": [USER]} | form(True))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     assert allowed({"tools": [tool], "tool_choice": "required"}, called("f", '{"a": []}'))
     tool["function"]["strict"] = True  # type: ignore[index]
-    response = send(scripted()[0], CHATS, {"messages": [USER], "tools": [tool], "tool_choice": "required"})
+    response = send(make_server()[0], CHATS, {"messages": [USER], "tools": [tool], "tool_choice": "required"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.fake_service import SLOTS, Script
-from support.http import asking, scripted
+from support.http import make_server, open_client
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.server.app import make_app
@@ -27,7 +27,7 @@ def routes(**variables: str) -> VertexRoutes:
 
 def request(method: str, path: str, body: Any = None, **variables: str) -> httpx.Response:
     async def run() -> httpx.Response:
-        async with asking(scripted(Script())[0], vertex=routes(**variables), keys=["k"]) as client:
+        async with open_client(make_server(Script())[0], vertex=routes(**variables), keys=["k"]) as client:
             headers = {"Authorization": "Bearer k"} if body is not None else {}
             return await client.request(method, path, json=body, headers=headers)
 
@@ -63,8 +63,8 @@ def test_vertex_predict_returns_error_of_an_instance_in_its_place() -> None:
 
 def test_vertex_predict_runs_one_instance_per_slot_at_once() -> None:
     async def run() -> None:
-        server, service = scripted(Script(begin=(begin := threading.Event())))
-        async with asking(server, vertex=routes()) as client:
+        server, service = make_server(Script(begin=(begin := threading.Event())))
+        async with open_client(server, vertex=routes()) as client:
             answer = asyncio.create_task(client.post("/predict", json={"instances": [CHAT] * 9}))
             while len(service.requests) < SLOTS:
                 await asyncio.sleep(0.01)
@@ -99,4 +99,4 @@ def test_vertex_routes_reject_invalid_environment() -> None:
     with pytest.raises(NGramSpecError, match="AIP_HTTP_PORT must be a port number, got 'x'"):
         routes(AIP_HTTP_PORT="x")
     with pytest.raises(NGramSpecError, match=r"AIP_PREDICT_ROUTE .* got /completion"):
-        make_app(scripted()[0], vertex=routes(AIP_PREDICT_ROUTE="completion"))
+        make_app(make_server()[0], vertex=routes(AIP_PREDICT_ROUTE="completion"))

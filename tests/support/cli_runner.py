@@ -26,10 +26,10 @@ DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 PATIENCE = 120.0
 """Seconds after which a test considers a run as hanging."""
 
-UNENDED = ["-l", "0-inf", "-l", "2-inf"]
+NO_END_OPTIONS = ["-l", "0-inf", "-l", "2-inf"]
 """Options with which the demo model never samples its two end-of-generation tokens."""
 
-ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", *UNENDED]
+ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", *NO_END_OPTIONS]
 """Options with which the demo model samples random tokens and never ends the response."""
 
 _VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-verdicts-")
@@ -43,7 +43,7 @@ NO_SMOLLM = Path(_EMPTY.name)
 PYTHONPATH = os.pathsep.join(filter(None, [str(NO_SMOLLM), *sys.path]))
 """`PYTHONPATH` of child processes: they find packages in the real HOME, and their default is the demo model."""
 
-_SIGNALLED = """
+_SIGNAL_SCRIPT = """
 import os, sys
 from ngramspec.llama import bindings
 from ngramspec_cli.app import main
@@ -62,7 +62,7 @@ main()
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RunResult:
     """The result of a run without traceback: exit code (negative if a signal killed it), stdout and stderr."""
 
     code: int
@@ -72,15 +72,15 @@ class Done:
     def __post_init__(self) -> None:
         assert "Traceback" not in self.err, self.err
 
-    def ok(self) -> Done:
+    def ok(self) -> RunResult:
         """Return the result of a run that must have succeeded."""
         assert self.code == 0, self.err
         return self
 
-    def failed(self, *words: str, code: int = 1) -> None:
+    def assert_failed(self, *words: str, code: int = 1) -> None:
         """Check that the run ended with this exit code, no stdout, and one error message that contains these words."""
         assert (self.code, self.raw) == (code, b""), self.err
-        assert all(word in self.complaint for word in words), self.complaint
+        assert all(word in self.error_message for word in words), self.error_message
 
     @property
     def out(self) -> str:
@@ -92,7 +92,7 @@ class Done:
         return json.loads(self.ok().out)
 
     @property
-    def complaint(self) -> str:
+    def error_message(self) -> str:
         """The only error message, without its prefix."""
         lines = [line for line in self.err.splitlines() if line.startswith("ngramspec:")]
         assert len(lines) == 1, self.err
@@ -123,7 +123,7 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> Done:
+def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> RunResult:
     """Run a command line to its end in this process, with the given variables, streams and working directory.
 
     Variables that are read when Python starts or when a module is imported (PYTHON..., COLUMNS, colours) are not
@@ -155,7 +155,7 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
                     signal.signal(number, handler)
         for file in (out, err):
             file.seek(0)
-        return Done(code, out.read(), err.read().decode("utf-8"))
+        return RunResult(code, out.read(), err.read().decode("utf-8"))
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def run_process(
     stdout: int = subprocess.PIPE,
     command: Sequence[str] = COMMAND,
     cwd: Path | None = None,
-) -> Done:
+) -> RunResult:
     """Run a command line to its end in a separate process."""
     done = subprocess.run(
         [*command, *map(str, arguments)],
@@ -199,14 +199,14 @@ def run_process(
         timeout=PATIENCE,
         check=False,
     )
-    return Done(done.returncode, done.stdout or b"", done.stderr.decode("utf-8"))
+    return RunResult(done.returncode, done.stdout or b"", done.stderr.decode("utf-8"))
 
 
-def run_signalled(env: Mapping[str, str], number: int, *arguments: str | Path, stdin: bytes = b"") -> Done:
+def run_with_signal(env: Mapping[str, str], number: int, *arguments: str | Path, stdin: bytes = b"") -> RunResult:
     """Run a command line that receives a signal while the model loads."""
-    return run_process(env, *arguments, stdin=stdin, command=[sys.executable, "-c", _SIGNALLED, str(number)])
+    return run_process(env, *arguments, stdin=stdin, command=[sys.executable, "-c", _SIGNAL_SCRIPT, str(number)])
 
 
-def shell(env: Mapping[str, str], script: str, *arguments: str | Path) -> Done:
+def shell(env: Mapping[str, str], script: str, *arguments: str | Path) -> RunResult:
     """Run a shell script in which `"$@"` is the command line of these arguments."""
     return run_process(env, *COMMAND, *arguments, command=["bash", "-c", script, "bash"])

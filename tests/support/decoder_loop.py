@@ -18,13 +18,13 @@ from ngramspec.steps import Step
 CLOCK = Clock()
 
 
-def cheap(size: int) -> float:
+def pass_seconds(size: int) -> float:
     """Return the duration of a pass on a machine on which a draft token costs a tenth of a pass."""
     return 1e-3 * (1 + 0.1 * (size - 1))
 
 
-def model(n_vocab: int = 60, kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
-    return kind(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
+def make_model(n_vocab: int = 60, kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
+    return kind(n_vocab, **{"peak": 6.0, "seconds": pass_seconds, "clock": CLOCK, **options})
 
 
 class Coin(MockTarget):
@@ -41,7 +41,7 @@ def milliseconds() -> float:
     return 1e3 * CLOCK.perf_counter()
 
 
-def unmeasured(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
+def make_decoder(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """Return a decoder with a given cost curve (each further token costs `slope`) that stores nothing on disk."""
     return SpeculativeDecoder(
         target, curve=make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options

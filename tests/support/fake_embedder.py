@@ -10,7 +10,7 @@ import numpy as np
 from ngramspec.errors import TargetError
 
 
-class Counting:
+class CountingEmbedder:
     """Embedder that returns the first token and the number of tokens as the embedding."""
 
     width = 3

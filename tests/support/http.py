@@ -17,8 +17,8 @@ from support.fake_service import FakeService, Script
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.app import make_app
-from ngramspec.server.state import ServedModel, Server
 from ngramspec.server.connection import Connection, HttpServer
+from ngramspec.server.state import ServedModel, Server
 
 ADDRESS = "http://127.0.0.1"
 
@@ -37,7 +37,7 @@ class ThinkingVocabulary(Vocabulary):
         return f"{super().chat_template}{{# <think> </think> #}}"
 
 
-def scripted(
+def make_server(
     script: Any = None, *, vocabulary: Vocabulary | None = None, n_ctx: int = 512, **model: Any
 ) -> tuple[Server, FakeService]:
     """Return a server with a scripted engine, and the engine; `model` contains further settings of `ServedModel`."""
@@ -47,7 +47,7 @@ def scripted(
 
 
 @asynccontextmanager
-async def asking(server: Server, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def open_client(server: Server, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a server in this process; `settings` are arguments of `make_app`."""
     transport = httpx.ASGITransport(make_app(server, **settings))
     async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
@@ -58,7 +58,7 @@ def send(server: Server, path: str, body: Any = None, method: str = "POST", **re
     """Return the response of a server in this process to a request; `request` contains further arguments of httpx."""
 
     async def run() -> httpx.Response:
-        async with asking(server) as client:
+        async with open_client(server) as client:
             return await client.request(method, path, json=body, **request)
 
     return asyncio.run(run())
@@ -66,22 +66,22 @@ def send(server: Server, path: str, body: Any = None, method: str = "POST", **re
 
 def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tuple[Any, FakeService]:
     """Return the JSON of a scripted server's response, or its chunks without "[DONE]" if it streams; and the engine."""
-    server, service = scripted(script, **settings)
+    server, service = make_server(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text
     if not response.headers["content-type"].startswith("text/event-stream"):
         return response.json(), service
-    return [chunk for chunk in chunks(response.text) if chunk != "[DONE]"], service
+    return [chunk for chunk in parse_chunks(response.text) if chunk != "[DONE]"], service
 
 
-def chunks(text: str) -> list[Any]:
+def parse_chunks(text: str) -> list[Any]:
     """Return the data of a stream of events, parsed except for "[DONE]"."""
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [one if one == "[DONE]" else json.loads(one) for one in found]
 
 
 @contextmanager
-def listening(server: Server, **settings: Any) -> Iterator[str]:
+def run_server(server: Server, **settings: Any) -> Iterator[str]:
     """Run a server in a thread and yield its address; `settings` are arguments of `make_app`."""
     app = make_app(server, **settings)
     options: dict[str, Any] = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 3}

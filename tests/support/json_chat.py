@@ -10,7 +10,7 @@ import httpx
 from hypothesis import strategies as st
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import scripted, send
+from support.http import make_server, send
 
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -44,7 +44,7 @@ class Chat:
 
     def ask(self, script: Any = None, n_ctx: int = 4000, **fields: Any) -> tuple[httpx.Response, FakeService]:
         """Return the response to a request with these fields, and the engine that answered it."""
-        server, engine = scripted(script, vocabulary=vocabulary(), n_ctx=n_ctx)
+        server, engine = make_server(script, vocabulary=vocabulary(), n_ctx=n_ctx)
         return send(server, self._path, self._fields | fields), engine
 
     def answered(self, script: Any = None, **fields: Any) -> httpx.Response:
@@ -77,7 +77,7 @@ class Chat:
         return error
 
 
-def called(name: str, arguments: str = "{}") -> str:
+def format_tool_call(name: str, arguments: str = "{}") -> str:
     """Return the text of a tool call."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
@@ -96,7 +96,7 @@ FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_cal
 @st.composite
 def answers(draw: st.DrawFn, *names: str) -> tuple[Script, int]:
     """Draw reasoning, texts, calls of these tools and parts of them in any order; and the maximum number of tokens."""
-    parts = draw(st.lists(st.sampled_from([*FRAGMENTS, *map(called, names)]), max_size=8))
+    parts = draw(st.lists(st.sampled_from([*FRAGMENTS, *map(format_tool_call, names)]), max_size=8))
     is_cut = draw(st.booleans())
     script = Script("".join(parts) or "x", step=draw(st.integers(1, 9)), ends=not is_cut, cached=5)
     return script, 60 if is_cut else 400

@@ -15,20 +15,20 @@ from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark
 
 BYTES = LLTokenizer("byte")
-_HURRY = 60  # number of bytes after which `random_text` prefers bytes that end the text
+_CLOSE_AFTER = 60  # number of bytes after which `random_text` prefers bytes that end the text
 _CLOSING = b'"}]'
 
 
-def begin(grammar: Lark) -> LLMatcher:
+def start_matcher(grammar: Lark) -> LLMatcher:
     """Return the state of llguidance at the start of a text, whose tokens are bytes."""
     matcher = run_on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
 
-def fits(grammar: Lark, text: str) -> bool:
+def is_allowed(grammar: Lark, text: str) -> bool:
     """Return True if a grammar allows the complete text."""
-    matcher, raw = begin(grammar), list(text.encode())
+    matcher, raw = start_matcher(grammar), list(text.encode())
     return matcher.try_consume_tokens(raw) == len(raw) and is_complete(matcher)
 
 
@@ -38,9 +38,9 @@ def is_complete(matcher: LLMatcher) -> bool:
 
 def random_text(grammar: Lark, rng: random.Random, most: int = 400) -> str | None:
     """Return a text drawn byte by byte, or `None` if it did not end after `most` bytes or reached a limit."""
-    matcher, text = begin(grammar), b""
+    matcher, text = start_matcher(grammar), b""
     while len(text) < most:
-        if is_complete(matcher) and (matcher.is_stopped() or rng.random() < 0.3 or len(text) > _HURRY):
+        if is_complete(matcher) and (matcher.is_stopped() or rng.random() < 0.3 or len(text) > _CLOSE_AFTER):
             return text.decode()
         mask = matcher.compute_bitmask()
         if matcher.is_error():
@@ -53,7 +53,7 @@ def random_text(grammar: Lark, rng: random.Random, most: int = 400) -> str | Non
             return None
         closing = [byte for byte in allowed if byte in _CLOSING]
         letters = [byte for byte in allowed if byte > 32 and byte != 92] or allowed
-        byte = rng.choice(closing if closing and (len(text) > _HURRY or rng.random() < 0.3) else letters)
+        byte = rng.choice(closing if closing and (len(text) > _CLOSE_AFTER or rng.random() < 0.3) else letters)
         matcher.consume_token(byte)
         if matcher.is_error():
             return None

@@ -184,7 +184,9 @@ def _pointer(data: NDArray[np.void]) -> Any:
     return data.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
 
 
-def chains(vocabulary: Vocabulary, s: Sampling, n_vocab: int, n_ctx: int = 4096) -> tuple[SamplerChain, LlamaChain]:
+def make_chains(
+    vocabulary: Vocabulary, s: Sampling, n_vocab: int, n_ctx: int = 4096
+) -> tuple[SamplerChain, LlamaChain]:
     vocab = vocabulary._vocab
     ours = SamplerChain(s, n_vocab, vocab=vocab, n_ctx=n_ctx)
     return ours, LlamaChain(s, n_vocab, vocab=vocab, n_ctx=n_ctx)
@@ -195,7 +197,7 @@ def make_chain(sampling: Sampling, n_vocab: int) -> SamplerChain:
     return SamplerChain(sampling, n_vocab, vocab=None)
 
 
-def check_law(p: Distribution) -> None:
+def check_distribution(p: Distribution) -> None:
     assert p.ids.dtype == np.int32
     assert (np.diff(p.ids) > 0).all()
     assert (p.probs > 0).all()
@@ -205,20 +207,20 @@ def check_law(p: Distribution) -> None:
 
 def compare(p: Distribution, theirs: dict[int, float]) -> None:
     """Check that two distributions are equal except below 1e-30, where float32 probabilities lose digits and vanish."""
-    check_law(p)
+    check_distribution(p)
     ours = dict(zip(p.ids.tolist(), p.probs.tolist(), strict=True))
     assert {t for t, prob in theirs.items() if prob > 1e-30} == {t for t, prob in ours.items() if prob > 1e-30}
     assert max(abs(ours[token] - prob) for token, prob in theirs.items() if prob > 1e-30) < 1e-5
 
 
-def some_logits(rng: np.random.Generator, i: int, n_vocab: int) -> NDArray[np.float32]:
+def random_logits(rng: np.random.Generator, i: int, n_vocab: int) -> NDArray[np.float32]:
     logits = ((0.3, 1.0, 3.0, 8.0)[i % 4] * rng.standard_normal(n_vocab)).astype(np.float32)
     if i % 3 == 0:
         logits[rng.integers(n_vocab)] += 6  # a peak
     return logits
 
 
-def some_text(rng: np.random.Generator, length: int, n_vocab: int) -> list[int]:
+def random_text(rng: np.random.Generator, length: int, n_vocab: int) -> list[int]:
     """Return a text that repeats itself and contains line ends."""
     text: list[int] = rng.integers(0, min(n_vocab, 9), length).tolist()
     copied = text[length // 3 : length // 3 + 8]

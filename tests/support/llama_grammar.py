@@ -15,7 +15,7 @@ FIRST_BYTE = 3  # token of the byte 0 in the word vocabulary
 
 
 @contextmanager
-def reading(vocabulary: Vocabulary, text: str) -> Iterator[ctypes.c_void_p | None]:
+def open_grammar(vocabulary: Vocabulary, text: str) -> Iterator[ctypes.c_void_p | None]:
     """Read a grammar with llama.cpp; return `None` if llama.cpp considers it as left-recursive."""
     sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, text.encode(), b"root")
     yield sampler
@@ -23,7 +23,7 @@ def reading(vocabulary: Vocabulary, text: str) -> Iterator[ctypes.c_void_p | Non
         llama.llama_sampler_free(sampler)
 
 
-def theirs(vocabulary: Vocabulary, text: str, raw: bytes) -> tuple[int, bool] | None:
+def read_with_llama(vocabulary: Vocabulary, text: str, raw: bytes) -> tuple[int, bool] | None:
     """Return the same of llama.cpp's reading; None if it does not read the grammar."""
 
     def allows(token: int) -> bool:
@@ -32,7 +32,7 @@ def theirs(vocabulary: Vocabulary, text: str, raw: bytes) -> tuple[int, bool] | 
         llama.llama_sampler_apply(sampler, ctypes.byref(array))
         return bool(data[0].logit == 0)
 
-    with reading(vocabulary, text) as sampler:
+    with open_grammar(vocabulary, text) as sampler:
         if not sampler:
             return None
         for count, byte in enumerate(raw):

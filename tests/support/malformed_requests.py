@@ -145,17 +145,17 @@ JUNK: list[Any] = [
 PIECES = [b"\\ud800", b"NaN", b"1e999", b"\xff", b"\x00", b"}", b'"', b",", b"[" * 5000, b"\\u0000", b"9" * 5000]
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
+def walk_parts(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each part of a value, at any depth, as its container and its key or index in it."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in inner:
         yield value, name
-        yield from places(part)
+        yield from walk_parts(part)
 
 
 def mangle(body: dict[str, Any], rng: random.Random) -> None:
     """Replace, delete or add one part of a body."""
-    where, name = rng.choice([*places(body or {"x": 1})])
+    where, name = rng.choice([*walk_parts(body or {"x": 1})])
     junk, chance = copy.deepcopy(rng.choice(JUNK)), rng.random()
     if chance < 0.2:
         del where[name]
@@ -165,7 +165,7 @@ def mangle(body: dict[str, Any], rng: random.Random) -> None:
         where[name] = junk
 
 
-def request(rng: random.Random) -> tuple[str, str, bytes]:
+def make_request(rng: random.Random) -> tuple[str, str, bytes]:
     """Return the method, the path and the body of a malformed request."""
     path = rng.choice(list(BODIES))
     body = copy.deepcopy(BODIES[path])

@@ -16,7 +16,7 @@ VOCABULARY = bytes(range(16))
 PATIENCE = 120.0
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer whose tokens are bytes."""
 
     n_vocab = N_VOCAB
@@ -28,19 +28,19 @@ class Bytes:
         return list(text.encode())
 
 
-def new_store(folder: Path) -> Store:
+def open_store(folder: Path) -> Store:
     return Store(folder, VOCABULARY, "bytes")
 
 
-def a_text(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Document:
+def make_document(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Document:
     return Document("file", name, np.array(tokens, np.int32), 10, 20)
 
 
-def filled(folder: Path, count: int = 3) -> Store:
+def make_filled_store(folder: Path, count: int = 3) -> Store:
     """Return a store with a few documents, named `file 0` and so on, and two answers in its journal."""
-    store = new_store(folder)
+    store = open_store(folder)
     rng = np.random.default_rng(0)
-    store.update(lambda _: [a_text(f"file {i}", rng.integers(0, 9, 700).tolist()) for i in range(count)])
+    store.update(lambda _: [make_document(f"file {i}", rng.integers(0, 9, 700).tolist()) for i in range(count)])
     store.append([7, 7, 7, 7, 1])
     store.append([8, 8, 8, 8, 2])
     return store
@@ -62,14 +62,14 @@ def answers(store: Store) -> list[list[int]]:
     return [d.tokens.tolist() for d in store.documents() if d.kind == "answer"]
 
 
-def forked(work: Callable[..., None], *arguments: object) -> BaseProcess:
+def fork_process(work: Callable[..., None], *arguments: object) -> BaseProcess:
     """Start a fork of this process that calls `work`."""
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def ended(process: BaseProcess) -> int | None:
+def wait_for_exit(process: BaseProcess) -> int | None:
     """Return the exit code of a process: 1 if it raised, negative if a signal killed it, `None` if it hangs."""
     process.join(PATIENCE)
     return process.exitcode

@@ -115,7 +115,8 @@ def q_is_left_out_of_the_odds(decide: Any, self: Any, row: Any, guess: Any, posi
 
 
 @fault(
-    "acceptance/test_laws.py::test_verifier_with_sampling_settings_follows_target_distribution", f"{REJECTION}:_draw"
+    "acceptance/test_distributions.py::test_verifier_with_sampling_settings_follows_target_distribution",
+    f"{REJECTION}:_draw",
 )
 def the_residual_is_drawn_from_as_if_it_summed_to_one(_: Any, ids: Any, weights: Any, u: float) -> int:
     return int(ids[min(weights.cumsum().searchsorted(u, side="right"), ids.size - 1)])

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from support.fake_service import FakeService
-from support.http import scripted, send
+from support.http import make_server, send
 
 
 def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
     """Return the JSON objects of a response, one or a stream of them, and the engine."""
-    server, service = scripted(script, **settings)
+    server, service = make_server(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text
     streamed = response.headers["content-type"] == "application/x-ndjson"
@@ -19,9 +19,9 @@ def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list
     return [json.loads(line) for line in response.text.splitlines()], service
 
 
-def refused(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> str:
+def get_error(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> str:
     """Return the message of an error; the engine gets no request."""
-    server, service = scripted(**settings)
+    server, service = make_server(**settings)
     response = send(server, path, body, method)
     assert (response.status_code, service.tickets) == (status, []), response.text
     answer = response.json()

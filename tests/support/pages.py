@@ -24,7 +24,7 @@ def markdown_table(text: str) -> list[list[str]]:
     return [cells(heading), *map(cells, rows)]
 
 
-def drawn(text: str) -> list[str]:
+def read_svg_words(text: str) -> list[str]:
     """Return the words of an SVG file, in order."""
     root = ET.fromstring(text)
     assert root.tag == f"{SVG}svg"

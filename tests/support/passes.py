@@ -9,7 +9,7 @@ from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
 
 
-class Rich(CostPolicy):
+class UnlimitedPolicy(CostPolicy):
     """Policy that can afford to lose any draft."""
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
@@ -23,7 +23,7 @@ def draft(chances: Sequence[float], length: int | None = None) -> Draft:
     return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(chances), "ngram")
 
 
-def passed(
+def make_step(
     emitted: int, drafted: int, guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
 ) -> Step:
     """Return the record of a pass with these numbers of drafted and emitted tokens; their ids are arbitrary."""

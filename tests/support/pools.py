@@ -7,5 +7,5 @@ import pytest
 from ngramspec.llama.target import Target
 
 
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_pooled_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "_pooled", property(lambda self: self.exact == "off" and self.weights.can_pool))

@@ -7,7 +7,7 @@ import numpy as np
 from ngramspec.instruments.replay.replay import Recording
 
 
-def recordings(number: int, seed: int = 0, vocabulary: int = 300) -> list[Recording]:
+def make_recordings(number: int, seed: int = 0, vocabulary: int = 300) -> list[Recording]:
     """Return recordings whose answers copy spans of the prompt and of themselves, with new tokens in between."""
     rng = np.random.default_rng(seed)
     made = []

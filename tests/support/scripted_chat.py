@@ -17,7 +17,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.steps import Step
 
 
-def saying(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:
+def make_generate(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:
     """Return a replacement of `SpeculativeDecoder.generate` that yields a text word by word, every `pace` seconds.
 
     After "PAUSE" it waits until the terminal has another size.
@@ -38,5 +38,5 @@ def saying(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:
 
 if __name__ == "__main__":
     markdown_stream.SHARE = math.inf  # so that a busy machine does not delay the text
-    SpeculativeDecoder.generate = saying(Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2]))  # type: ignore[method-assign]
+    SpeculativeDecoder.generate = make_generate(Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2]))  # type: ignore[method-assign]
     sys.exit(run(sys.argv[3:]))

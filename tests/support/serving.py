@@ -9,14 +9,14 @@ from unittest import mock
 
 import httpx
 from ngramspec_cli import serve_run
-from support.cli_runner import DEMO, PATIENCE, Done, run
+from support.cli_runner import DEMO, PATIENCE, RunResult, run
 
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 
 
 def serve(
     env: dict[str, str], client: Callable[[httpx.Client], None], *options: str, model: tuple[str, ...] = (str(DEMO),)
-) -> Done:
+) -> RunResult:
     """Serve the demo model, call `client` once the server is ready, then stop the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

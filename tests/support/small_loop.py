@@ -14,12 +14,12 @@ Propose = Callable[[list[int], Chooser | None], Draft]
 """(all tokens, function that picks tokens) -> a draft."""
 
 
-def certain(tokens: Sequence[int]) -> Draft:
+def make_certain_draft(tokens: Sequence[int]) -> Draft:
     """Return a draft that was not sampled: q is 1 at each token."""
     return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens))
 
 
-def from_counts(counts: Sequence[dict[int, int]]) -> Propose:
+def make_count_drafter(counts: Sequence[dict[int, int]]) -> Propose:
     """Return a drafter that picks tokens from tables without context: with `choose`, or the most likely token."""
 
     def propose(_tokens: list[int], choose: Chooser | None) -> Draft:

@@ -57,7 +57,7 @@ def write_gguf(
     return path
 
 
-def damaged_demo(path: Path, key: str, value: object) -> Path:
+def write_damaged_demo(path: Path, key: str, value: object) -> Path:
     """Write a copy of the demo model with another value of a key; in a list, only the last item changes."""
     path.write_bytes(DEMO.read_bytes())
     reader = gguf.GGUFReader(path, "r+")
@@ -66,7 +66,7 @@ def damaged_demo(path: Path, key: str, value: object) -> Path:
     return path
 
 
-def changed_demo(path: Path, changes: Mapping[str, object], tensors: bool = True) -> Path:
+def write_changed_demo(path: Path, changes: Mapping[str, object], tensors: bool = True) -> Path:
     """Write a copy of the demo model with other values of keys, of any length.
 
     Args:

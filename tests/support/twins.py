@@ -21,7 +21,7 @@ from ngramspec.policies.policy import FixedPolicy
 FREE = make_fixed_curve({1: 1.0, 64: 1.0})
 
 
-class Seen(NamedTuple):
+class VisibleState(NamedTuple):
     """The visible state of a model after a token."""
 
     token: int
@@ -95,31 +95,31 @@ class Twins:
         self.parent.close()
 
 
-def watched(llama: Any, prompt: Sequence[int], count: int, **settings: Any) -> list[Seen]:
+def generate_states(llama: Any, prompt: Sequence[int], count: int, **settings: Any) -> list[VisibleState]:
     """Return the first tokens of a generation, with the visible state after each of them."""
     stream = llama.generate(prompt, **settings)
-    found = [look(llama, token) for token in islice(stream, count)]
+    found = [read_state(llama, token) for token in islice(stream, count)]
     stream.close()
     return found
 
 
-def look(llama: Any, token: int) -> Seen:
+def read_state(llama: Any, token: int) -> VisibleState:
     scores = llama._scores[:].tobytes() if llama._logits_all else b""
-    return Seen(token, llama.n_tokens, tuple(llama._input_ids.tolist()), scores)
+    return VisibleState(token, llama.n_tokens, tuple(llama._input_ids.tolist()), scores)
 
 
-def cached(llama: Any) -> int:
+def count_cached_tokens(llama: Any) -> int:
     """Return the number of tokens in the KV cache."""
     memory = llama_cpp.llama_get_memory(llama.ctx)
     return int(llama_cpp.llama_memory_seq_pos_max(memory, 0)) + 1
 
 
-def bare(answer: Any) -> Any:
+def strip_call_fields(answer: Any) -> Any:
     """Return an answer without the fields that differ between calls."""
     if isinstance(answer, dict):
-        return {key: bare(value) for key, value in answer.items() if key not in ("id", "created")}
+        return {key: strip_call_fields(value) for key, value in answer.items() if key not in ("id", "created")}
     if isinstance(answer, Iterator):
-        return [bare(part) for part in answer]
+        return [strip_call_fields(part) for part in answer]
     if isinstance(answer, np.generic):
         return answer.item()
-    return [bare(part) for part in answer] if isinstance(answer, list) else answer
+    return [strip_call_fields(part) for part in answer] if isinstance(answer, list) else answer

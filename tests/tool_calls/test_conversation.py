@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ngramspec.chat_template.environment import make_render
-from ngramspec.tool_calls.template_features import capabilities
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.parser import parser_for
+from ngramspec.tool_calls.template_features import capabilities
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} ARGUMENTS{% endfor %}"

@@ -122,9 +122,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=512, help="tokens of a suggestion")
     parser.add_argument("--deadlines", type=int, nargs="+", default=[250, 1000], help="milliseconds")
     parser.add_argument("--free", action="store_true", help="no line ends a suggestion by being indented less")
-    parser.add_argument(
-        "--greedy", action="store_true", help="greedy decoding without the infill sampler"
-    )
+    parser.add_argument("--greedy", action="store_true", help="greedy decoding without the infill sampler")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     how = {"most": options.most, "seed": options.seed, "greedy": options.greedy}

@@ -17,7 +17,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
-from ngramspec.instruments.benchmark.server_comparison import RemoteServer, compare_with_server, compare_answers
+from ngramspec.instruments.benchmark.server_comparison import RemoteServer, compare_answers, compare_with_server
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
@@ -139,9 +139,9 @@ def test_bench_against_compares_and_rejects_unsupported_options(env: dict[str, s
         assert table[0][-3:] == ["0", "of", "2"]
     told = json.loads((tmp_path / "found.json").read_text())
     assert [compare_answers["theirs"]["tokens_per_second"] for compare_answers in told["pairs"]] == [2.0, 2.0]
-    assert "does not respond" in run(env, *bench, url).complaint
+    assert "does not respond" in run(env, *bench, url).error_message
     assert (
         "cannot be combined with --repeat, --html"
-        in run(env, *bench, url, "--repeat", "2", "--html", "x.html").complaint
+        in run(env, *bench, url, "--repeat", "2", "--html", "x.html").error_message
     )
-    assert "supports only the sampling options" in run(env, *bench, url, "--repeat-penalty", "1.1").complaint
+    assert "supports only the sampling options" in run(env, *bench, url, "--repeat-penalty", "1.1").error_message

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.recordings import recordings
+from support.recordings import make_recordings
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, make_fixed_curve
@@ -56,7 +56,7 @@ def test_copy_lengths_equal_naive_search(vocabulary: int) -> None:
 
 def test_least_cost_equals_naive_search() -> None:
     curves = {name: make_fixed_curve(points) for name, (points, _) in CURVES.items()}
-    for recording in recordings(12):
+    for recording in make_recordings(12):
         lengths = copy_lengths(recording.prompt, recording.response)
         costs = find_min_cost(lengths, list(curves.values()))
         assert costs.tolist() == pytest.approx([naive_cost(lengths.tolist(), c) for c in curves.values()])

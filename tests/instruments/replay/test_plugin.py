@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.recordings import recordings
+from support.recordings import make_recordings
 
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
@@ -55,7 +55,7 @@ def test_replay_plugin_equals_internal_replay(ours: Any, name: str, monkeypatch:
     plugin = ours({str(size): cost for size, cost in points.items()})
     replay, total = Replay(make_drafter(DEFAULT), curve=make_fixed_curve(points)), ReplayCounts()
     found = []
-    for recording in recordings(30, seed=3):
+    for recording in make_recordings(30, seed=3):
         found.append(drive(plugin, recording))
         total.merge(replay.run(recording))
     *counts, batches = zip(*found, strict=True)
@@ -68,7 +68,7 @@ def test_replay_plugin_equals_internal_replay(ours: Any, name: str, monkeypatch:
 
 def test_replay_plugin_without_curve_uses_flat_curve(ours: Any) -> None:
     given, default = ours({"1": 1.0, "64": 1.0}), ours()
-    assert all(drive(default, recording) == drive(given, recording) for recording in recordings(10))
+    assert all(drive(default, recording) == drive(given, recording) for recording in make_recordings(10))
     for wrong in ({"2": 1.0}, {"1": 1.0, "2": -1.0}, {}):
         with pytest.raises(NGramSpecError):
             ours(wrong)
@@ -76,7 +76,7 @@ def test_replay_plugin_without_curve_uses_flat_curve(ours: Any) -> None:
 
 def test_replay_plugin_with_memory_saves_decode_calls(ours: Any) -> None:
     if DEFAULT in REMEMBERING:
-        told = recordings(4, vocabulary=5000)
+        told = make_recordings(4, vocabulary=5000)
         one, other = ours(memory=True), ours()
         with_memory, without = (sum(drive(plugin, r)[1] for r in [*told, *told]) for plugin in (one, other))
         assert with_memory < without

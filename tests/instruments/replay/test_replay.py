@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from support.mock_target import Clock, MockTarget, plain_generate
-from support.recordings import recordings
+from support.recordings import make_recordings
 
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
@@ -22,7 +22,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.instruments.replay.comparison import CurveComparison, by_category, figures
-from ngramspec.instruments.replay.replay import ENDLESS, TimedLoop, RecordedTarget, Recording, Replay, ReplayCounts
+from ngramspec.instruments.replay.replay import ENDLESS, RecordedTarget, Recording, Replay, ReplayCounts, TimedLoop
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
@@ -85,9 +85,9 @@ def test_replay_at_end_of_recording_counts_whole_batch(draft: list[int], accepte
 
 def test_replay_without_drafter_equals_plain_decoding() -> None:
     total = ReplayCounts()
-    for recording in recordings(5):
+    for recording in make_recordings(5):
         total.merge(Replay(None, curve=CPU).run(recording))
-    assert total.stats.tokens == total.stats.passes == sum(len(r.response) - 1 for r in recordings(5))
+    assert total.stats.tokens == total.stats.passes == sum(len(r.response) - 1 for r in make_recordings(5))
     assert total.speedup(CPU) == pytest.approx(total.stats.tokens_per_pass) == 1.0
 
 
@@ -170,7 +170,7 @@ def test_replay_with_branches_saves_decode_calls_if_rows_are_cheap(
 def test_by_category_returns_overall_and_macro_figures() -> None:
     replay = Replay(make_drafter("ngram"), curve=CPU)
     tallies: dict[str, ReplayCounts] = {}
-    for recording in recordings(12):
+    for recording in make_recordings(12):
         tallies.setdefault(recording.category, ReplayCounts()).merge(replay.run(recording))
     rows = by_category(tallies, {"cpu": CPU, "flat": FLAT})
     assert list(rows) == ["even", "odd", "overall", "macro"]
@@ -197,7 +197,7 @@ def test_by_category_returns_overall_and_macro_figures() -> None:
 def comparison() -> CurveComparison:
     curves = {"cpu": CPU, "flat": FLAT}
     replays = {name: Replay(make_drafter("ngram"), curve=curve) for name, curve in curves.items()}
-    return CurveComparison(recordings(10), "ngram", replays)
+    return CurveComparison(make_recordings(10), "ngram", replays)
 
 
 def test_curve_comparison_drafts_by_each_curve() -> None:

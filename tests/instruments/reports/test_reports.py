@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from support.browser import chromium
-from support.pages import Page, drawn, markdown_table
+from support.pages import Page, markdown_table, read_svg_words
 
 from ngramspec.instruments.reports.render import html, markdown
 from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Section, Table
@@ -51,7 +51,7 @@ def test_report_with_hostile_text_escapes_it(hostile: str) -> None:
     row = markdown_table(markdown(made))[1]
     assert (len(row), row[1]) == (3, "10.00")
     assert "<" not in "".join(markdown(made).split("\n\n")[:2])
-    assert any("1.20x" in words for words in drawn(svg(made)))
+    assert any("1.20x" in words for words in read_svg_words(svg(made)))
     page = Page(html(made))
     assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
     legend, marked = page.marked[:3], page.marked[3:]

@@ -395,7 +395,7 @@ def test_trace_rejects_missing_or_invalid_files(env: dict[str, str], tmp_path: P
         (shell(env, '"$@" <&-', "trace", "-"), "no trace on standard input", 2),
     ):
         assert (done.code, done.raw) == (code, b""), done.err
-        assert words in done.complaint
+        assert words in done.error_message
 
 
 def test_trace_with_broken_lines_names_them_and_prints_the_rest(env: dict[str, str], sample: Path) -> None:
@@ -423,7 +423,7 @@ def test_trace_with_incomplete_text_or_newer_format_reports_it(env: dict[str, st
     sample.write_bytes(b"".join([*lines, lines[0].replace(b'_trace":3', b'_trace":9')]))
     done = run(env, "trace", sample)
     assert (done.code, len(done.out.splitlines())) == (1, 9)
-    assert done.complaint == f"{sample}: the trace has format 9, but this version of ngramspec reads format 3"
+    assert done.error_message == f"{sample}: the trace has format 9, but this version of ngramspec reads format 3"
 
 
 def test_trace_with_closed_pipe_exits_without_error(env: dict[str, str], sample: Path) -> None:

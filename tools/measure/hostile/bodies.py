@@ -13,7 +13,7 @@ from hostile.attack import CHAT, LIMIT, MIB, Attack, as_request, size
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
-from support.malformed_requests import BODIES, JUNK, TOOL, request
+from support.malformed_requests import BODIES, JUNK, TOOL, make_request
 
 _SPANS = ((0x300, 0x36F), (0x5D0, 0x7FF), (0x4E00, 0x9FFF), (0x1F300, 0x1FAFF), (0xE000, 0xF8FF), (0xFFF0, 0xFFFF))
 _SPECIAL = "\0\u200d\u200b\u202e\ufeff\u2028\ufffd\x1b\x7f\U0010ffff<|im_end|>"
@@ -100,7 +100,7 @@ def extreme(rng: random.Random) -> Attack:
 
 def mutated(rng: random.Random) -> Attack:
     """Return a valid request with a few changes."""
-    method, path, raw = request(rng)
+    method, path, raw = make_request(rng)
     return Attack((as_request(path, raw, method),))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ngramspec.llama.embedder import Embedder
 
 
-def embedded(embedder: Embedder, tokens: Sequence[int], most: int = 512) -> Any:
+def embed(embedder: Embedder, tokens: Sequence[int], most: int = 512) -> Any:
     """Return the result of `Embedder.reading`."""
 
     def kept() -> Generator[None, None, None]:

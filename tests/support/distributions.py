@@ -20,20 +20,20 @@ ALARM = 1e-7
 """Probability that a comparison fails although the sample follows the distribution; the tests make fewer than 200."""
 
 Path = tuple[int, ...]
-Law = NDArray[np.float64]
+Probabilities = NDArray[np.float64]
 """Probability of every token."""
 
 Text = tuple[Sequence[int], Sequence[int]]
 """(prompt, tokens emitted after it)."""
 
-Legal = Callable[[Sequence[int]], Collection[int]]
+LegalTokens = Callable[[Sequence[int]], Collection[int]]
 """(tokens emitted so far) -> the tokens that a grammar allows next."""
 
-NextLaw = Callable[[Sequence[int], Sequence[int]], Law]
+NextDistribution = Callable[[Sequence[int], Sequence[int]], Probabilities]
 """(prompt, tokens emitted so far) -> the distribution of the next token."""
 
 
-def next_law(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[int] = ()) -> Law:
+def next_distribution(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[int] = ()) -> Probabilities:
     """Return the probability of every token after `context`.
 
     It supports these settings: penalties, biases, the filters of the default order, and temperature.
@@ -56,18 +56,18 @@ def next_law(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[
     return law
 
 
-def law_on(mock: MockTarget, sampling: Sampling, legal: Legal | None = None) -> NextLaw:
+def make_next_distribution(mock: MockTarget, sampling: Sampling, legal: LegalTokens | None = None) -> NextDistribution:
     """Return the distribution of the next token on a mock target."""
 
-    def law(prompt: Sequence[int], emitted: Sequence[int]) -> Law:
+    def law(prompt: Sequence[int], emitted: Sequence[int]) -> Probabilities:
         context = [*prompt, *emitted]
         row = mock.row(context)
-        free = next_law(row, sampling, context)
+        free = next_distribution(row, sampling, context)
         if legal is None:
             return free
         # The sampler draws a token. If the grammar forbids it, the sampler draws again among the legal tokens.
         allowed = np.isin(np.arange(row.size), list(legal(emitted)))
-        again = next_law(np.where(allowed, row, np.float32(-np.inf)), sampling, context)
+        again = next_distribution(np.where(allowed, row, np.float32(-np.inf)), sampling, context)
         return np.where(allowed, free, 0.0) + free[~allowed].sum() * again
 
     return law
@@ -85,7 +85,7 @@ def tail(x: float, k: int) -> float:
     return math.exp(-x / 2) * total
 
 
-def follows(texts: Iterable[Text], law: NextLaw) -> bool:
+def follows(texts: Iterable[Text], law: NextDistribution) -> bool:
     """Return True if texts follow a distribution, token by token.
 
     If they do, the result is False with a probability of at most twice `ALARM`.
@@ -95,7 +95,7 @@ def follows(texts: Iterable[Text], law: NextLaw) -> bool:
     positions after the same token are normal, and their covariance is the sum of the covariances. Chi-square is the
     square of these sums in units of their covariance. The test does the same for positions after the same two tokens.
     """
-    places: list[tuple[Path, int, Law]] = []
+    places: list[tuple[Path, int, Probabilities]] = []
     for prompt, tokens in texts:
         for i, token in enumerate(tokens):
             before = tuple([*prompt, *tokens[:i]][-2:])
@@ -105,12 +105,12 @@ def follows(texts: Iterable[Text], law: NextLaw) -> bool:
     return all(_chance(places, back) >= ALARM for back in (1, 2))
 
 
-def _chance(places: Iterable[tuple[Path, int, Law]], back: int) -> float:
+def _chance(places: Iterable[tuple[Path, int, Probabilities]], back: int) -> float:
     """Return the probability of a larger chi-square.
 
     It omits rare tokens: those whose sum has a variance below 8.
     """
-    groups: dict[Path, list[tuple[int, Law]]] = {}
+    groups: dict[Path, list[tuple[int, Probabilities]]] = {}
     for before, token, p in places:
         groups.setdefault(before[-back:], []).append((token, p))
     x, k = 0.0, 0
@@ -125,7 +125,7 @@ def _chance(places: Iterable[tuple[Path, int, Law]], back: int) -> float:
     return tail(x, k)
 
 
-def check_law(sample: Counter[Path], law: Mapping[Path, float]) -> None:
+def check_sample(sample: Counter[Path], law: Mapping[Path, float]) -> None:
     """Check by a chi-square test that independent samples follow a distribution.
 
     Outcomes that are expected fewer than 8 times count as one outcome.

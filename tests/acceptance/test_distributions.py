@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.distributions import LegalTokens, Text, follows, make_next_distribution
 from support.grid import grid
-from support.laws import Legal, Text, follows, law_on
 from support.mock_target import MockTarget
-from support.small_loop import from_counts, speculate
+from support.small_loop import make_count_drafter, speculate
 from support.vocabulary_files import END, FIRST_WORD
 
 from ngramspec.sampling.settings import Sampling
@@ -49,7 +49,9 @@ def texts_of(
     texts: list[Text] = []
     counts: Counter[int] = Counter()
     for seed in range(40):
-        tokens, accepted = speculate(mock, prompt, length, replace(sampling, seed=seed), from_counts(tables), how)
+        tokens, accepted = speculate(
+            mock, prompt, length, replace(sampling, seed=seed), make_count_drafter(tables), how
+        )
         texts.append((prompt, tokens))
         counts.update(accepted)
     assert all(counts[k] > 15 for k in range(3)), counts
@@ -60,11 +62,11 @@ def texts_of(
 def test_verifier_with_sampling_settings_follows_target_distribution(name: str, method: str) -> None:
     mock = MockTarget(4, peak=1.0, seed=11)
     sampling = Sampling(**{"temperature": 1.0} | SETTINGS[name])
-    assert follows(texts_of(mock, PROMPT, sampling, TABLES, method), law_on(mock, sampling))
+    assert follows(texts_of(mock, PROMPT, sampling, TABLES, method), make_next_distribution(mock, sampling))
     # At temperature 0, one token has probability 1.
     greedy = replace(sampling, temperature=0.0)
-    tokens, _ = speculate(mock, PROMPT, 60, greedy, from_counts(TABLES), "greedy")
-    law = law_on(mock, greedy)
+    tokens, _ = speculate(mock, PROMPT, 60, greedy, make_count_drafter(TABLES), "greedy")
+    law = make_next_distribution(mock, greedy)
     assert all(law(PROMPT, tokens[:i])[token] == 1 for i, token in enumerate(tokens))
 
 
@@ -90,7 +92,7 @@ def legal_no_end(path: Sequence[int]) -> set[int]:
     return {0: {A, BYTE_A, AB}, 1: {B, C}}.get(letters, {A, BYTE_A, B, C, AB} | ({END} if letters > 2 else set()))
 
 
-GRAMMARS: dict[str, tuple[str, Legal]] = {"loose": (GRAMMAR, legal), "strict": (NO_END, legal_no_end)}
+GRAMMARS: dict[str, tuple[str, LegalTokens]] = {"loose": (GRAMMAR, legal), "strict": (NO_END, legal_no_end)}
 
 
 @grid(text=GRAMMARS, method=("coupled", "rejection"), name=("cut", "penalties"))
@@ -108,7 +110,7 @@ def test_verifier_with_grammar_follows_constrained_distribution(
     sampling = Sampling(**{"temperature": 1.0, **SETTINGS[name], "grammar": grammar, "logit_bias": biases})
     tables = [{A: 4, AB: 3, BYTE_A: 2, B: 1}, {A: 1, B: 4, C: 3, AB: 1}]
     texts = texts_of(mock, [C, AB], sampling, tables, method, length=16)
-    assert follows(texts, law_on(mock, sampling, allowed))
+    assert follows(texts, make_next_distribution(mock, sampling, allowed))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,6 @@ def test_distribution_check_rejects_other_sampling_settings(
     mock = MockTarget(4, peak=1.0, seed=11)
     sampling = Sampling(**{"temperature": 1.0, **ALL, **drawn})
     texts = texts_of(mock, PROMPT, sampling, TABLES, "coupled")
-    assert follows(texts, law_on(mock, sampling))
+    assert follows(texts, make_next_distribution(mock, sampling))
     for other in others:
-        assert not follows(texts, law_on(mock, replace(sampling, **other)))
+        assert not follows(texts, make_next_distribution(mock, replace(sampling, **other)))

@@ -12,7 +12,7 @@ import pytest
 
 
 @contextmanager
-def one_pass_held(patch: pytest.MonkeyPatch) -> Iterator[tuple[Event, Event]]:
+def hold_one_pass(patch: pytest.MonkeyPatch) -> Iterator[tuple[Event, Event]]:
     """Hold only the next pass of this process; yield an event for its start and one that lets it continue."""
     held, go_on, decode = Event(), Event(), llama.llama_decode
 
