@@ -1,4 +1,4 @@
-"""Tests that the output follows the target's distribution, computed independently of the code under test (see `laws`).
+"""Tests that the output follows the target's distribution, which `support/distributions.py` computes independently.
 
 Drafts have two tokens, so that accepted tokens, refused tokens and ends of drafts are all frequent. Match is coupled
 verification of drafts that do not know the noise; `decoding/test_same_text.py` tests that both emit the same tokens

@@ -3,6 +3,7 @@
 `test_distributions` covers the distribution of the output, and `decoding/test_same_text.py` the tokens of plain
 decoding. Tests of frequencies use the seeds 0, 1, 2, ... as their sample, so they always pass or always fail. With
 exact sampling, each would fail with probability below `distributions.ALARM`.
+Limit for frequencies (Hoeffding): P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.
 """
 
 from __future__ import annotations

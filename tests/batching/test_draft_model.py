@@ -80,7 +80,7 @@ class Drafted:
 
         def slow(tokens: Sequence[int], **rest: Any) -> Any:
             rows = prefill(tokens, **rest)
-            self.small.clock.now += self.cost * seconds(sequence.prefilled[-1])
+            self.small.clock.now += self.cost * seconds(sequence.prefill_sizes[-1])
             return rows
 
         def blurred(context: Sequence[int]) -> Any:
@@ -136,7 +136,7 @@ def test_draft_model_after_cancellation_serves_next_request() -> None:
         ear = Ear()
         ticket = made.engine.submit(Request(first, 3000), ear)
         while not any(isinstance(event, Step) for event in ear.events):
-            ear.heard.get(timeout=WAIT)
+            ear.queue.get(timeout=WAIT)
         ticket.cancel()
         assert ear.wait().reason in ("cancelled", "length")
         for prompt in (second, [*first, *ear.tokens[:3]]):
@@ -200,7 +200,7 @@ def test_draft_model_prefill_counts_as_prefill_not_draft_time() -> None:
     with drafted(1) as made:
         end = made.ask(list(range(300)), 200).wait()
         assert isinstance(end, Done)
-        reads = [step for step in made.small.sequences[0].prefilled if step > 100]
+        reads = [step for step in made.small.sequences[0].prefill_sizes if step > 100]
     assert reads
     assert end.stats.draft_seconds < 0.1 * end.stats.seconds + sum(made.small.sequences[0].batches) * 0.05 * PASS
 

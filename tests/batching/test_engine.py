@@ -149,7 +149,7 @@ def test_engine_with_known_prefix_reuses_cache() -> None:
         # The third text took the sequence of the first, which now takes that of the second; both are restored from RAM.
         ends = [ask(engine, [*prompt, 5], 5).wait() for prompt in (first, second)]
         assert [end.n_cached for end in ends] == [40, 40]
-        assert sum(sequence.restored for sequence in model.sequences) == 2
+        assert sum(sequence.n_restored for sequence in model.sequences) == 2
         # A beginning in another sequence's cache is copied.
         held = ask(engine, [*first, 5, 6, 7], 5, slot=1).wait()
         assert held.n_cached >= 40
@@ -172,7 +172,7 @@ def test_engine_cancel_ends_only_cancelled_requests() -> None:
         queued = engine.submit(Request(asked[2], 50), waits)
         begin.set()
         while not any(isinstance(event, Step) for event in goes.events):
-            goes.heard.get(timeout=WAIT)
+            goes.queue.get(timeout=WAIT)
         ticket.cancel()
         queued.cancel()
         gate.set()
@@ -284,7 +284,7 @@ def test_engine_alternates_long_prefill_and_decoding() -> None:
     ear = {"writes": Ear(), "reads": Ear()}
     with running(model) as engine:
         engine.submit(Request([1, 2, 3], 2000), watch("writes"))
-        ear["writes"].heard.get(timeout=WAIT)
+        ear["writes"].queue.get(timeout=WAIT)
         engine.submit(Request([4] * 6000, 5), watch("reads"))
         both.set()
         for one in ear.values():

@@ -74,7 +74,7 @@ MOCK = st.fixed_dictionaries(
         "n_vocab": st.integers(10, 14),
         "peak": st.sampled_from([0.3, 2.0, 5.0, 12.0]),
         "eog": st.sets(st.integers(0, 13), max_size=3),
-        "rounded": st.sampled_from([None, 0]),
+        "decimals": st.sampled_from([None, 0]),
         "seed": st.integers(0, 1000),
     }
 )

@@ -70,7 +70,7 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
     assert costs[0][1:] == list(found["cost_curve_seconds"]["fixed"]["seconds"])
     known = [cell for cell in found["calibration"] if cell["count"]]
     assert [row[1:3] for row in odds[1:]] == [[str(c["count"]), f"{c['predicted']:.3f}"] for c in known]
-    assert {kind for kind, _ in page.marked[3:]} >= {"refused"}
+    assert {kind for kind, _ in page.spans[3:]} >= {"refused"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg", "prompts.jsonl"]
 
 
@@ -98,7 +98,7 @@ def test_replay_shared_formats_equal_its_json_and_omit_texts(env: dict[str, str]
     texts = tmp_path / "texts.html"
     run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--include-text").ok()
     shown = Page(texts.read_text("utf-8"))
-    assert "zebra giraffe" in "".join(text for kind, text in shown.marked[3:] if kind == "kept")
+    assert "zebra giraffe" in "".join(text for kind, text in shown.spans[3:] if kind == "kept")
     assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
     assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--include-text").error_message
     macro = found["results"]["mixture@flat"]["macro"]["speedup"]["flat"]

@@ -71,7 +71,7 @@ def test_probe_evaluates_few_tokens_and_ignores_cache_content() -> None:
     target = planted(lambda n, depth: int(n > 3))
     report = probe(target)
     assert sum(target.batches) <= 2 * len(SIZES) * 24
-    assert sum(target.prefilled) <= 96 + 1200
+    assert sum(target.prefill_sizes) <= 96 + 1200
     target.prefill([1, 2, 3])
     target.evaluate([4, 5])
     assert probe(target) == report

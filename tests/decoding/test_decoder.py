@@ -54,8 +54,8 @@ def test_decoder_with_correct_drafts_saves_decode_calls(tmp_path: Path) -> None:
         assert emitted == text[:49]
         assert len(steps) - 1 == 12  # 48 tokens, 4 at a time
         assert all(s.accepted == 3 for s in steps[1:])
-        assert oracle.begun == [prompt]
-        assert oracle.seen == emitted
+        assert oracle.prompts == [prompt]
+        assert oracle.context == emitted
         assert all(1 <= limit <= 3 for limit in oracle.limits)
 
 
@@ -302,7 +302,7 @@ def test_generate_of_next_turn_prefills_only_new_tokens(tmp_path: Path) -> None:
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     emitted, _ = drive(decoder, prompt, max_tokens=20)
     drive(decoder, [*prompt, *emitted, 4, 5], max_tokens=5)
-    assert mock.prefilled == [len(prompt), 3]  # The last emitted token was not in the cache.
+    assert mock.prefill_sizes == [len(prompt), 3]  # The last emitted token was not in the cache.
 
 
 def test_decoder_without_drafter_reports_progress_and_measures_nothing(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
 def test_decoder_with_coupled_acceptance_drafts_with_noise_of_target() -> None:
     # Two independent draws agree with probability 0.41; draws with the same noise from similar counts agree more often.
     stats = Stats()
-    prompt = np.random.default_rng(4).choice(4, 400, p=Coin.law).tolist()
+    prompt = np.random.default_rng(4).choice(4, 400, p=Coin.probabilities).tolist()
     for seed in range(10):
         decoder = make_decoder(Coin(4), policy="fixed", draft_max=1)
         for step in drive(decoder, prompt, max_tokens=100, sampling=Sampling(1.0, **OPEN, seed=seed))[1]:

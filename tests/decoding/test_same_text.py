@@ -203,7 +203,7 @@ def check_same_text(
         assert (emitted, text, end.stop, end.stop_string) == expected
         check_logprobs(speak(**options), prompt, emitted, [told for step in steps for told in step.logprobs])
         if guesses is not None:
-            assert guesses.seen in ([], emitted)  # The drafter receives no token after the end.
+            assert guesses.context in ([], emitted)  # The drafter receives no token after the end.
         for step in steps:
             # No pass evaluates tokens after the last possible one.
             assert not step.drafted or step.position - len(prompt) + len(step.drafted) < most

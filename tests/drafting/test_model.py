@@ -90,11 +90,11 @@ def test_model_drafter_after_draft_evaluates_only_new_tokens() -> None:
     guesses = drafter.propose(4).tokens
     assert drafter.prefill_seconds > 0, "no draft is to blame for reading the prompt"
     model.batches.clear()
-    model.prefilled.clear()
+    model.prefill_sizes.clear()
     drafter.accept([*guesses, 7])
     drafter.propose(2)
     # One prefill evaluates the last guess and the target's token, without logits in between; then one guess follows.
-    assert (model.prefilled, model.batches) == ([2], [1])
+    assert (model.prefill_sizes, model.batches) == ([2], [1])
     model.batches.clear()
     drafter.accept([9])
     drafter.propose(1)
@@ -107,10 +107,10 @@ def test_model_drafter_next_text_reuses_common_prefix() -> None:
     drafter = ModelDrafter(model)
     for prompt, new in (([1, 2, 3, 4, 5, 6], 6), ([1, 2, 3, 9, 9], 2), ([8], 1)):
         drafter.begin(prompt)
-        model.prefilled.clear()
+        model.prefill_sizes.clear()
         model.batches.clear()
         assert drafter.propose(1).tokens == tuple(greedy_text(model, prompt, 1))
-        assert sum(model.prefilled) + sum(model.batches) == new
+        assert sum(model.prefill_sizes) + sum(model.batches) == new
 
 
 def test_model_drafter_with_full_context_or_unknown_token_stops() -> None:

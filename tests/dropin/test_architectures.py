@@ -55,7 +55,7 @@ def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> Non
         )
 
     for settings in SETTINGS:
-        pair.same(lambda llama, settings=settings: run(llama, settings))
+        pair.compare(lambda llama, settings=settings: run(llama, settings))
     assert pair.drafted
     pair.close()
 
@@ -66,7 +66,7 @@ def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypa
     pair = tiny("mamba", tmp_path, n_gpu_layers=-1)
     restore = llama.llama_state_seq_set_data_ext
     with mock.patch.object(llama, "llama_state_seq_set_data_ext", wraps=restore) as restored:
-        pair.same(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+        pair.compare(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert pair.drafted
     assert {call.args[-1] for call in restored.mock_calls} == {3}
     pair.close()
@@ -79,6 +79,6 @@ def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypa
 def test_llama_with_sliding_window_cache_disables_drafting(name: str, reason: str, tmp_path: Path) -> None:
     pair = tiny(name, tmp_path, swa_full=False)
     assert reason in (pair.ours.drafting_disabled_reason or "")
-    pair.same(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+    pair.compare(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert not pair.ours.draft_stats.passes
     pair.close()

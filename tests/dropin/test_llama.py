@@ -68,13 +68,13 @@ def opened() -> Iterator[dict[bool, Twins]]:
 @pytest.fixture
 def pair(opened: dict[bool, Twins]) -> Twins:
     """Return twins with the usual settings and empty caches."""
-    return opened[False].begun()
+    return opened[False].reset()
 
 
 @pytest.fixture
 def logged(opened: dict[bool, Twins]) -> Twins:
     """Return twins that store the logits of all tokens."""
-    return opened[True].begun()
+    return opened[True].reset()
 
 
 def prompt(llama: Any, text: str = PROMPT) -> list[int]:
@@ -84,14 +84,14 @@ def prompt(llama: Any, text: str = PROMPT) -> list[int]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_llama_generate_equals_parent_in_tokens(name: str, pair: Twins) -> None:
     for text in ("The cat sat on the mat. The cat sat on the", PROMPT + " a + b"):
-        pair.same(lambda llama, text=text: generate_states(llama, prompt(llama, text), 40, **SETTINGS[name]))
+        pair.compare(lambda llama, text=text: generate_states(llama, prompt(llama, text), 40, **SETTINGS[name]))
         assert count_cached_tokens(pair.ours) == count_cached_tokens(pair.parent)
     assert pair.drafted
 
 
 @pytest.mark.parametrize("name", ["greedy", "penalties, sampled"])
 def test_llama_generate_with_logits_all_equals_parent(name: str, logged: Twins) -> None:
-    logged.same(lambda llama: generate_states(llama, prompt(llama), 40, **SETTINGS[name]))
+    logged.compare(lambda llama: generate_states(llama, prompt(llama), 40, **SETTINGS[name]))
     assert logged.drafted
 
 
@@ -107,7 +107,7 @@ def test_llama_generate_with_grammar_equals_parent_and_drafts(pair: Twins, monke
     grammar = LlamaGrammar.from_string(GRAMMAR, verbose=False)
     monkeypatch.setattr(type(pair.ours.draft_stats), "add", note)
     for temp in (0.0, 1.0):
-        pair.same(lambda llama, temp=temp: generate_states(llama, prompt(llama), 40, temp=temp, grammar=grammar))
+        pair.compare(lambda llama, temp=temp: generate_states(llama, prompt(llama), 40, temp=temp, grammar=grammar))
     assert any("grammar" in source for source in sources)
     assert pair.drafted
 
@@ -123,7 +123,7 @@ def test_llama_logits_processor_receives_input_of_parent(pair: Twins) -> None:
 
         return generate_states(llama, prompt(llama), 50, temp=0.7, logits_processor=LogitsProcessorList([process]))
 
-    pair.same(run)
+    pair.compare(run)
     assert seen[id(pair.ours)] == seen[id(pair.parent)]
     assert pair.drafted
 
@@ -136,7 +136,7 @@ def test_llama_stopping_criteria_stop_as_in_parent(logged: Twins) -> None:
         return len(ids) >= 47
 
     stops = StoppingCriteriaList([enough])
-    found = logged.same(lambda llama: generate_states(llama, prompt(llama), 99, temp=0.0, stopping_criteria=stops))
+    found = logged.compare(lambda llama: generate_states(llama, prompt(llama), 99, temp=0.0, stopping_criteria=stops))
     assert len(found) < 99
     assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
     assert count_cached_tokens(logged.ours) == count_cached_tokens(logged.parent)
@@ -154,7 +154,7 @@ def test_llama_stopping_criteria_stop_as_in_parent(logged: Twins) -> None:
 )
 def test_llama_completion_equals_parent(stream: bool, settings: dict[str, Any], pair: Twins, logged: Twins) -> None:
     of = logged if "logprobs" in settings else pair
-    of.same(lambda llama: strip_call_fields(llama(PROMPT, max_tokens=40, stream=stream, **settings)))
+    of.compare(lambda llama: strip_call_fields(llama(PROMPT, max_tokens=40, stream=stream, **settings)))
     assert of.drafted
 
 
@@ -165,7 +165,7 @@ def test_llama_chat_completion_equals_parent(stream: bool, pair: Twins) -> None:
     for form in (None, {"type": "json_object"}, {"type": "json_object", "schema": schema}):
         call = {"max_tokens": 40, "seed": 5, "stream": stream, "response_format": form}
         for _ in range(2):  # The second time, the prompt is already cached.
-            pair.same(lambda llama, call=call: strip_call_fields(llama.create_chat_completion(messages, **call)))
+            pair.compare(lambda llama, call=call: strip_call_fields(llama.create_chat_completion(messages, **call)))
     assert pair.drafted
 
 
@@ -185,7 +185,7 @@ def test_llama_function_call_equals_parent(pair: Twins, monkeypatch: pytest.Monk
         assert called[0]["function"]["name"] == "greet"
         return answer, strip_call_fields(called)
 
-    pair.same(run)
+    pair.compare(run)
     assert pair.drafts[1]
 
 
@@ -202,7 +202,7 @@ def test_llama_generate_left_at_any_token_keeps_state_of_parent(left_at: int, lo
         shorter = generate_states(llama, held[:-3], 20, temp=0.9)
         return first, between, again, longer, shorter
 
-    logged.same(run)
+    logged.compare(run)
 
 
 def test_llama_save_and_load_state_during_generation_equals_parent(pair: Twins) -> None:
@@ -225,8 +225,8 @@ def test_llama_save_and_load_state_during_generation_equals_parent(pair: Twins) 
         assert second == third
         return first, second, state.n_tokens, state.input_ids[: state.n_tokens].tolist()
 
-    pair.same(run)
-    pair.same(loaded_meanwhile)
+    pair.compare(run)
+    pair.compare(loaded_meanwhile)
     stream = pair.ours.generate(prompt(pair.ours), temp=0.0)
     head = list(islice(stream, 7))
     pair.parent.load_state(pair.ours.save_state())
@@ -238,7 +238,7 @@ def test_llama_with_ram_cache_equals_parent(pair: Twins, monkeypatch: pytest.Mon
     for llama in (pair.parent, pair.ours):
         monkeypatch.setattr(llama, "cache", LlamaRAMCache())
     for text in (PROMPT, "Another text of no matter.", PROMPT + " a"):
-        pair.same(
+        pair.compare(
             lambda llama, text=text: strip_call_fields(llama.create_completion(text, max_tokens=30, temperature=0.0))
         )
         assert count_cached_tokens(pair.ours) == count_cached_tokens(pair.parent)
@@ -256,7 +256,7 @@ def test_llama_with_nested_generators_equals_parent(logged: Twins) -> None:
         found.append(read_state(llama, two.send(prompt(llama, " and")[1:])))
         return found + [read_state(llama, token) for token in islice(two, 12)]
 
-    logged.same(run)
+    logged.compare(run)
 
 
 def test_llama_eval_and_sample_equal_parent(pair: Twins) -> None:
@@ -271,7 +271,7 @@ def test_llama_eval_and_sample_equal_parent(pair: Twins) -> None:
         llama.eval(prompt(llama))
         return head, found, llama.sample(temp=0.0), llama.n_tokens
 
-    pair.same(run)
+    pair.compare(run)
 
 
 def test_llama_generate_at_full_context_raises_as_parent(twins: Callable[..., Twins]) -> None:
@@ -283,7 +283,7 @@ def test_llama_generate_at_full_context_raises_as_parent(twins: Callable[..., Tw
             found.extend(read_state(llama, token) for token in llama.generate(prompt(llama, "a b c"), temp=0.0))
         return found, type(caught.value), str(caught.value), llama.n_tokens
 
-    pair.same(run)
+    pair.compare(run)
     assert pair.drafted
 
 
@@ -293,14 +293,14 @@ def test_draft_stats_under_load_count_slowed_calls(
     busy = Conditions(1, 1, 0, is_quiet=False)
     monkeypatch.setattr(BorrowedSequence, "conditions", property(lambda _: busy))
     pair = twins()
-    pair.same(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
+    pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
     stats = pair.ours.draft_stats
     assert stats.slowed == stats.passes > 0
 
 
 def test_llama_with_small_batch_size_equals_parent_and_drafts(twins: Callable[..., Twins]) -> None:
     pair = twins(n_batch=8, draft=20)
-    pair.same(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.0))
+    pair.compare(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.0))
     assert pair.drafted
 
 
@@ -309,16 +309,16 @@ def test_llama_with_unsupported_settings_disables_drafting(twins: Callable[..., 
         pair = twins(**settings)
         assert reason in (pair.ours.drafting_disabled_reason or "")
         if "embedding" in settings:
-            pair.same(lambda llama: llama.create_embedding(["one text", "another"])["data"])
+            pair.compare(lambda llama: llama.create_embedding(["one text", "another"])["data"])
         else:
-            pair.same(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
+            pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
         assert not pair.ours.draft_stats.drafted
 
 
 def test_llama_with_python_draft_model_warns_and_does_not_draft(twins: Callable[..., Twins]) -> None:
     with pytest.warns(UserWarning, match="does not draft if"):
         pair = twins(draft_model=LlamaPromptLookupDecoding(), logits_all=True)
-    pair.same(lambda llama: list(islice(llama.generate(prompt(llama), temp=0.0), 40)))
+    pair.compare(lambda llama: list(islice(llama.generate(prompt(llama), temp=0.0), 40)))
     assert not pair.ours.draft_stats.passes
 
 
@@ -333,14 +333,14 @@ def test_llama_after_decode_error_retries_without_drafts(pair: Twins, monkeypatc
         submit(sequence, tokens)
 
     monkeypatch.setattr(BorrowedSequence, "submit", fail)
-    pair.same(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.9))
+    pair.compare(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.9))
     assert passes > 4
 
 
 def test_llama_with_lora_equals_parent_and_measures_with_it(twins: Callable[..., Twins], tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2)
     pair = twins(lora_path=str(file), lora_scale=0.5)
-    pair.same(lambda llama: generate_states(llama, prompt(llama), 20, **SETTINGS["greedy"]))
+    pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, **SETTINGS["greedy"]))
     assert pair.drafted
     borrowed = BorrowedSequence(pair.ours)
     with borrowed.trial("fast") as trial:
@@ -367,7 +367,7 @@ def test_llama_rejects_invalid_arguments(tmp_path: Path) -> None:
 
 def test_llama_without_references_is_freed_immediately(twins: Callable[..., Twins]) -> None:
     pair = twins()
-    pair.both(lambda llama: generate_states(llama, prompt(llama), 12, temp=0.0))
+    pair.call_both(lambda llama: generate_states(llama, prompt(llama), 12, temp=0.0))
     ours = weakref.ref(pair.ours)
     gc.disable()
     try:
@@ -384,7 +384,7 @@ def test_llama_can_be_pickled_and_closed_during_generation(
     monkeypatch.setattr(pair.ours, "exact", "on")
     twin = pickle.loads(pickle.dumps(pair.ours))
     assert (type(twin), twin.exact, twin.persist_stats) == (ngramspec.Llama, "on", False)
-    expected = pair.same(lambda llama: [seen.token for seen in generate_states(llama, prompt(llama), 9, temp=0.0)])
+    expected = pair.compare(lambda llama: [seen.token for seen in generate_states(llama, prompt(llama), 9, temp=0.0)])
     stream = twin.generate(prompt(twin), temp=0.0)
     assert list(islice(stream, 9)) == expected
     twin.close()

@@ -42,11 +42,11 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_amx_works_caches_verdicts_but_not_inconclusive_results(
     ended: Any, verdict: bool, child: FakeChild, library: Path
 ) -> None:
-    child.ended = ended
+    child.result = ended
     assert [works(library) for _ in range(2)] == [verdict] * 2
     assert child.starts == (2 if ended in NO_VERDICTS else 1)
     if ended in NO_VERDICTS:
-        child.ended = (0, "")
+        child.result = (0, "")
         assert works(library)
 
 

@@ -76,7 +76,7 @@ NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
 
 @pytest.mark.parametrize("code", [0, -6, -11, -8, -24])
 def test_crash_check_of_file_runs_child_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
-    child.ended = (code, SAID)
+    child.result = (code, SAID)
     told = f"{file} is damaged: llama.cpp crashes when loading it (GGML_ASSERT(a > (b)) failed); download it again"
     assert [refused(file) for _ in range(2)] == [told if code else None] * 2
     assert child.starts == 1
@@ -86,7 +86,7 @@ def test_crash_check_of_file_runs_child_once(code: int, child: FakeChild, file: 
 def test_crash_check_with_inconclusive_child_accepts_file(
     ended: Any, child: FakeChild, file: Path, folder: Path
 ) -> None:
-    child.ended = ended
+    child.result = ended
     assert [refused(file) for _ in range(2)] == [None, None]
     assert child.starts == 2
     assert not folder.exists()
@@ -95,7 +95,7 @@ def test_crash_check_with_inconclusive_child_accepts_file(
 def test_crash_check_with_unwritable_folder_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
     folder.touch()
     for starts, code in ((2, 0), (4, -11)):
-        child.ended = (code, "")
+        child.result = (code, "")
         assert [refused(file) is None for _ in range(2)] == [code == 0] * 2
         assert child.starts == starts
 

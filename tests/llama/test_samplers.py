@@ -48,7 +48,7 @@ def test_sampler_chain_with_each_setting_matches_llama_cpp(name: str, word_vocab
             logits = random_logits(rng, i, n_vocab)
             if s.logit_bias and i == 7:
                 logits[3] = -np.inf
-            kept, expected = logits.copy(), theirs.law(logits)
+            kept, expected = logits.copy(), theirs.probabilities(logits)
             if s.greedy:
                 assert ours.draw(logits, i) == max(expected, key=expected.__getitem__)
             for one in samplers:
@@ -79,7 +79,7 @@ def test_sampler_chain_with_infill_matches_llama_cpp(
             logits[rng.choice(np.arange(250, 273), 4, replace=False)] += rng.uniform(4, 14, 4)
             logits[ends[0]] += i % 16
             law = ours.distribution(logits)
-            compare(law, theirs.law(logits))
+            compare(law, theirs.probabilities(logits))
             seen.add("end" if law.ids[0] in ends and law.ids.size == 1 else min(law.ids.size, 2))
             ours.accept(prompt[i % 30])
             theirs.accept(prompt[i % 30])
@@ -121,7 +121,7 @@ def test_sampler_chain_with_any_combination_and_order_matches_llama_cpp(
     theirs.begin(prompt)
     for i in range(4):
         logits = random_logits(rng, i, n_vocab)
-        compare(ours.distribution(logits), theirs.law(logits))
+        compare(ours.distribution(logits), theirs.probabilities(logits))
         ours.accept(prompt[i])
         theirs.accept(prompt[i])
 
@@ -137,7 +137,7 @@ def test_sampler_chain_with_mirostat_draws_tokens_of_llama_cpp(
         for i in range(100):
             logits = random_logits(rng, i, n_vocab)
             token = ours.draw(logits, i)
-            assert {token: 1.0} == theirs.law(logits)
+            assert {token: 1.0} == theirs.probabilities(logits)
             ours.accept(token)
 
 
@@ -150,7 +150,7 @@ def test_sampler_chain_with_xtc_uses_random_numbers_of_llama_cpp(word_vocabulary
     for i in range(200):
         logits = random_logits(rng, i, 100)
         law = ours.distribution(logits)
-        compare(law, theirs.law(logits))
+        compare(law, theirs.probabilities(logits))
         cut += int(logits.argmax()) not in law.ids
     assert 50 < cut < 150
 
@@ -186,12 +186,12 @@ def test_sampler_chain_under_grammar_matches_llama_cpp(name: str, grammar: str, 
     forbidden = 0.0
     for i in range(6):
         logits = random_logits(rng, i, 4096)
-        first = theirs.law(logits)
+        first = theirs.probabilities(logits)
         legal = {token: p for token, p in first.items() if theirs.allows(token)}
         missing = 1 - sum(legal.values())
         forbidden += missing
         if missing > 1e-6:
-            for token, p in theirs.law(logits, grammar=True).items():
+            for token, p in theirs.probabilities(logits, grammar=True).items():
                 legal[token] = legal.get(token, 0.0) + missing * p
         law = ours.distribution(logits)
         compare(law, {token: p for token, p in legal.items() if p > 0})
@@ -228,9 +228,9 @@ def test_sampler_chain_with_mirostat_under_grammar_matches_llama_cpp(grammar: st
     theirs = LlamaChain(s, demo_vocabulary.n_vocab, vocab=demo_vocabulary._vocab)
     for i in range(40):
         logits = random_logits(rng, i, 4096)
-        (expected,) = theirs.law(logits)
+        (expected,) = theirs.probabilities(logits)
         if not theirs.allows(expected):
-            (expected,) = theirs.law(logits, grammar=True)
+            (expected,) = theirs.probabilities(logits, grammar=True)
         assert ours.draw(logits, i) == expected
         ours.accept(expected)
         theirs.accept(expected)

@@ -55,7 +55,7 @@ def test_sampler_chain_with_ties_returns_probabilities_of_llama_cpp(name: str, w
     for _ in range(20):
         logits = rng.integers(0, 12, 400).astype(np.float32)
         mine = np.sort(ours.distribution(logits).probs)
-        other = np.sort([p for p in theirs.law(logits).values() if p > 0])
+        other = np.sort([p for p in theirs.probabilities(logits).values() if p > 0])
         np.testing.assert_allclose(mine, other, atol=1e-6)
 
 
@@ -139,7 +139,7 @@ def test_sampler_chain_with_unusual_dry_settings_matches_llama_cpp(word_vocabula
         ours.begin(prompt)
         theirs.begin(prompt)
         logits = np.zeros(word_vocabulary.n_vocab, np.float32)
-        compare(ours.distribution(logits), theirs.law(logits))
+        compare(ours.distribution(logits), theirs.probabilities(logits))
 
 
 @pytest.mark.parametrize(

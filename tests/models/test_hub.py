@@ -114,7 +114,7 @@ def test_fetch_when_offline_uses_cache(hub: FakeHub, env: dict[str, str], troubl
     if trouble == "switch":
         env["HF_HUB_OFFLINE"] = "1"
     elif trouble == "error":
-        hub.broken = 503
+        hub.error_status = 503
     else:
         env["HF_ENDPOINT"] = "http://127.0.0.1:9"  # No program listens on the discard port.
     hub.requests.clear()

@@ -34,11 +34,11 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
 
 def whole(script: Any, **fields: Any) -> dict[str, Any]:
     """Return a message without its random fields."""
-    return fixed(Message.model_validate(API.answered(script, **fields).json()).model_dump(exclude_none=True))
+    return fixed(Message.model_validate(API.get_response(script, **fields).json()).model_dump(exclude_none=True))
 
 
 def streamed(script: Any, **fields: Any) -> list[dict[str, Any]]:
-    return parse_chunks(API.answered(script, stream=True, **fields).text)
+    return parse_chunks(API.get_response(script, stream=True, **fields).text)
 
 
 def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def test_anthropic_settings_reach_the_engine_and_unknown_are_ignored() -> None:
 def test_anthropic_server_tools_are_ignored() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     assert [tool["name"] for tool in API.tools(tools=[search, LOOK | {"type": "custom"}])] == ["look"]
-    API.refused("tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
-    API.refused("tool_choice", tools=[search], tool_choice={"type": "any"})
+    API.get_error("tool_choice.name", tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    API.get_error("tool_choice", tools=[search], tool_choice={"type": "any"})
 
 
 ONE = format_tool_call("look")
@@ -194,10 +194,10 @@ def test_anthropic_tool_choice_becomes_a_grammar(choice: dict[str, Any], allowed
 
 
 def test_anthropic_thinking_effort_and_format_reach_the_request() -> None:
-    assert API.received(thinking={"type": "disabled"})["enable_thinking"] is False
-    assert API.received(thinking={"type": "enabled", "budget_tokens": 2048})["enable_thinking"] is True
-    assert API.received(output_config={"effort": "max"})["reasoning_effort"] == "high"
-    assert (API.received()["enable_thinking"], API.received()["reasoning_effort"]) == (True, None)
+    assert API.template_values(thinking={"type": "disabled"})["enable_thinking"] is False
+    assert API.template_values(thinking={"type": "enabled", "budget_tokens": 2048})["enable_thinking"] is True
+    assert API.template_values(output_config={"effort": "max"})["reasoning_effort"] == "high"
+    assert (API.template_values()["enable_thinking"], API.template_values()["reasoning_effort"]) == (True, None)
     for fields in ({"output_config": {"format": FORM}}, {"output_format": FORM}):
         _, engine = API.ask(**fields)
         assert engine.requests[0].sampling.grammar is not None
@@ -229,7 +229,7 @@ def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_anthropic_rejects_invalid_values_by_field_name() -> None:
     for field, fields in wrong_requests():
-        assert API.refused(field, **fields)["type"] == "invalid_request_error"
+        assert API.get_error(field, **fields)["type"] == "invalid_request_error"
 
 
 # --------------------------------------------------------------------------- answers
@@ -256,7 +256,7 @@ LISTED = format_tool_call("list", '{"at": "x", "n": [1]}')
 
 
 def test_anthropic_response_contains_reasoning_text_calls_and_usage() -> None:
-    script = Script(f"<think>\nhm\n</think>\n\nI look.\n{LISTED}\n{ONE}", step=3, cached=5)
+    script = Script(f"<think>\nhm\n</think>\n\nI look.\n{LISTED}\n{ONE}", step=3, n_cached=5)
     asked = {"tools": [LOOK, LOOK | {"name": "list"}]}
     answer = whole(script, **asked)
     assert answer["content"] == [
@@ -301,7 +301,7 @@ def test_anthropic_response_reports_stop_reason(
 
 def test_anthropic_errors_have_expected_types() -> None:
     for wrong, status, kind in ((TargetError("no"), 500, "api_error"), (ShutdownError("bye"), 503, "overloaded_error")):
-        response, _ = API.ask(Script(wrong=wrong))
+        response, _ = API.ask(Script(start_error=wrong))
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
     response, _ = API.ask(n_ctx=20)
     assert response.json()["type"] == "error"

@@ -44,7 +44,7 @@ def refused(path: str, body: Any, script: Script | None = None, status: int = 40
 
 
 def test_chat_completions_returns_message_usage_and_timings() -> None:
-    told, _ = ask(CHATS, CHAT, Script(step=3, cached=4))
+    told, _ = ask(CHATS, CHAT, Script(step=3, n_cached=4))
     assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
     tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
     prompt = len(demo_vocabulary().chat_prompt(CHAT["messages"]))
@@ -158,7 +158,7 @@ def test_completions_accepts_text_tokens_and_lists() -> None:
     for prompt, count in (("ab", 1), (["ab", "cd"], 2), ([5, 6], 1), ([[5, 6], [7]], 2)):
         told, _ = ask(TEXTS, {"prompt": prompt})
         assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(i, TEXT) for i in range(count)]
-    told, _ = ask(TEXTS, {"prompt": [[5, 6], [7]], "n": 2}, Script(cached=1))
+    told, _ = ask(TEXTS, {"prompt": [[5, 6], [7]], "n": 2}, Script(n_cached=1))
     assert len(told["choices"]) == 4
     usage = told["usage"]  # The usage counts each prompt once.
     assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (3, 2)
@@ -369,19 +369,19 @@ def test_serve_rejects_too_long_prompt_with_known_error_code() -> None:
 def test_serve_engine_errors_are_http_errors_before_stream_start() -> None:
     memory, grammar = TargetError("out of memory"), GrammarError("no grammar")
     for script, status, kind in (
-        (Script(wrong=grammar), 400, "invalid_request_error"),
-        (Script(wrong=ValueError("no")), 400, "invalid_request_error"),
-        (Script(wrong=ClosedError("shutting down")), 503, "unavailable_error"),
-        (Script(wrong=ShutdownError("shutting down")), 503, "unavailable_error"),
-        (Script(fails=memory, after=0), 500, "server_error"),
-        (Script(fails=NoTokenLeft("no token is left"), after=0), 400, "invalid_request_error"),
-        (Script(fails=BadLogits("the logit of token 3 is nan"), after=0), 500, "server_error"),
+        (Script(start_error=grammar), 400, "invalid_request_error"),
+        (Script(start_error=ValueError("no")), 400, "invalid_request_error"),
+        (Script(start_error=ClosedError("shutting down")), 503, "unavailable_error"),
+        (Script(start_error=ShutdownError("shutting down")), 503, "unavailable_error"),
+        (Script(error=memory, after=0), 500, "server_error"),
+        (Script(error=NoTokenLeft("no token is left"), after=0), 400, "invalid_request_error"),
+        (Script(error=BadLogits("the logit of token 3 is nan"), after=0), 500, "server_error"),
     ):
         for stream in (False, True):
             assert refused(CHATS, CHAT | {"stream": stream}, script, status)["type"] == kind
             assert refused(TEXTS, {"prompt": "x", "stream": stream}, script, status)["type"] == kind
-    assert refused(TEXTS, {"prompt": "x"}, Script(fails=grammar))["param"] == "grammar"
-    told, _ = ask(CHATS, CHAT | {"stream": True}, Script(fails=memory, after=2))
+    assert refused(TEXTS, {"prompt": "x"}, Script(error=grammar))["param"] == "grammar"
+    told, _ = ask(CHATS, CHAT | {"stream": True}, Script(error=memory, after=2))
     assert told[1]["choices"][0]["delta"]["content"]
     assert told[-1] == {"error": {"code": 500, "message": "out of memory", "type": "server_error"}}
 
@@ -572,7 +572,7 @@ def test_tokenize_and_detokenize_round_trip_text() -> None:
 
 def test_request_log_contains_counters_and_no_text() -> None:
     entries: list[Counters] = []
-    server, _ = make_server(Script(step=3, cached=2))
+    server, _ = make_server(Script(step=3, n_cached=2))
 
     async def run() -> None:
         async with open_client(server, log=entries.append) as client:

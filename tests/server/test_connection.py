@@ -175,7 +175,7 @@ def test_connection_shutdown_ends_requests_without_exceptions(
             while not service.tickets:
                 time.sleep(0.01)
         assert read(waiting) + read(sending) == b""
-    assert service.tickets[0].cancelled.wait(PATIENCE)
+    assert service.tickets[0].cancellation.wait(PATIENCE)
     assert not errors
 
 
@@ -190,7 +190,7 @@ def test_connection_disconnect_with_queued_requests_cancels_running_one(errors: 
             client.sendall(post + post)
             while not service.tickets:
                 time.sleep(0.01)
-        assert service.tickets[0].cancelled.wait(PATIENCE)
-        assert service.tickets[0].ended.wait(PATIENCE)
+        assert service.tickets[0].cancellation.wait(PATIENCE)
+        assert service.tickets[0].end.wait(PATIENCE)
     assert len(service.tickets) == 1
     assert not errors

@@ -47,7 +47,7 @@ LONG: Any = [{"role": "user", "content": "word " * 4000}]
 def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
     """Yield both clients of a server, and its engine, which follows a script or returns a text in three-token steps."""
     if isinstance(script, str):
-        script = Script(script, step=3, cached=2)
+        script = Script(script, step=3, n_cached=2)
     with closing(ThinkingVocabulary(DEMO)) as vocabulary:
         server, engine = make_server(script, vocabulary=vocabulary, n_ctx=2000)
         server.ping_seconds = ping
@@ -256,7 +256,7 @@ def test_official_clients_raise_matching_exception_types() -> None:
 
 
 def test_official_clients_raise_error_of_failed_stream() -> None:
-    with serving(Script("a b c", fails=TargetError("it broke"), after=2)) as (one, other, _):
+    with serving(Script("a b c", error=TargetError("it broke"), after=2)) as (one, other, _):
         failed = pytest.raises(anthropic.APIStatusError, match="it broke")
         with one.messages.create(**ASK, stream=True) as stream, failed as caught:
             list(stream)

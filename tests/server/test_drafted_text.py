@@ -74,7 +74,7 @@ def test_chat_completions_drafted_spans_are_equal_streamed_or_whole() -> None:
 
 
 def test_chat_completions_report_timings_and_drafts_on_request() -> None:
-    told, _ = ask(CHATS, CHAT | {"stream": True, "timings_per_token": True}, Script(step=3, cached=2))
+    told, _ = ask(CHATS, CHAT | {"stream": True, "timings_per_token": True}, Script(step=3, n_cached=2))
     counts = [chunk["timings"]["predicted_n"] for chunk in told[1:]]
     assert counts == sorted(counts)
     assert counts[0] == 3
@@ -101,7 +101,7 @@ def test_timings_of_disturbed_response_omit_gain(disturbed: dict[str, Any]) -> N
 
 
 def test_chat_completions_stream_with_return_progress_reports_prefill() -> None:
-    told, service = ask(CHATS, CHAT | {"stream": True, "return_progress": True}, Script(cached=2))
+    told, service = ask(CHATS, CHAT | {"stream": True, "return_progress": True}, Script(n_cached=2))
     length = len(service.requests[0].prompt)
     assert told[0]["choices"][0]["delta"]["role"] == "assistant"
     for chunk, processed in zip(told[1:], (2, length), strict=False):

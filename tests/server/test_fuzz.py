@@ -43,7 +43,7 @@ def test_serve_with_malformed_requests_returns_no_5xx_and_keeps_running(count: i
             answer = await client.post("/v1/chat/completions", json={"messages": MESSAGES})
             assert answer.json()["choices"][0]["message"]["content"] == "Hello, world"
         for ticket in service.tickets:
-            assert ticket.ended.wait(20)
+            assert ticket.end.wait(20)
 
     asyncio.run(run())
     assert seen[200] > count / 20

@@ -128,7 +128,7 @@ def test_infill_after_deadline_ends_with_complete_line(coder: Vocabulary, monkey
     script = Script("a = 1; b = 2\nc = 3\nd = 4\n", ends=False, go=threading.Semaphore(40))
     told, service = fill(coder, {"t_max_predict_ms": 10}, script)
     assert (told["content"], told["stop_type"], told["stopping_word"]) == ("a = 1; b = 2\n", "limit", "")
-    assert service.tickets[0].cancelled.is_set()
+    assert service.tickets[0].cancellation.is_set()
 
 
 def test_infill_with_n_indent_ends_at_less_indented_line(coder: Vocabulary) -> None:

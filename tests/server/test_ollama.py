@@ -122,7 +122,7 @@ def test_ollama_chat_logprobs_cover_incomplete_tool_call_prefix() -> None:
 
 
 def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
-    script = Script("a b c", fails=TargetError("it broke"), after=2, go=threading.Semaphore(0))
+    script = Script("a b c", error=TargetError("it broke"), after=2, go=threading.Semaphore(0))
     server, _ = make_server(script)
     server.ping_seconds = 0.02
     with run_server(server) as address, httpx.stream("POST", f"{address}/api/chat", json=CHAT) as response:

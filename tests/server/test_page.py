@@ -169,7 +169,7 @@ def test_page_stop_ends_the_answer(visit: Visit, how: str) -> None:
         visit.page.keyboard.press("Escape")
     expect(visit.send).to_be_visible()
     (ticket,) = visit.service.tickets
-    assert ticket.ended.wait(PATIENCE), "the server continues"
+    assert ticket.end.wait(PATIENCE), "the server continues"
     expect(visit.note).to_have_text(re.compile("stopped$"))
     expect(visit.answer).to_have_text(re.compile("^on and"))
     expect(visit.error).to_be_hidden()
@@ -264,7 +264,7 @@ def test_page_shows_server_error_and_keeps_message(visit: Visit) -> None:
 
 
 def test_page_after_error_during_answer_keeps_partial_answer(visit: Visit) -> None:
-    visit.answered(Script("one two three", fails=TargetError("out of memory <b>"), after=2))
+    visit.answered(Script("one two three", error=TargetError("out of memory <b>"), after=2))
     expect(visit.error).to_contain_text("out of memory <b>")
     expect(visit.note).to_have_text(re.compile("interrupted$"))
     came = visit.answer.inner_text()
@@ -358,7 +358,7 @@ def test_page_regenerate_replaces_answer_unless_request_fails(visit: Visit) -> N
     expect(visit.answer).to_have_text("second")
     assert visit.sent()["messages"] == [{"role": "user", "content": "hi"}]
     visit.settled()
-    visit.service.script = Script(wrong=TargetError("no"))
+    visit.service.script = Script(start_error=TargetError("no"))
     visit.press("Regenerate")
     expect(visit.error).to_have_text("no")
     expect(visit.answer).to_have_text("second")
@@ -456,13 +456,13 @@ def test_page_stops_answer_of_closed_or_deleted_conversation(visit: Visit) -> No
     visit.page.set_viewport_size({"width": 1200, "height": 640})
     visit.begun(Script("on and on ", ends=False, step=2, go=threading.Semaphore(3)))
     visit.press("New chat")
-    assert visit.service.tickets[0].ended.wait(PATIENCE), "the server continues"
+    assert visit.service.tickets[0].end.wait(PATIENCE), "the server continues"
     expect(visit.page.locator("#list button")).to_have_text("continue")
     visit.page.locator("#list button").click()
     expect(visit.note).to_have_text(re.compile("stopped$"))
     visit.press("Regenerate")
     visit.press("Delete")
-    assert visit.service.tickets[1].ended.wait(PATIENCE)
+    assert visit.service.tickets[1].end.wait(PATIENCE)
     visit.answered(Script("new"), "other")
     assert visit.listed() == ["other"]
 
@@ -529,7 +529,7 @@ def test_page_reload_during_answer_keeps_partial_answer(visit: Visit) -> None:
     expect(visit.answer).to_have_text(re.compile(f"^{came}"))
     expect(visit.note).to_have_text(re.compile("interrupted$"))
     (ticket,) = visit.service.tickets
-    assert ticket.ended.wait(PATIENCE), "the server continues"
+    assert ticket.end.wait(PATIENCE), "the server continues"
 
 
 def test_page_shows_prefill_progress(visit: Visit) -> None:

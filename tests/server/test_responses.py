@@ -28,12 +28,12 @@ SERVER = {"type": "namespace", "name": "mcp__db", "description": "", "tools": [L
 
 
 def whole(script: Script, **fields: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = API.answered(script, **fields).json()
+    answer: dict[str, Any] = API.get_response(script, **fields).json()
     return answer
 
 
 def streamed(script: Script, **fields: Any) -> list[dict[str, Any]]:
-    return parse_chunks(API.answered(script, stream=True, **fields).text)
+    return parse_chunks(API.get_response(script, stream=True, **fields).text)
 
 
 def test_responses_api_formats_codex_conversation_for_template() -> None:
@@ -140,9 +140,9 @@ def test_responses_api_settings_reach_the_engine() -> None:
     _, engine = API.ask(**fields)
     assert (engine.requests[0].max_tokens, engine.requests[0].logprobs) == (16, 0)
     assert [allows(engine, text) for text in ('{"a": "b"}', '{"b": 1}', "a")] == [True, False, False]
-    received = API.received(**fields)
+    received = API.template_values(**fields)
     assert (received["enable_thinking"], received["reasoning_effort"]) == (True, "low")
-    assert API.received(reasoning={"effort": "none"})["enable_thinking"] is False
+    assert API.template_values(reasoning={"effort": "none"})["enable_thinking"] is False
     _, engine = API.ask(text={"format": {"type": "json_object"}})
     assert [allows(engine, text) for text in ('{"b": 1}', "a")] == [True, False]
     _, engine = API.ask(top_logprobs=3)
@@ -185,7 +185,7 @@ def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_responses_api_rejects_invalid_values_by_field_name() -> None:
     for field, fields in wrong_requests():
-        assert API.refused(field, **fields)["param"] == field
+        assert API.get_error(field, **fields)["param"] == field
 
 
 # --------------------------------------------------------------------------- answers
@@ -291,7 +291,7 @@ def test_responses_api_response_at_token_limit_is_incomplete() -> None:
 
 
 def test_responses_api_response_contains_usage_and_repeats_fields() -> None:
-    script = Script("Hello, world", cached=5)
+    script = Script("Hello, world", n_cached=5)
     response, engine = API.ask(script, tools=[LOOK], instructions="I", metadata={"a": "b"})
     answer, usage = response.json(), response.json()["usage"]
     count, prompt = len(vocabulary().tokenize(script.text, add_bos=False)) + 1, len(engine.requests[0].prompt)
@@ -311,7 +311,7 @@ def test_responses_api_stream_logprobs_equal_whole_response() -> None:
 
 
 def test_responses_api_stream_ends_with_failed_event_on_error() -> None:
-    sent = streamed(Script("a b c", fails=TargetError("it broke"), after=2))
+    sent = streamed(Script("a b c", error=TargetError("it broke"), after=2))
     created, failed = (EVENT.validate_python(sent[i]) for i in (0, -1))
     assert (created.response.status, failed.response.status) == ("in_progress", "failed")
     assert (failed.response.error.code, failed.response.error.message) == ("server_error", "it broke")

@@ -190,8 +190,8 @@ def test_on_slot_waits_for_running_request_of_the_slot() -> None:
 
     def listener(event: Event) -> None:
         if isinstance(event, Started):
-            found.append(engine.on_slot(0, lambda sequence: (ear.ended.is_set(), len(sequence.tokens))))
-            found.append(engine.on_slot(1, lambda _: ear.ended.is_set()))
+            found.append(engine.on_slot(0, lambda sequence: (ear.end.is_set(), len(sequence.tokens))))
+            found.append(engine.on_slot(1, lambda _: ear.end.is_set()))
             found.append(engine.on_slot(0, lambda _: 1 // 0))
             left = engine.on_slot(0, lambda sequence: sequence.clear())
             assert left.cancel()

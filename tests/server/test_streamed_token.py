@@ -119,7 +119,7 @@ def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeServ
         for _ in service.requests:
             script.go.release(100)  # type: ignore[union-attr]
         for ticket in service.tickets:
-            ticket.ended.wait(PATIENCE)
+            ticket.end.wait(PATIENCE)
 
     return stream(server, path, body, busy), service
 
@@ -160,7 +160,7 @@ def test_stream_with_fields_per_token_sends_one_chunk_per_token(fields: dict[str
 
 
 def test_stream_error_follows_waiting_steps() -> None:
-    told, _ = late("/completion", {"prompt": "x"}, Script("Hello, world", fails=ValueError("defect"), after=3))
+    told, _ = late("/completion", {"prompt": "x"}, Script("Hello, world", error=ValueError("defect"), after=3))
     *parts, error = parse_chunks(told)
     assert "".join(part["content"] for part in parts)
     assert sum(len(part["tokens"]) for part in parts) == 3

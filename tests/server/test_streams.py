@@ -81,9 +81,9 @@ async def test_stream_of_disconnected_client_cancels_its_request(path: str) -> N
             assert line.startswith("event: ") == (path in ("/v1/messages", "/v1/responses"))
             while not line.startswith(("data", "{")):
                 line = await anext(lines)
-            assert not service.tickets[0].cancelled.is_set()
-        await until(service.tickets[0].cancelled)
-        await until(service.tickets[0].ended)
+            assert not service.tickets[0].cancellation.is_set()
+        await until(service.tickets[0].cancellation)
+        await until(service.tickets[0].end)
     script = endless()
     script.begin = threading.Event()
     async with connected(script) as (client, service):
@@ -92,7 +92,7 @@ async def test_stream_of_disconnected_client_cancels_its_request(path: str) -> N
             assert not asked.done(), asked.result().text
             await asyncio.sleep(0.01)
         asked.cancel()  # before the response begins
-        await until(service.tickets[0].cancelled)
+        await until(service.tickets[0].cancellation)
 
 
 async def test_stream_of_disconnected_client_logs_its_tokens() -> None:
@@ -104,7 +104,7 @@ async def test_stream_of_disconnected_client_logs_its_tokens() -> None:
                 lines = response.aiter_lines()
                 while '"tokens_predicted":3' not in await anext(lines):
                     pass
-            await until(service.tickets[0].ended)
+            await until(service.tickets[0].end)
     (entry,) = entries
     assert (entry.tokens, entry.prompt_tokens) == (3, len(service.requests[0].prompt))
 
@@ -118,18 +118,18 @@ async def test_stream_of_disconnected_client_cancels_all_choices() -> None:
                 if len(seen) == 3:
                     break
         for ticket in service.tickets:
-            await until(ticket.cancelled)
+            await until(ticket.cancellation)
 
 
 async def test_stream_continues_when_other_requests_end_or_fail() -> None:
     first = Script("first answer", go=threading.Semaphore(2))
-    scripts = iter([first, Script("second"), Script(wrong=ValueError("third"))])
+    scripts = iter([first, Script("second"), Script(start_error=ValueError("third"))])
     async with streaming(lambda _: next(scripts), "/completion", BODY) as (client, service, lines):
         assert (await anext(lines)).startswith("data")
         second = await client.post("/completion", json={"prompt": "x"})
         assert second.json()["content"] == "second"
         assert (await client.post("/completion", json={"prompt": "x"})).status_code == 400
-        assert not service.tickets[0].cancelled.is_set()
+        assert not service.tickets[0].cancellation.is_set()
         first.go.release(100)
         rest = "\n".join([line async for line in lines])
     assert parse_chunks(rest)[-1]["stop_type"] == "eos"
@@ -154,7 +154,7 @@ async def test_stream_without_tokens_sends_comments() -> None:
 
 async def test_stream_error_after_comments_is_sent_as_chunk() -> None:
     begin = threading.Event()
-    script = Script(begin=begin, fails=ValueError("defect"), after=0)
+    script = Script(begin=begin, error=ValueError("defect"), after=0)
     async with streaming(script, "/completion", BODY, 0.02) as (_, _, lines):
         assert await anext(lines) == ":"
         begin.set()
@@ -195,7 +195,7 @@ async def test_request_stream_wakes_event_loop_once_for_many_steps(
     call = Call(server, Fields({"stream": streamed}))
     async with RequestStream(call, [Request([1], 20)], [Answer()]) as running:
         go.release(30)
-        service.tickets[0].ended.wait(PATIENCE)  # This blocks the loop.
+        service.tickets[0].end.wait(PATIENCE)  # This blocks the loop.
         assert len(woken) == 1
         events: list[TextEvent] = []
         while running.unfinished:

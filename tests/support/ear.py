@@ -17,17 +17,17 @@ class Ear:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.ended = threading.Event()
-        self.heard: queue.Queue[Event] = queue.Queue()
+        self.end = threading.Event()
+        self.queue: queue.Queue[Event] = queue.Queue()
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
-        self.heard.put(event)
+        self.queue.put(event)
         if isinstance(event, Done | Exception):
-            self.ended.set()
+            self.end.set()
 
     def wait(self) -> Event:
-        assert self.ended.wait(WAIT)
+        assert self.end.wait(WAIT)
         return self.events[-1]
 
     @property

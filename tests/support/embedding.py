@@ -8,13 +8,13 @@ from typing import Any
 from ngramspec.llama.embedder import Embedder
 
 
-def embed(embedder: Embedder, tokens: Sequence[int], most: int = 512) -> Any:
+def embed(embedder: Embedder, tokens: Sequence[int], max_tokens: int = 512) -> Any:
     """Return the result of `Embedder.reading`."""
 
-    def kept() -> Generator[None, None, None]:
-        found.append((yield from embedder.reading(tokens, lambda: most)))
+    def run() -> Generator[None, None, None]:
+        results.append((yield from embedder.reading(tokens, lambda: max_tokens)))
 
-    found: list[Any] = []
-    for _ in kept():
+    results: list[Any] = []
+    for _ in run():
         pass
-    return found[0]
+    return results[0]

@@ -14,15 +14,15 @@ class FakeChild:
     """Replacement of `crash_check.run`.
 
     Attributes:
-        ended: Result of the child process; `None` means that it cannot be started.
+        result: Result of the child process; `None` means that it cannot be started.
         starts: Number of attempts to start it.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ended: ChildEnd | None = (0, "")
+        self.result: ChildEnd | None = (0, "")
         self.starts = 0
         patch.setattr(crash_check, "run", self._run)
 
     def _run(self, command: list[str], patience: float) -> ChildEnd | None:
         self.starts += 1
-        return self.ended
+        return self.result

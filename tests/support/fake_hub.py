@@ -21,21 +21,21 @@ class FakeHub:
     Attributes:
         repos: Content by file path, by owner/repo.
         gated: Repositories whose files require the token "let-me-in"; the list of files is public.
-        broken: Status of the response to every request, if not `None`.
+        error_status: Status of the response to every request, if not `None`.
         url: URL of the hub.
         requests: Requests as (method, path), in order.
     """
 
     repos: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
-    broken: int | None = None
+    error_status: int | None = None
     url: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)
 
     def answer(self, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
         """Return (status, headers, body) of the response to a GET."""
-        if self.broken is not None:
-            return self.broken, {}, b""
+        if self.error_status is not None:
+            return self.error_status, {}, b""
         parts = unquote(path).strip("/").split("/")
         api = parts[:2] == ["api", "models"]
         repo = "/".join(parts[2:4] if api else parts[:2])

@@ -38,10 +38,10 @@ class Script:
         text: Text of the response, before stop strings and limits apply.
         ends: True if the model ends the response after the text; otherwise it repeats the text until a limit.
         step: Number of tokens in a step; in all steps except the first, all tokens except the last are accepted drafts.
-        wrong: Error sent to the listener before the request starts.
-        fails: Error sent to the listener after `after` steps.
-        cached: Number of prompt tokens that are in the cache.
-        expected: Seconds that a pass takes by the cost curve; it takes 0.01.
+        start_error: Error sent to the listener before the request starts.
+        error: Error sent to the listener after `after` steps.
+        n_cached: Number of prompt tokens that are in the cache.
+        expected_seconds: Seconds that a pass takes by the cost curve; it takes 0.01.
         is_quiet: False if other programs slow passes down.
         begin: Event to await before the prefill; `None` means no waiting.
         go: Semaphore to await before each step; `None` means no waiting.
@@ -50,11 +50,11 @@ class Script:
     text: str = "Hello, world"
     ends: bool = True
     step: int = 1
-    wrong: NGramSpecError | ValueError | None = None
-    fails: NGramSpecError | ValueError | None = None
+    start_error: NGramSpecError | ValueError | None = None
+    error: NGramSpecError | ValueError | None = None
     after: int = 1
-    cached: int = 0
-    expected: float = 0.01
+    n_cached: int = 0
+    expected_seconds: float = 0.01
     is_quiet: bool = True
     begin: threading.Event | None = None
     go: threading.Semaphore | None = None
@@ -65,16 +65,16 @@ class FakeTicket:
     """A request to the scripted engine."""
 
     request: Request
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
+    cancellation: threading.Event = field(default_factory=threading.Event)
+    end: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
-        self.cancelled.set()
+        self.cancellation.set()
 
     def wait(self, ready: Callable[[float], bool]) -> None:
         """Wait until `ready` returns True or the request is cancelled; cancel it after `PATIENCE` seconds."""
         for _ in range(round(PATIENCE / 0.01)):
-            if ready(0.01) or self.cancelled.is_set():
+            if ready(0.01) or self.cancellation.is_set():
                 return
         self.cancel()
 
@@ -127,14 +127,14 @@ class FakeService:
         try:
             self._answer(ticket, script, listener)
         finally:
-            ticket.ended.set()
+            ticket.end.set()
 
     def _answer(self, ticket: FakeTicket, script: Script, listener: Listener) -> None:
         request, stats = ticket.request, Stats()
-        if script.wrong is not None:
-            listener(script.wrong)
+        if script.start_error is not None:
+            listener(script.start_error)
             return
-        listener(Started((request.slot or 0) % SLOTS, script.cached, len(request.prompt)))
+        listener(Started((request.slot or 0) % SLOTS, script.n_cached, len(request.prompt)))
         if script.begin is not None:
             ticket.wait(script.begin.wait)
         listener(Prefilled(len(request.prompt), len(request.prompt)))
@@ -145,22 +145,22 @@ class FakeService:
             listener(Scored(tuple(scores)))
 
         def done(reason: str) -> Done:
-            return Done(reason, stats, script.cached, 0.5, 0.25)  # type: ignore[arg-type]
+            return Done(reason, stats, script.n_cached, 0.5, 0.25)  # type: ignore[arg-type]
 
         if request.max_tokens == 0:
             listener(done("prefilled"))
             return
-        scripted = Request(request.prompt, request.max_tokens, acceptance=ScriptedVerifier(), stop=request.stop)
-        text = Text(scripted, self.vocabulary, n_ctx=self.n_ctx, n_vocab=self.vocabulary.n_vocab)
+        scripted_request = Request(request.prompt, request.max_tokens, acceptance=ScriptedVerifier(), stop=request.stop)
+        text = Text(scripted_request, self.vocabulary, n_ctx=self.n_ctx, n_vocab=self.vocabulary.n_vocab)
         text.begin(Drafts(None), ModelBase())
         for number, tokens in enumerate(self._steps(script)):
             if script.go is not None:
                 ticket.wait(partial(script.go.acquire, True))
-            if ticket.cancelled.is_set():
+            if ticket.cancellation.is_set():
                 listener(done("cancelled"))
                 return
-            if script.fails is not None and number == script.after:
-                listener(script.fails)
+            if script.error is not None and number == script.after:
+                listener(script.error)
                 return
             step = self._step(script, request, text, tokens, first=number == 0)
             stats.add(step)
@@ -189,7 +189,7 @@ class FakeService:
         step.accepted = len(step.drafted)
         step.batch = 0 if first else len(step.tokens)
         step.seconds = step.plain_seconds = 0.01
-        step.expected_seconds, step.is_quiet = script.expected, script.is_quiet
+        step.expected_seconds, step.is_quiet = script.expected_seconds, script.is_quiet
         if request.logprobs is not None:
             likely = range(request.logprobs)
             step.logprobs = tuple(
@@ -201,18 +201,18 @@ class FakeService:
         self.scales = tuple(scales)
 
     def run_between_passes(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
-        told, steps = Future[Any](), work(lambda: 64)
+        future, steps = Future[Any](), work(lambda: 64)
         try:
             while True:
                 next(steps)
         except StopIteration as end:
-            told.set_result(end.value)
+            future.set_result(end.value)
         except Exception as error:
-            told.set_exception(error)
-        return told
+            future.set_exception(error)
+        return future
 
     def report(self) -> Report:
-        busy = sum(not ticket.ended.is_set() for ticket in self.tickets)
+        busy = sum(not ticket.end.is_set() for ticket in self.tickets)
         slots = tuple(Slot(i, 7, self.tickets[-1].request if i < busy else None, i, 5, 0, 2) for i in range(SLOTS))
         prompts = sum(len(ticket.request.prompt) for ticket in self.tickets)
         return Report(slots, max(0, busy - SLOTS), self.stats, prompts, 0, self.stats.passes, self.stats.passes)

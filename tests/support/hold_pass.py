@@ -14,17 +14,17 @@ import pytest
 @contextmanager
 def hold_one_pass(patch: pytest.MonkeyPatch) -> Iterator[tuple[Event, Event]]:
     """Hold only the next pass of this process; yield an event for its start and one that lets it continue."""
-    held, go_on, decode = Event(), Event(), llama.llama_decode
+    start, resume, decode = Event(), Event(), llama.llama_decode
 
     def hold(*args: Any) -> int:
-        if not held.is_set():
-            held.set()
-            go_on.wait(60)
+        if not start.is_set():
+            start.set()
+            resume.wait(60)
         return int(decode(*args))
 
-    with patch.context() as within:
-        within.setattr(llama, "llama_decode", hold)
+    with patch.context() as context:
+        context.setattr(llama, "llama_decode", hold)
         try:
-            yield held, go_on
+            yield start, resume
         finally:
-            go_on.set()
+            resume.set()

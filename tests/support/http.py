@@ -76,8 +76,8 @@ def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tup
 
 def parse_chunks(text: str) -> list[Any]:
     """Return the data of a stream of events, parsed except for "[DONE]"."""
-    found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [one if one == "[DONE]" else json.loads(one) for one in found]
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
 @contextmanager
@@ -86,14 +86,14 @@ def run_server(server: Server, **settings: Any) -> Iterator[str]:
     app = make_app(server, **settings)
     options: dict[str, Any] = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 3}
     config = uvicorn.Config(app, http=Connection, host="127.0.0.1", port=0, **options)
-    served = HttpServer(config)
-    thread = threading.Thread(target=served.run)
+    http_server = HttpServer(config)
+    thread = threading.Thread(target=http_server.run)
     thread.start()
     try:
-        while not served.started:
+        while not http_server.started:
             thread.join(0.01)
             assert thread.is_alive()
-        yield f"http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{http_server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        served.should_exit = True
+        http_server.should_exit = True
         thread.join()

@@ -47,28 +47,28 @@ class Chat:
         server, engine = make_server(script, vocabulary=vocabulary(), n_ctx=n_ctx)
         return send(server, self._path, self._fields | fields), engine
 
-    def answered(self, script: Any = None, **fields: Any) -> httpx.Response:
+    def get_response(self, script: Any = None, **fields: Any) -> httpx.Response:
         """Return the response to a request that must succeed."""
         response, _ = self.ask(script, **fields)
         assert response.status_code == 200, response.text
         return response
 
-    def received(self, **fields: Any) -> dict[str, Any]:
+    def template_values(self, **fields: Any) -> dict[str, Any]:
         """Return what the chat template receives for a request with these fields."""
         response, engine = self.ask(**fields)
         assert response.status_code == 200, response.text
-        found: dict[str, Any] = json.loads(b"".join(map(vocabulary().piece, engine.requests[0].prompt)))
-        return found
+        values: dict[str, Any] = json.loads(b"".join(map(vocabulary().piece, engine.requests[0].prompt)))
+        return values
 
     def messages(self, **fields: Any) -> list[dict[str, Any]]:
         """Return the messages that the template receives."""
-        return list(self.received(**fields)["messages"])
+        return list(self.template_values(**fields)["messages"])
 
     def tools(self, **fields: Any) -> list[dict[str, Any]]:
         """Return the functions that the template receives."""
-        return [tool["function"] for tool in self.received(**fields)["tools"]]
+        return [tool["function"] for tool in self.template_values(**fields)["tools"]]
 
-    def refused(self, field: str, **fields: Any) -> dict[str, Any]:
+    def get_error(self, field: str, **fields: Any) -> dict[str, Any]:
         """Return the error of a request that is rejected because of this field."""
         response, engine = self.ask(**fields)
         assert (response.status_code, engine.requests) == (400, []), fields
@@ -98,5 +98,5 @@ def answers(draw: st.DrawFn, *names: str) -> tuple[Script, int]:
     """Draw reasoning, texts, calls of these tools and parts of them in any order; and the maximum number of tokens."""
     parts = draw(st.lists(st.sampled_from([*FRAGMENTS, *map(format_tool_call, names)]), max_size=8))
     is_cut = draw(st.booleans())
-    script = Script("".join(parts) or "x", step=draw(st.integers(1, 9)), ends=not is_cut, cached=5)
+    script = Script("".join(parts) or "x", step=draw(st.integers(1, 9)), ends=not is_cut, n_cached=5)
     return script, 60 if is_cut else 400

@@ -36,23 +36,23 @@ def is_complete(matcher: LLMatcher) -> bool:
     return matcher.is_accepting() or matcher.stop_reason() == "NoExtension"
 
 
-def random_text(grammar: Lark, rng: random.Random, most: int = 400) -> str | None:
-    """Return a text drawn byte by byte, or `None` if it did not end after `most` bytes or reached a limit."""
+def random_text(grammar: Lark, rng: random.Random, max_bytes: int = 400) -> str | None:
+    """Return a text drawn byte by byte, or `None` if it did not end after `max_bytes` bytes or reached a limit."""
     matcher, text = start_matcher(grammar), b""
-    while len(text) < most:
+    while len(text) < max_bytes:
         if is_complete(matcher) and (matcher.is_stopped() or rng.random() < 0.3 or len(text) > _CLOSE_AFTER):
             return text.decode()
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             return None
         # ASCII only, since an even draw would rarely give ASCII.
-        allowed = [byte for byte in range(128) if mask[byte // 8] >> byte % 8 & 1] or [
+        choices = [byte for byte in range(128) if mask[byte // 8] >> byte % 8 & 1] or [
             byte for byte in range(128, 255) if mask[byte // 8] >> byte % 8 & 1
         ]
-        if not allowed:
+        if not choices:
             return None
-        closing = [byte for byte in allowed if byte in _CLOSING]
-        letters = [byte for byte in allowed if byte > 32 and byte != 92] or allowed
+        closing = [byte for byte in choices if byte in _CLOSING]
+        letters = [byte for byte in choices if byte > 32 and byte != 92] or choices
         byte = rng.choice(closing if closing and (len(text) > _CLOSE_AFTER or rng.random() < 0.3) else letters)
         matcher.consume_token(byte)
         if matcher.is_error():
@@ -209,8 +209,8 @@ def whole_schema(rng: random.Random) -> dict[str, Any]:
 
     def collect(value: Any) -> Any:
         if isinstance(value, dict):
-            if isinstance(found := value.get("DEFS"), dict) and "$ref" in value:
-                definitions.update({name: collect(inner) for name, inner in found.items()})
+            if isinstance(inner_definitions := value.get("DEFS"), dict) and "$ref" in value:
+                definitions.update({name: collect(inner) for name, inner in inner_definitions.items()})
             return {key: collect(inner) for key, inner in value.items() if key != "DEFS"}
         return [collect(inner) for inner in value] if isinstance(value, list) else value
 

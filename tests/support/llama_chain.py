@@ -109,9 +109,9 @@ class LlamaChain:
             self._add(llama.llama_sampler_init_logit_bias(n_vocab, len(s.logit_bias), biases))
         if s.mirostat:
             self._add(llama.llama_sampler_init_temp(s.temperature))
-            one = llama.llama_sampler_init_mirostat(n_vocab, seed, s.mirostat_tau, s.mirostat_eta, 100)
-            two = llama.llama_sampler_init_mirostat_v2(seed, s.mirostat_tau, s.mirostat_eta)
-            self._add(one if s.mirostat == 1 else two)
+            version_1 = llama.llama_sampler_init_mirostat(n_vocab, seed, s.mirostat_tau, s.mirostat_eta, 100)
+            version_2 = llama.llama_sampler_init_mirostat_v2(seed, s.mirostat_tau, s.mirostat_eta)
+            self._add(version_1 if s.mirostat == 1 else version_2)
             return
         breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
         last_n = n_ctx if s.repeat_last_n < 0 else s.repeat_last_n
@@ -151,7 +151,7 @@ class LlamaChain:
             llama.llama_sampler_accept(self._grammar, token)
         llama.llama_sampler_accept(self._chain, token)
 
-    def law(self, logits: NDArray[np.float32], *, grammar: bool = False) -> dict[int, float]:
+    def probabilities(self, logits: NDArray[np.float32], *, grammar: bool = False) -> dict[int, float]:
         """Return the probabilities that the chain leaves of all tokens, or of those that the grammar allows.
 
         With mirostat, return only the token it selects.
@@ -163,10 +163,10 @@ class LlamaChain:
             llama.llama_sampler_apply(self._grammar, ctypes.byref(array))
         llama.llama_sampler_apply(self._chain, ctypes.byref(array))
         first = (ctypes.addressof(array.data.contents) - data.ctypes.data) // CANDIDATE.itemsize
-        left = data[first : first + array.size]
+        candidates = data[first : first + array.size]
         if self.selects:
-            return {int(left["id"][array.selected]): 1.0}
-        return dict(zip(left["id"].tolist(), left["p"].tolist(), strict=True))
+            return {int(candidates["id"][array.selected]): 1.0}
+        return dict(zip(candidates["id"].tolist(), candidates["p"].tolist(), strict=True))
 
     def allows(self, token: int) -> bool:
         data = np.array([(token, 1.0, 0.0)], CANDIDATE)
@@ -223,5 +223,5 @@ def random_logits(rng: np.random.Generator, i: int, n_vocab: int) -> NDArray[np.
 def random_text(rng: np.random.Generator, length: int, n_vocab: int) -> list[int]:
     """Return a text that repeats itself and contains line ends."""
     text: list[int] = rng.integers(0, min(n_vocab, 9), length).tolist()
-    copied = text[length // 3 : length // 3 + 8]
-    return [*text, *copied, *copied[:4]]
+    span = text[length // 3 : length // 3 + 8]
+    return [*text, *span, *span[:4]]

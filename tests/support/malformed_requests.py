@@ -134,8 +134,8 @@ BODIES["/lora-adapters"] = [{"id": 0, "scale": 0.5}]
 SLOTS = "/slots/{id_slot}"
 BODIES[SLOTS] = {"filename": "a"}
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
-for asked in ("/v1/chat/completions", "/v1/responses"):
-    BODIES[f"{asked}/input_tokens"] = BODIES[asked]
+for endpoint in ("/v1/chat/completions", "/v1/responses"):
+    BODIES[f"{endpoint}/input_tokens"] = BODIES[endpoint]
 JUNK: list[Any] = [
     *(None, True, False, 0, 1, -1, 2**31, 2**64, 10**400, -(10**30), 0.5, 1e308, -0.0, "", "x", "\0", "é" * 300, "1"),
     *("<|im_end|>", "root ::= root", "[" * 50, [], {}, [[]], [{}], [None], [1, 2], ["x"], {"a": {}}),

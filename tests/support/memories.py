@@ -53,8 +53,8 @@ def names(store: Store) -> list[str]:
 
 def texts(store: Store) -> dict[str, str]:
     """Return the text of the files in a store, by name without the folder."""
-    found = store.documents()
-    return {Path(d.name).name: bytes(d.tokens.tolist()).decode() for d in found if d.kind == "file"}
+    documents = store.documents()
+    return {Path(d.name).name: bytes(d.tokens.tolist()).decode() for d in documents if d.kind == "file"}
 
 
 def answers(store: Store) -> list[list[int]]:

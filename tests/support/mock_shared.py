@@ -23,7 +23,7 @@ class MockSequence(MockTarget):
     def __init__(self, number: int, **settings: Any) -> None:
         super().__init__(**settings)
         self.number = number
-        self.restored = self.adopted = 0
+        self.n_restored = self.n_adopted = 0
         self.owner: MockShared | None = None
 
     def submit(self, tokens: Sequence[int]) -> None:
@@ -33,29 +33,29 @@ class MockSequence(MockTarget):
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, max_chunk: Callable[[], int] | None = None
     ) -> Generator[int, None, Rows]:
-        keep = common_prefix(self.tokens, tokens[:-1])
+        n_kept = common_prefix(self.tokens, tokens[:-1])
         if aligned:
-            keep = keep // self.n_batch * self.n_batch
-        if self.replays and keep < len(self.tokens):
-            keep = 0
-        self._cut(keep)
+            n_kept = n_kept // self.n_batch * self.n_batch
+        if self.replays and n_kept < len(self.tokens):
+            n_kept = 0
+        self._cut(n_kept)
         self._mark = self.owed = 0
-        self.prefilled.append(len(tokens) - keep)
-        done = keep
+        self.prefill_sizes.append(len(tokens) - n_kept)
+        n_done = n_kept
         while True:
-            yield done
+            yield n_done
             chunk = self.n_batch if aligned or max_chunk is None else min(self.n_batch, max_chunk())
-            self._append(tokens[done : done + chunk], self.n_ctx, 0)
+            self._append(tokens[n_done : n_done + chunk], self.n_ctx, 0)
             if self._seconds is not None and self._clock is not None:
-                self._clock.now += self._seconds(len(tokens[done : done + chunk]))
-            done = len(self.tokens)
-            if done == len(tokens):
-                rows: Rows = self._give([self._inexact(done)])
+                self._clock.now += self._seconds(len(tokens[n_done : n_done + chunk]))
+            n_done = len(self.tokens)
+            if n_done == len(tokens):
+                rows: Rows = self._return_rows([self._inexact(n_done)])
                 return rows[0]
 
     def adopt(self, source: SequenceModel, length: int) -> None:
         assert isinstance(source, MockSequence)
-        self.adopted += 1
+        self.n_adopted += 1
         self.tokens[:] = source.tokens[:length]
         self._marks[:] = source._marks[:length]
 
@@ -63,7 +63,7 @@ class MockSequence(MockTarget):
         return pickle.dumps((self.tokens, self._marks))
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        self.restored += 1
+        self.n_restored += 1
         self.tokens[:], self._marks[:] = pickle.loads(state)
         assert self.tokens == list(tokens)
 
@@ -130,14 +130,14 @@ class MockShared:
         if not self._split:
             return [sum(lengths)]
         numbers = [sequence.number for sequence in sequences]
-        left = dict(sorted(zip(numbers, lengths, strict=True)))
+        remaining = dict(sorted(zip(numbers, lengths, strict=True)))
         sizes = []
-        while left:
-            chosen = [min(left)]
-            while chosen[-1] + 1 in left:
-                chosen.append(chosen[-1] + 1)
-            least = min(left[number] for number in chosen)
-            sizes.append(least * len(chosen))
-            left = {number: n - least * (number in chosen) for number, n in left.items()}
-            left = {number: n for number, n in left.items() if n}
+        while remaining:
+            block = [min(remaining)]
+            while block[-1] + 1 in remaining:
+                block.append(block[-1] + 1)
+            n_tokens = min(remaining[number] for number in block)
+            sizes.append(n_tokens * len(block))
+            remaining = {number: n - n_tokens * (number in block) for number, n in remaining.items()}
+            remaining = {number: n for number, n in remaining.items() if n}
         return sizes

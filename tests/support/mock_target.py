@@ -123,8 +123,8 @@ class MockTarget(EvaluatesAtOnce):
         self.rollbacks = 0
         """Number of `rollback` calls that removed tokens."""
         self._slack = self.max_batch if slack is None else slack
-        self._given = np.empty((0, n_vocab), np.float32)
-        self.prefilled: list[int] = []
+        self._last_rows = np.empty((0, n_vocab), np.float32)
+        self.prefill_sizes: list[int] = []
         """Number of tokens that each `prefill` computed, without the reused prefix."""
         self._peak = peak
         self._eog = frozenset(eog)
@@ -174,24 +174,24 @@ class MockTarget(EvaluatesAtOnce):
         """
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a prompt needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
-        shared = common_prefix(self.tokens, tokens[:-1])
+        n_shared = common_prefix(self.tokens, tokens[:-1])
         if aligned:
             # Without kernels, the batches that evaluated a token make no difference.
-            computed = self._aligned if self._kernels else shared
-            shared = min(shared, computed) // self.n_batch * self.n_batch
-        if shared < len(self.tokens) and (self.replays or not self.can_rollback):
-            shared = 0
-        self._cut(shared)
+            n_computed = self._aligned if self._kernels else n_shared
+            n_shared = min(n_shared, n_computed) // self.n_batch * self.n_batch
+        if n_shared < len(self.tokens) and (self.replays or not self.can_rollback):
+            n_shared = 0
+        self._cut(n_shared)
         self._mark = self.owed = 0
         was_aligned = self._aligned
-        self.prefilled.append(len(tokens) - shared)
-        for start in range(shared, len(tokens), self.n_batch):
+        self.prefill_sizes.append(len(tokens) - n_shared)
+        for start in range(n_shared, len(tokens), self.n_batch):
             chunk = tokens[start : start + self.n_batch]
             self._append(chunk, self.n_ctx, PREFILL_KERNEL + len(chunk))
             if progress is not None:
                 progress(len(self.tokens), len(tokens))
         self._aligned = len(tokens) // self.n_batch * self.n_batch if aligned else was_aligned
-        logits: NDArray[np.float32] = self._give([self._inexact(len(self.tokens))])[0]
+        logits: NDArray[np.float32] = self._return_rows([self._inexact(len(self.tokens))])[0]
         return logits
 
     def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -207,14 +207,14 @@ class MockTarget(EvaluatesAtOnce):
         self.batches.append(size)
         if self._seconds is not None and self._clock is not None:
             self._clock.now += self._seconds(size)
-        return self._give([self._inexact(start + i + 1) for i in range(len(tokens))])
+        return self._return_rows([self._inexact(start + i + 1) for i in range(len(tokens))])
 
     def ask(self, tokens: Sequence[int], questions: Sequence[tuple[int, tuple[int, ...]]]) -> NDArray[np.float32]:
         """Evaluate tokens and return their rows, then those of the questions, which do not stay in the cache."""
-        start, asked = len(self.tokens), dict.fromkeys(questions)
-        if len(asked) < len(questions):
+        start, unique = len(self.tokens), dict.fromkeys(questions)
+        if len(unique) < len(questions):
             raise ValueError(f"a question twice: {questions}")
-        ends = [(fork, path) for fork, path in asked if not any(q[0] == fork and q[1][:-1] == path for q in asked)]
+        ends = [(fork, path) for fork, path in unique if not any(q[0] == fork and q[1][:-1] == path for q in unique)]
         if len(ends) > self.leaves:
             raise ValueError(f"{len(ends)} branches of {self.leaves}")
         rows = self.evaluate([*tokens, *[0] * len(questions)])
@@ -277,10 +277,10 @@ class MockTarget(EvaluatesAtOnce):
         self._check(tokens)
         return tokens
 
-    def _append(self, tokens: Sequence[int], most: int, kernel: int) -> None:
+    def _append(self, tokens: Sequence[int], max_length: int, kernel: int) -> None:
         self._check(tokens)
-        if len(self.tokens) + len(tokens) > most:
-            raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens do not fit into {most}")
+        if len(self.tokens) + len(tokens) > max_length:
+            raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens do not fit into {max_length}")
         self.tokens.extend(tokens)
         self._marks.extend([kernel] * len(tokens))
 
@@ -301,10 +301,10 @@ class MockTarget(EvaluatesAtOnce):
             logits += self._noises[key]
         return logits
 
-    def _give(self, rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-        self._given.fill(np.nan)
-        self._given = np.stack(rows)
-        return self._given
+    def _return_rows(self, rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+        self._last_rows.fill(np.nan)
+        self._last_rows = np.stack(rows)
+        return self._last_rows
 
     def _check(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -327,7 +327,7 @@ class Blurred(MockTarget):
     def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
         row = super().prefill(tokens, **options)
         if self._seconds is not None and self._clock is not None:
-            self._clock.now += self._seconds(self.prefilled[-1])
+            self._clock.now += self._seconds(self.prefill_sizes[-1])
         return row
 
     def row(self, context: Sequence[int]) -> NDArray[np.float32]:

@@ -173,8 +173,8 @@ SHAPE = "ngramspec.drafting.grammar:GrammarGuide.shape"
 def a_blind_draft_is_dropped_under_a_grammar(
     shape: Any, self: Any, draft: Any, limit: int, *, fixed_length: bool = False
 ) -> Any:
-    shaped = shape(self, draft, limit, fixed_length=fixed_length)
-    return shaped.head(0) if fixed_length and shaped is draft else shaped
+    result = shape(self, draft, limit, fixed_length=fixed_length)
+    return result.head(0) if fixed_length and result is draft else result
 
 
 @fault(
@@ -247,16 +247,16 @@ def a_letter_after_half_a_character_does_not_break_it(push: Any, self: Any, piec
 
 @fault("llama/test_grammar_guide.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
 def a_grammar_cuts_no_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
-    shaped = shape(self, draft, limit, **options)
-    return draft if len(shaped) < len(draft) else shaped
+    result = shape(self, draft, limit, **options)
+    return draft if len(result) < len(draft) else result
 
 
 @fault("llama/test_grammar_guide.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
 def a_draft_moves_the_grammar_of_the_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
-    shaped = shape(self, draft, limit, **options)
-    for token in shaped.tokens:
+    result = shape(self, draft, limit, **options)
+    for token in result.tokens:
         self.grammar.accept(token)
-    return shaped
+    return result
 
 
 @fault(
@@ -364,9 +364,9 @@ def the_more_expensive_a_draft_the_better(
     "policies/test_loss_budget.py::test_loss_budget_book_adds_saved_time_and_subtracts_cost",
     "ngramspec.policies.loss_budget:LossBudget.record",
 )
-def losses_are_never_charged(book: Any, self: Any, done: Any, drafting: bool) -> None:
-    most = len(done.tokens) * done.plain_seconds - done.draft_seconds + done.interruption_seconds
-    book(self, replace(done, seconds=min(done.seconds, most)) if drafting else done, drafting)
+def losses_are_never_charged(record: Any, self: Any, done: Any, drafting: bool) -> None:
+    max_seconds = len(done.tokens) * done.plain_seconds - done.draft_seconds + done.interruption_seconds
+    record(self, replace(done, seconds=min(done.seconds, max_seconds)) if drafting else done, drafting)
 
 
 # --------------------------------------------------------------------------- llama.cpp
@@ -424,8 +424,8 @@ def a_sliding_window_is_cut_where_its_tokens_are_gone(*_: Any) -> bool:
     "llama/test_heads.py::test_heads_in_joint_batch_return_logits_of_each_text_alone[glm4moe-False]",
     "ngramspec.llama.hidden_states:HiddenStates.copy_rows",
 )
-def two_texts_of_a_pass_get_the_same_hidden_states(took: Any, self: Any, rows: int, *tokens: Any) -> int:
-    took(self, rows, *tokens)
+def two_texts_of_a_pass_get_the_same_hidden_states(original: Any, self: Any, rows: int, *tokens: Any) -> int:
+    original(self, rows, *tokens)
     return rows
 
 
@@ -545,14 +545,14 @@ def any_api_key_is_accepted(_: Any, self: Any, headers: Any) -> bool:
 def sigterm_loses_the_text(capture_outcome: Any) -> Iterator[Any]:
     from ngramspec_cli.console import Terminated
 
-    terminated: BaseException | None = None
+    signal_error: BaseException | None = None
     with capture_outcome() as outcome:
         try:
             yield outcome
         except Terminated as error:
-            terminated = error
-    if terminated is not None:
-        raise terminated
+            signal_error = error
+    if signal_error is not None:
+        raise signal_error
 
 
 @fault(

@@ -55,10 +55,10 @@ class NumpySampler:
         self._recent = [*self._recent, token][-self._window :] if self._window else []
 
     def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
-        law = self.distribution(logits)
+        distribution = self.distribution(logits)
         if distributions is not None:
-            distributions.append(law)
-        return gumbel_pick(self.sampling.seed, position, law)
+            distributions.append(distribution)
+        return gumbel_pick(self.sampling.seed, position, distribution)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         s = self.sampling
@@ -81,8 +81,8 @@ class NumpySampler:
             raise BadLogits("no token is left to sample: the sampling settings move all logits out of range")
         if s.greedy:
             return point_mass(int(np.argmax(scores)))
-        left = np.flatnonzero(scores > -np.inf)
-        return softmax(left.astype(np.int32), scores[left])
+        ids = np.flatnonzero(scores > -np.inf)
+        return softmax(ids.astype(np.int32), scores[ids])
 
     def _penalties(self, scores: Scores) -> Scores:
         s, scores = self.sampling, scores.copy()
@@ -99,10 +99,10 @@ class NumpySampler:
         p = self.sampling.top_p
         if p >= 1:
             return scores
-        mass = np.cumsum(np.sort(_law(scores))[::-1])
+        mass = np.cumsum(np.sort(_probabilities(scores))[::-1])
         # llama.cpp adds in float32, so the sum of all may be slightly below 1.
-        reached = mass >= p
-        return _first(scores, int(np.argmax(reached)) + 1 if reached.any() else scores.size)
+        is_reached = mass >= p
+        return _first(scores, int(np.argmax(is_reached)) + 1 if is_reached.any() else scores.size)
 
     def _min_p(self, scores: Scores) -> Scores:
         p = self.sampling.min_p
@@ -113,7 +113,7 @@ class NumpySampler:
         if s.xtc_probability <= 0 or s.xtc_threshold > 0.5 or self._coins.random() > s.xtc_probability:
             return scores
         order = np.argsort(-scores, kind="stable")
-        above = int(((_law(scores) >= s.xtc_threshold) & (scores > -np.inf)).sum())
+        above = int(((_probabilities(scores) >= s.xtc_threshold) & (scores > -np.inf)).sum())
         return _keep_ids(scores, order[max(0, above - 1) :])
 
     def _temperature(self, scores: Scores) -> Scores:
@@ -122,27 +122,27 @@ class NumpySampler:
     def _mirostat(self, scores: Scores) -> int:
         """Sample by mirostat 2: remove tokens with a surprise of more than mu bits, draw, and move mu towards tau."""
         s = self.sampling
-        surprise = -np.log2(np.maximum(_law(scores), 1e-300))
-        allowed = surprise <= max(self._mu, surprise.min())
-        law = _law(_keep(scores, allowed))
-        token = int(np.searchsorted(np.cumsum(law), self._coins.random() * law.sum()))
-        self._mu -= s.mirostat_eta * (-np.log2(law[token]) - s.mirostat_tau)
+        surprise = -np.log2(np.maximum(_probabilities(scores), 1e-300))
+        is_allowed = surprise <= max(self._mu, surprise.min())
+        probabilities = _probabilities(_keep(scores, is_allowed))
+        token = int(np.searchsorted(np.cumsum(probabilities), self._coins.random() * probabilities.sum()))
+        self._mu -= s.mirostat_eta * (-np.log2(probabilities[token]) - s.mirostat_tau)
         return token
 
 
-def _law(scores: Scores) -> Scores:
+def _probabilities(scores: Scores) -> Scores:
     weights: Scores = np.exp(scores - scores.max())
     return weights / weights.sum()
 
 
-def _keep(scores: Scores, kept: NDArray[np.bool_]) -> Scores:
-    return np.where(kept, scores, -np.inf)
+def _keep(scores: Scores, mask: NDArray[np.bool_]) -> Scores:
+    return np.where(mask, scores, -np.inf)
 
 
 def _keep_ids(scores: Scores, ids: NDArray[np.intp]) -> Scores:
-    kept = np.zeros(scores.size, np.bool_)
-    kept[ids] = True
-    return _keep(scores, kept)
+    mask = np.zeros(scores.size, np.bool_)
+    mask[ids] = True
+    return _keep(scores, mask)
 
 
 def _first(scores: Scores, count: int) -> Scores:

@@ -14,8 +14,8 @@ def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list
     server, service = make_server(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text
-    streamed = response.headers["content-type"] == "application/x-ndjson"
-    assert streamed or response.headers["content-type"] == "application/json"
+    is_stream = response.headers["content-type"] == "application/x-ndjson"
+    assert is_stream or response.headers["content-type"] == "application/json"
     return [json.loads(line) for line in response.text.splitlines()], service
 
 
@@ -24,7 +24,7 @@ def get_error(path: str, body: Any, status: int = 400, method: str = "POST", **s
     server, service = make_server(**settings)
     response = send(server, path, body, method)
     assert (response.status_code, service.tickets) == (status, []), response.text
-    answer = response.json()
-    assert list(answer) == ["error"]
-    assert isinstance(answer["error"], str)
-    return answer["error"]
+    content = response.json()
+    assert list(content) == ["error"]
+    assert isinstance(content["error"], str)
+    return content["error"]

@@ -29,7 +29,7 @@ def read_svg_words(text: str) -> list[str]:
     root = ET.fromstring(text)
     assert root.tag == f"{SVG}svg"
     assert not list(root.iter(f"{SVG}script"))
-    return ["".join(one.itertext()) for one in root.iter(f"{SVG}text")]
+    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
 
 
 class Page(HTMLParser):
@@ -37,14 +37,14 @@ class Page(HTMLParser):
 
     Attributes:
         tables: Rows of each table, including headings.
-        marked: (tag and class, text) of the spans of texts.
+        spans: (tag and class, text) of the spans of texts.
         words: All visible text.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tables: list[list[list[str]]] = []
-        self.marked: list[tuple[str, str]] = []
+        self.spans: list[tuple[str, str]] = []
         self.words = ""
         self.tags: list[str] = []
         self._open: list[str] = []
@@ -64,7 +64,7 @@ class Page(HTMLParser):
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
         elif tag in ("span", "del", "ins"):
-            self.marked.append((dict(attrs).get("class") or tag, ""))
+            self.spans.append((dict(attrs).get("class") or tag, ""))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -86,5 +86,5 @@ class Page(HTMLParser):
         if inside in ("td", "th"):
             self.tables[-1][-1][-1] += data
         elif inside in ("span", "del", "ins"):
-            kind, text = self.marked[-1]
-            self.marked[-1] = kind, text + data
+            kind, text = self.spans[-1]
+            self.spans[-1] = kind, text + data

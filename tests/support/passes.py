@@ -24,15 +24,15 @@ def draft(chances: Sequence[float], length: int | None = None) -> Draft:
 
 
 def make_step(
-    emitted: int, drafted: int, guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
+    n_emitted: int, n_drafted: int, n_guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
 ) -> Step:
     """Return the record of a pass with these numbers of drafted and emitted tokens; their ids are arbitrary."""
     return Step(
-        (7,) * emitted,
-        drafted=(7,) * drafted,
-        accepted=min(emitted - 1, drafted),
-        correct_guesses=guessed,
-        batch=1 + drafted,
+        (7,) * n_emitted,
+        drafted=(7,) * n_drafted,
+        accepted=min(n_emitted - 1, n_drafted),
+        correct_guesses=n_guessed,
+        batch=1 + n_drafted,
         seconds=seconds,
         draft_seconds=draft_seconds,
         plain_seconds=plain_seconds,

@@ -22,12 +22,12 @@ by_signal = pytest.mark.parametrize(("number", "code"), SIGNALS)
 @contextmanager
 def signal_at(number: int, owner: type, name: str, count: int) -> Iterator[None]:
     """Send this process a signal when a method is called for the `count`-th time."""
-    plain, calls = getattr(owner, name), itertools.count(1)
+    original, calls = getattr(owner, name), itertools.count(1)
 
     def call(*arguments: Any, **options: Any) -> Any:
         if next(calls) == count:
             os.kill(os.getpid(), number)
-        return plain(*arguments, **options)
+        return original(*arguments, **options)
 
     with mock.patch.object(owner, name, call):
         yield
@@ -36,11 +36,11 @@ def signal_at(number: int, owner: type, name: str, count: int) -> Iterator[None]
 @contextmanager
 def signal_after(number: int, steps: int = 5) -> Iterator[None]:
     """Send this process a signal after `steps` decoding steps, counted over all texts."""
-    plain, made = SpeculativeDecoder.generate, itertools.count()
+    original, step_numbers = SpeculativeDecoder.generate, itertools.count()
 
     def generate(*arguments: Any, **options: Any) -> Iterator[Any]:
-        for step in plain(*arguments, **options):
-            if next(made) == steps:
+        for step in original(*arguments, **options):
+            if next(step_numbers) == steps:
                 os.kill(os.getpid(), number)
             yield step
 

@@ -23,9 +23,9 @@ def make_count_drafter(counts: Sequence[dict[int, int]]) -> Propose:
     """Return a drafter that picks tokens from tables without context: with `choose`, or the most likely token."""
 
     def propose(_tokens: list[int], choose: Chooser | None) -> Draft:
-        picked = [choose(i, c) if choose is not None else max(c, key=c.__getitem__) for i, c in enumerate(counts)]
-        q = [{t: c / sum(law.values()) for t, c in law.items()} for law in counts]
-        return Draft(tuple(picked), tuple(q) if choose is not None else ())
+        tokens = [choose(i, c) if choose is not None else max(c, key=c.__getitem__) for i, c in enumerate(counts)]
+        q = [{t: c / sum(weights.values()) for t, c in weights.items()} for weights in counts]
+        return Draft(tuple(tokens), tuple(q) if choose is not None else ())
 
     return propose
 
@@ -36,7 +36,7 @@ def speculate(
     n: int,
     sampling: Sampling,
     propose: Propose,
-    how: Acceptance | str | None = None,
+    acceptance: Acceptance | str | None = None,
 ) -> tuple[list[int], list[int]]:
     """Generate n tokens, or fewer if an end-of-generation token ends the text.
 
@@ -45,18 +45,18 @@ def speculate(
     """
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
-    verifier = RuleVerifier(sampler, how)
+    verifier = RuleVerifier(sampler, acceptance)
     mock.prefill(prompt[:-1])
-    tokens, accepted = list(prompt), list[int]()
-    while len(tokens) < len(prompt) + n and not (accepted and mock.is_eog(tokens[-1])):
+    tokens, n_accepted = list(prompt), list[int]()
+    while len(tokens) < len(prompt) + n and not (n_accepted and mock.is_eog(tokens[-1])):
         draft = propose(tokens, verifier.choose(len(tokens)))
         draft = draft.head(next((i for i, t in enumerate(draft.tokens, 1) if mock.is_eog(t)), len(draft)))
         rows = mock.evaluate([tokens[-1], *draft.tokens])
         verdict = verifier.verify(rows, draft, len(tokens))
-        accepted.append(verdict.accepted)
+        n_accepted.append(verdict.accepted)
         assert verdict.tokens[: verdict.accepted] == draft.tokens[: verdict.accepted]
         tokens.extend(verdict.tokens)
         ends = (i for i, t in enumerate(tokens) if i >= len(prompt) and mock.is_eog(t))
         del tokens[next(ends, len(tokens)) + 1 :]
         mock.rollback(len(tokens) - 1)
-    return tokens[len(prompt) : len(prompt) + n], accepted
+    return tokens[len(prompt) : len(prompt) + n], n_accepted

@@ -23,17 +23,17 @@ def write_adapter(
     architecture: str | None = None,
     kind: str = "lora",
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
-    only: str = "ab",
+    letters: str = "ab",
     dtype: Any = np.float32,
     switched_on_by: Sequence[int] = (),
 ) -> Path:
     """Write an adapter for the tensors of a model whose names contain given parts.
 
-    The arguments after `seed` make damaged adapters: `only` one of the two matrices, or other `shapes`.
+    The arguments after `seed` make damaged adapters: `letters` one of the two matrices, or other `shapes`.
     """
     reader = gguf.GGUFReader(model)
-    said = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, architecture or said)
+    model_architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture or model_architecture)
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", kind)
     writer.add_key_value("adapter.lora.alpha", alpha, _TYPES[type(alpha)])
@@ -47,7 +47,7 @@ def write_adapter(
         n_in, n_out = map(int, tensor.shape[:2])
         pair = ((n_out, rank), (n_in, rank)) if tensor.name.startswith("token_embd") else ((rank, n_in), (n_out, rank))
         for letter, shape in zip("ab", shapes or pair, strict=True):
-            if letter in only:
+            if letter in letters:
                 data = rng.normal(0, _SIZE, shape).astype(dtype)
                 writer.add_tensor(f"{tensor.name}.lora_{letter}", data)
     writer.write_header_to_file()

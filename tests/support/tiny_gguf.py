@@ -46,10 +46,10 @@ def write_gguf(
     if split is not None:
         writer.add_uint16("split.no", split[0])
         writer.add_uint16("split.count", split[1])
-    for name, kind_of in ({"output.weight": 0} if tensors is None else tensors).items():
-        size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind_of)][1]
+    for name, tensor_type in ({"output.weight": 0} if tensors is None else tensors).items():
+        size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor_type)][1]
         data = np.zeros((1, 2 * size), dtype=np.uint8)
-        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(kind_of))
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(tensor_type))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

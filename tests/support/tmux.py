@@ -71,10 +71,10 @@ class Terminal:
     def wait(self, pattern: str, count: int = 1) -> str:
         """Wait until the terminal has shown the pattern `count` times, and return its text."""
         end = time.monotonic() + PATIENCE
-        while len(re.findall(pattern, shown := self.text(), re.MULTILINE)) < count:
-            assert time.monotonic() < end, f"no {pattern!r} in:\n{shown}"
+        while len(re.findall(pattern, text := self.text(), re.MULTILINE)) < count:
+            assert time.monotonic() < end, f"no {pattern!r} in:\n{text}"
             time.sleep(0.02)
-        return shown
+        return text
 
     def ask(self, line: str, pattern: str, count: int = 1) -> str:
         """Type a line, wait until the pattern was shown `count` times in all, then wait for the next prompt."""

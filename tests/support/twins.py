@@ -52,7 +52,7 @@ class Twins:
         """Return the tokens that followed in the parent's text."""
         return self._text[len(text) :]
 
-    def both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
+    def call_both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return the results of a call of the parent and of ours, which drafts the tokens that the parent evaluated."""
         theirs = call(self.parent)
         self._text = self.parent.input_ids[: self.parent.n_tokens].tolist()
@@ -63,13 +63,13 @@ class Twins:
             patch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
             return theirs, call(self.ours)
 
-    def same(self, call: Callable[[Any], Any]) -> Any:
+    def compare(self, call: Callable[[Any], Any]) -> Any:
         """Return the result of a call, which must be the same from both."""
-        theirs, ours = self.both(call)
+        theirs, ours = self.call_both(call)
         assert ours == theirs
         return theirs
 
-    def begun(self) -> Twins:
+    def reset(self) -> Twins:
         """Return the twins after a reset of their caches and counters."""
         for llama in (self.parent, self.ours):
             llama.reset()
@@ -87,8 +87,8 @@ class Twins:
     @property
     def drafted(self) -> bool:
         """True if some draft tokens were accepted and others refused."""
-        accepted, drafted = self.drafts
-        return 0 < accepted < drafted
+        n_accepted, n_drafted = self.drafts
+        return 0 < n_accepted < n_drafted
 
     def close(self) -> None:
         self.ours.close()
@@ -98,9 +98,9 @@ class Twins:
 def generate_states(llama: Any, prompt: Sequence[int], count: int, **settings: Any) -> list[VisibleState]:
     """Return the first tokens of a generation, with the visible state after each of them."""
     stream = llama.generate(prompt, **settings)
-    found = [read_state(llama, token) for token in islice(stream, count)]
+    states = [read_state(llama, token) for token in islice(stream, count)]
     stream.close()
-    return found
+    return states
 
 
 def read_state(llama: Any, token: int) -> VisibleState:

@@ -43,7 +43,7 @@ def plain_modules() -> dict[str, ModuleType]:
         assert spec
         assert spec.loader
         module = importlib.util.module_from_spec(spec)
-        siblings = {f"ngramspec.{other}": copy for other, copy in copies.items()}
+        siblings = {f"ngramspec.{short_name}": copy for short_name, copy in copies.items()}
         with mock.patch.dict(sys.modules, siblings):
             spec.loader.exec_module(module)
         copies[name] = module

@@ -79,7 +79,7 @@ def write_words(
     writer.add_tokenizer_model("llama")
     writer.add_token_list([text for text, _ in tokens])
     writer.add_token_scores([-float(i) for i in range(len(tokens))])
-    writer.add_token_types([one for _, one in tokens])
+    writer.add_token_types([token_type for _, token_type in tokens])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(END)
     writer.add_vocab_size(len(tokens))

@@ -140,7 +140,7 @@ def test_benchmark_times_decoding_and_prefill_separately(clock: Clock) -> None:
     class Reading(MockTarget):
         def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
             logits = super().prefill(tokens, **options)
-            clock.now += float(self.prefilled[-1])
+            clock.now += float(self.prefill_sizes[-1])
             return logits
 
     benchmark = measured(Reading(seconds=lambda n: 1.0 + 0.25 * n, clock=clock))

@@ -116,7 +116,7 @@ def test_compare_alternates_sides_and_sends_each_prompt_once() -> None:
         pairs = list(compare_with_server(decoder, RemoteServer(url, target), cases, 5, Sampling()))
     assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert [tuple(body["prompt"]) for _, body in asked] == [case.tokens for case in cases]
-    assert target.prefilled == [6, 6, 6]
+    assert target.prefill_sizes == [6, 6, 6]
     assert [one["ours"]["tokens_per_second"] for one in pairs] == pytest.approx([2.0] * 3, rel=0.01)
     assert [one["ratio"] for one in pairs] == pytest.approx([1.0] * 3, rel=0.01)
     # The prompt's time includes the first token, and a text of one token has no speed.

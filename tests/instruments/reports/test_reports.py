@@ -54,7 +54,7 @@ def test_report_with_hostile_text_escapes_it(hostile: str) -> None:
     assert any("1.20x" in words for words in read_svg_words(svg(made)))
     page = Page(html(made))
     assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
-    legend, marked = page.marked[:3], page.marked[3:]
+    legend, marked = page.spans[:3], page.spans[3:]
     assert [kind for kind, _ in legend] == [kind for kind, _ in marked] == ["kept", "refused", "ins"]
     if hostile == HOSTILE:
         assert [text.rstrip("⏎") for _, text in marked] == [HOSTILE] * 3

@@ -321,7 +321,7 @@ def test_self_check_of_slow_model_keeps_within_time_limit(
     class Slow(MockTarget):
         def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
             row = super().prefill(tokens, **options)
-            clock.now += seconds_per_pass / 4 * self.prefilled[-1]
+            clock.now += seconds_per_pass / 4 * self.prefill_sizes[-1]
             return row
 
     target = mock(Slow, seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), clock=clock, n_batch=128)
