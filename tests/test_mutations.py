@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from support.mutations import FAULTS
 
-pytestmark = pytest.mark.exhaustive
-
 ROOT = Path(__file__).parents[1]
 SECONDS = 600.0
 """Maximum duration of a child process, however busy the machine is."""
@@ -53,6 +51,14 @@ SOURCES = {"MUTATION_SOURCES": "1"}
 
 
 @pytest.mark.parametrize("name", FAULTS)
+def test_mutation_names_test_that_exists(name: str) -> None:
+    """Renamed tests are noticed here, because the other tests of this file are exhaustive."""
+    file, _, test = FAULTS[name].caught_by.partition("::")
+    assert f"\ndef {test.partition('[')[0]}(" in (ROOT / file).read_text("utf-8")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FAULTS)
 def test_mutation_with_fault_fails_its_test(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     variables = {"MUTATION": name, **(SOURCES if fault.is_compiled else {})}
@@ -62,6 +68,7 @@ def test_mutation_with_fault_fails_its_test(name: str, tmp_path: Path) -> None:
     assert "of processor time" not in output
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_mutation_tests_without_fault_pass(is_compiled: bool, tmp_path: Path) -> None:
     names = sorted({fault.caught_by for fault in FAULTS.values() if fault.is_compiled == is_compiled})

@@ -143,8 +143,8 @@ WRONG: dict[str, dict[str, Any]] = {
     rf"is not for model.gguf: it changes {Q}, which has another shape in the model": {"shapes": ((4, 48), (32, 4))},
     rf"it changes {Q}, which has another shape": {"shapes": ((2, 4, 32), (2, 32, 4))},
     rf"changes {Q}, which has another shape": {"shapes": ((3, 32), (32, 4))},
-    rf"is damaged: it contains only one of the two matrices for {Q}": {"only": "a"},
-    r"is not a LoRA adapter: it changes no weights": {"only": ""},
+    rf"is damaged: it contains only one of the two matrices for {Q}": {"letters": "a"},
+    r"is not a LoRA adapter: it changes no weights": {"letters": ""},
     r"is an activated adapter \(aLoRA\), which is not supported": {"switched_on_by": [5, 6]},
 }
 

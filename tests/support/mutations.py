@@ -110,7 +110,7 @@ REJECTION = "ngramspec.acceptance.rejection"
 @fault(
     "acceptance/test_rules.py::test_rejection_rule_accepts_with_probability_sum_of_min", f"{REJECTION}:Rejection.decide"
 )
-def q_is_left_out_of_the_odds(decide: Any, self: Any, row: Any, guess: Any, position: int, q: Any) -> Any:
+def rejection_ignores_draft_probabilities(decide: Any, self: Any, row: Any, guess: Any, position: int, q: Any) -> Any:
     return decide(self, row, guess, position, q if guess is None else {guess: 1.0})
 
 
@@ -118,7 +118,7 @@ def q_is_left_out_of_the_odds(decide: Any, self: Any, row: Any, guess: Any, posi
     "acceptance/test_distributions.py::test_verifier_with_sampling_settings_follows_target_distribution",
     f"{REJECTION}:_draw",
 )
-def the_residual_is_drawn_from_as_if_it_summed_to_one(_: Any, ids: Any, weights: Any, u: float) -> int:
+def residual_is_not_normalized(_: Any, ids: Any, weights: Any, u: float) -> int:
     return int(ids[min(weights.cumsum().searchsorted(u, side="right"), ids.size - 1)])
 
 
@@ -126,7 +126,7 @@ def the_residual_is_drawn_from_as_if_it_summed_to_one(_: Any, ids: Any, weights:
     "acceptance/test_rules.py::test_verifier_after_first_rejection_reads_no_more_rows",
     f"{VERIFIER}:RuleVerifier.verify",
 )
-def a_draft_token_after_the_refused_one_is_emitted(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:
+def verifier_emits_token_after_rejected_one(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:
     verdict = verify(self, rows, draft, position)
     after = verdict.accepted + 1
     return verdict._replace(tokens=(*verdict.tokens, *draft.tokens[after : after + 1]))
@@ -136,9 +136,7 @@ def a_draft_token_after_the_refused_one_is_emitted(verify: Any, self: Any, rows:
     "acceptance/test_rules.py::test_coupled_rule_emits_argmax_of_noisy_logits",
     f"{VERIFIER}:RuleVerifier.verify",
 )
-def all_tokens_of_a_pass_are_drawn_with_the_noise_of_the_first(
-    verify: Any, self: Any, rows: Any, draft: Any, position: int
-) -> Any:
+def verifier_reuses_noise_of_first_position(verify: Any, self: Any, rows: Any, draft: Any, position: int) -> Any:
     decide = self._decide
     with mock.patch.object(self, "_decide", lambda row, guess, _, law: decide(row, guess, position, law)):
         return verify(self, rows, draft, position)
@@ -148,7 +146,7 @@ def all_tokens_of_a_pass_are_drawn_with_the_noise_of_the_first(
     "decoding/test_decoder_sampling.py::test_decoder_with_coupled_acceptance_drafts_with_noise_of_target",
     f"{VERIFIER}:RuleVerifier.choose",
 )
-def a_drafter_draws_with_the_noise_of_the_next_position(choose: Any, self: Any, position: int) -> Any:
+def drafter_uses_noise_of_next_position(choose: Any, self: Any, position: int) -> Any:
     return choose(self, position + 1)
 
 
@@ -156,7 +154,7 @@ def a_drafter_draws_with_the_noise_of_the_next_position(choose: Any, self: Any, 
     "llama/test_samplers_edges.py::test_sampler_chain_penalties_apply_to_last_n_tokens",
     "ngramspec.llama.samplers:SamplerChain.begin",
 )
-def the_penalties_miss_the_oldest_token_of_the_prompt(begin: Any, self: Any, prompt: Any) -> None:
+def penalties_omit_oldest_prompt_token(begin: Any, self: Any, prompt: Any) -> None:
     begin(self, prompt[max(0, len(prompt) - self._window + 1) :])
 
 
@@ -170,7 +168,7 @@ SHAPE = "ngramspec.drafting.grammar:GrammarGuide.shape"
 
 
 @fault("decoding/test_same_text.py::test_rejection_with_grammar_keeps_constrained_distribution", SHAPE)
-def a_blind_draft_is_dropped_under_a_grammar(
+def grammar_drops_fixed_length_drafts(
     shape: Any, self: Any, draft: Any, limit: int, *, fixed_length: bool = False
 ) -> Any:
     result = shape(self, draft, limit, fixed_length=fixed_length)
@@ -181,18 +179,18 @@ def a_blind_draft_is_dropped_under_a_grammar(
     "decoding/test_same_text.py::test_rejection_with_any_drafter_keeps_target_distribution",
     f"{VERIFIER}:RuleVerifier.__init__",
 )
-def a_drafter_may_look_at_its_draws_to_choose_the_length(init: Any, self: Any, *args: Any) -> None:
+def draft_length_depends_on_sampled_tokens(init: Any, self: Any, *args: Any) -> None:
     init(self, *args)
     self.fixed_length = False
 
 
 @fault(LIMIT, f"{MOCK}.rollback")
-def a_pass_takes_back_one_token_too_few(rollback: Any, self: Any, length: int) -> None:
+def rollback_keeps_one_extra_token(rollback: Any, self: Any, length: int) -> None:
     rollback(self, min(length + 1, len(self.tokens)))
 
 
 @fault(PADDING, f"{MOCK}.evaluate")
-def the_last_token_comes_from_the_row_of_the_padding(evaluate: Any, self: Any, tokens: Any) -> Any:
+def last_token_uses_row_of_padding(evaluate: Any, self: Any, tokens: Any) -> Any:
     rows, size = evaluate(self, tokens), len(tokens)
     while size > 1 and tokens[size - 1] == tokens[0]:
         size -= 1
@@ -201,12 +199,12 @@ def the_last_token_comes_from_the_row_of_the_padding(evaluate: Any, self: Any, t
 
 
 @fault(PADDING, f"{MOCK}.evaluate")
-def a_padded_batch_is_one_token_short(evaluate: Any, self: Any, tokens: Any) -> Any:
+def padding_is_one_token_short(evaluate: Any, self: Any, tokens: Any) -> Any:
     is_padded = len(tokens) > 1 and tokens[-1] == tokens[0]
     return evaluate(self, tokens[:-1] if is_padded else tokens)
 
 
-def tokens_after_the_end_of_the_answer_stay_in_the_cache() -> Fault:
+def cache_keeps_tokens_after_end_of_answer() -> Fault:
     """Roll back to the end of the last verdict, not to the end of the answer."""
     ends = [0]
 
@@ -222,17 +220,17 @@ def tokens_after_the_end_of_the_answer_stay_in_the_cache() -> Fault:
     return Fault(patches, f"tests/{LIMIT}")
 
 
-FAULTS["tokens_after_the_end_of_the_answer_stay_in_the_cache"] = tokens_after_the_end_of_the_answer_stay_in_the_cache()
+FAULTS["cache_keeps_tokens_after_end_of_answer"] = cache_keeps_tokens_after_end_of_answer()
 
 
 @fault(TEXT, "ngramspec.decoding.stream:TextStream._find")
-def a_stop_string_is_found_at_the_end_of_a_piece_only(find: Any, self: Any, text: str) -> Any:
+def stop_string_matches_only_at_end_of_piece(find: Any, self: Any, text: str) -> Any:
     hit = find(self, text)
     return hit if hit and text.endswith(hit[1]) else None
 
 
 @fault(TEXT, "ngramspec.decoding.stream:TextStream.push")
-def a_letter_after_half_a_character_does_not_break_it(push: Any, self: Any, piece: bytes) -> Any:
+def incomplete_character_survives_ascii_piece(push: Any, self: Any, piece: bytes) -> Any:
     half = self._decoder.getstate()
     if piece.isascii():
         self._decoder.reset()
@@ -246,13 +244,13 @@ def a_letter_after_half_a_character_does_not_break_it(push: Any, self: Any, piec
 
 
 @fault("llama/test_grammar_guide.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
-def a_grammar_cuts_no_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
+def grammar_does_not_truncate_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     result = shape(self, draft, limit, **options)
     return draft if len(result) < len(draft) else result
 
 
 @fault("llama/test_grammar_guide.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
-def a_draft_moves_the_grammar_of_the_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
+def draft_advances_grammar_of_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     result = shape(self, draft, limit, **options)
     for token in result.tokens:
         self.grammar.accept(token)
@@ -263,7 +261,7 @@ def a_draft_moves_the_grammar_of_the_answer(shape: Any, self: Any, draft: Any, l
     "drafting/test_drafters.py::test_propose_with_chooser_reports_true_q_of_all_drawn_tokens",
     "ngramspec.drafting.predictor:Continuations.probabilities",
 )
-def n_grams_claim_equal_odds_for_all_continuations(_: Any, self: Any) -> Any:
+def ngrams_report_uniform_probabilities(_: Any, self: Any) -> Any:
     return dict.fromkeys(self.counts, 1 / len(self.counts))
 
 
@@ -271,14 +269,14 @@ def n_grams_claim_equal_odds_for_all_continuations(_: Any, self: Any) -> Any:
     "drafting/test_ngram.py::test_predictor_update_batch_equals_updates_and_reset_clears",
     "ngramspec.drafting.predictor:NGramPredictor.update_batch",
 )
-def n_grams_across_two_batches_are_stored_under_a_shorter_context(update: Any, self: Any, tokens: Any) -> None:
+def ngrams_across_updates_lose_context(update: Any, self: Any, tokens: Any) -> None:
     if tokens:
         self._keys = [*self._keys[:1], *self._keys]
     update(self, tokens)
 
 
 @fault("drafting/test_ngram.py::test_roll_returns_hashes_of_last_tokens", "ngramspec.drafting.predictor:roll")
-def keys_are_fnv_1_instead_of_fnv_1a(_: Any, keys: Any, token: int, orders: int) -> Any:
+def keys_use_fnv_1_instead_of_fnv_1a(_: Any, keys: Any, token: int, orders: int) -> Any:
     from ngramspec.drafting.predictor import FNV_BASIS, FNV_PRIME
 
     return [((key * FNV_PRIME) ^ token) % (1 << 64) for key in [FNV_BASIS, *keys[: orders - 1]]]
@@ -288,7 +286,7 @@ def keys_are_fnv_1_instead_of_fnv_1a(_: Any, keys: Any, token: int, orders: int)
     "drafting/test_suffix.py::test_suffix_automaton_with_few_suffix_links_keeps_exact_counts",
     "ngramspec.drafting.baselines.suffix:SuffixAutomaton._split",
 )
-def contexts_of_several_lengths_share_a_state_of_the_suffix_automaton(_: Any, self: Any, p: int, token: int) -> Any:
+def suffix_automaton_does_not_split_states(_: Any, self: Any, p: int, token: int) -> Any:
     return self.goals[p][token]
 
 
@@ -296,7 +294,7 @@ def contexts_of_several_lengths_share_a_state_of_the_suffix_automaton(_: Any, se
     "drafting/test_guesser.py::test_guesser_after_edit_continues_copy",
     "ngramspec.drafting.mixture.pointers:Pointers._follow",
 )
-def the_mixture_copies_every_second_token(follow: Any, self: Any, i: int, *tokens: int) -> None:
+def mixture_skips_every_second_token(follow: Any, self: Any, i: int, *tokens: int) -> None:
     follow(self, i, *tokens)
     self._places[i] += self._places[i] >= 0
 
@@ -307,18 +305,18 @@ GOVERNOR = "ngramspec.cpu.thread_governor"
 
 
 @fault("cpu/test_cores.py::test_cpu_load_after_pause_counts_running_threads", "ngramspec.cpu.cores:CpuLoad.__init__")
-def a_pause_is_judged_by_its_average_load(init: Any, self: Any, *args: Any, **options: Any) -> None:
+def pause_uses_average_load(init: Any, self: Any, *args: Any, **options: Any) -> None:
     init(self, *args, **options)
     self._running = lambda: None
 
 
 @fault("cpu/test_cores.py::test_cpu_load_after_long_call_averages_its_time", "ngramspec.cpu.cores:CpuLoad.sample")
-def a_long_call_counts_as_a_pause(sample: Any, self: Any) -> Any:
+def long_call_counts_as_pause(sample: Any, self: Any) -> Any:
     self.call_ended = 0.0
     return sample(self)
 
 
-FAULTS["numbers_of_threads_are_tried_all_the_time"] = Fault(
+FAULTS["thread_trials_never_end"] = Fault(
     {
         f"{GOVERNOR}:FIRST_TRIAL": lambda _: 0.0,
         f"{GOVERNOR}:LAST_TRIAL": lambda _: 0.0,
@@ -326,7 +324,7 @@ FAULTS["numbers_of_threads_are_tried_all_the_time"] = Fault(
     },
     "tests/cpu/test_thread_governor.py::test_thread_governor_trials_take_bounded_share_of_time",
 )
-FAULTS["the_slower_number_of_threads_stays"] = Fault(
+FAULTS["slower_thread_count_stays"] = Fault(
     {f"{GOVERNOR}:BETTER": lambda _: 0.0},
     "tests/cpu/test_thread_governor.py::test_thread_governor_corrects_low_guess_by_trials",
 )
@@ -338,23 +336,21 @@ CURVE = "ngramspec.cost.curve:CostCurve"
 
 
 @fault("cost/test_curve.py::test_cost_curve_under_load_keeps_switch_and_ratio", f"{CURVE}.observe")
-def noise_counts_as_the_cost_of_a_change(
+def cost_curve_learns_from_noisy_passes(
     observe: Any, self: Any, size: int, seconds: float, is_quiet: bool = True
 ) -> None:
     observe(self, size, seconds)
 
 
 @fault("cost/test_curve.py::test_cost_curve_interpolates_and_extrapolates_sizes", f"{CURVE}.ratio")
-def batches_larger_than_the_measured_ones_cost_no_more(ratio: Any, self: Any, size: int) -> Any:
+def unmeasured_sizes_cost_no_more(ratio: Any, self: Any, size: int) -> Any:
     return ratio(self, min(size, max(self._ratios)))
 
 
 @fault(
     "policies/test_policy.py::test_cost_policy_plan_returns_expected_lengths", "ngramspec.policies.cost:CostPolicy.plan"
 )
-def the_more_expensive_a_draft_the_better(
-    plan: Any, self: Any, draft: Any, curve: Any, sizes: Any, restore: Any = None
-) -> Any:
+def policy_prefers_longest_draft(plan: Any, self: Any, draft: Any, curve: Any, sizes: Any, restore: Any = None) -> Any:
     length = min(len(draft.tokens), sizes[-1] - 1)
     size = min(size for size in sizes if size > length)
     return (length, size) if length else plan(self, draft, curve, sizes, restore)
@@ -364,7 +360,7 @@ def the_more_expensive_a_draft_the_better(
     "policies/test_loss_budget.py::test_loss_budget_book_adds_saved_time_and_subtracts_cost",
     "ngramspec.policies.loss_budget:LossBudget.record",
 )
-def losses_are_never_charged(record: Any, self: Any, done: Any, drafting: bool) -> None:
+def loss_budget_ignores_losses(record: Any, self: Any, done: Any, drafting: bool) -> None:
     max_seconds = len(done.tokens) * done.plain_seconds - done.draft_seconds + done.interruption_seconds
     record(self, replace(done, seconds=min(done.seconds, max_seconds)) if drafting else done, drafting)
 
@@ -377,11 +373,11 @@ CACHE = "ngramspec.llama.cache:Cache"
 
 
 @fault(f"{LOGITS}[attention]", f"{CACHE}._remove")
-def the_cache_loses_one_token_too_many(remove: Any, self: Any, length: int) -> Any:
+def cache_removes_one_extra_token(remove: Any, self: Any, length: int) -> Any:
     return remove(self, length - 1)
 
 
-FAULTS["a_prompt_keeps_one_token_of_the_text_before_it"] = Fault(
+FAULTS["prefill_keeps_one_token_of_previous_text"] = Fault(
     {
         "ngramspec.llama.sequence:common_prefix": lambda common: (
             lambda tokens, others: min(common(tokens, others) + 1, len(tokens))
@@ -392,31 +388,31 @@ FAULTS["a_prompt_keeps_one_token_of_the_text_before_it"] = Fault(
 
 
 @fault(f"{LOGITS}[hybrid with snapshots]", f"{CACHE}.save")
-def a_checkpoint_is_taken_to_be_of_one_token_fewer(save: Any, self: Any, **options: Any) -> None:
+def checkpoint_length_is_off_by_one(save: Any, self: Any, **options: Any) -> None:
     self.length -= 1
     save(self, **options)
     self.length += 1
 
 
 @fault(f"{DRAFTS}[qwen35]", "llama_cpp.llama_cpp:llama_state_seq_set_data_ext")
-def a_checkpoint_is_not_restored(restore: Any, context: Any, state: Any, size: int, sequence: int, flags: int) -> Any:
+def checkpoint_is_not_restored(restore: Any, context: Any, state: Any, size: int, sequence: int, flags: int) -> Any:
     return size if flags == 1 else restore(context, state, size, sequence, flags)
 
 
 @fault(f"{DRAFTS}[mamba]", f"{CACHE}._go_back")
-def tokens_after_a_checkpoint_are_not_evaluated_again(go_back: Any, self: Any, length: int) -> None:
+def tokens_after_checkpoint_are_not_evaluated_again(go_back: Any, self: Any, length: int) -> None:
     go_back(self, length)
     self.length = length if self.length else 0
 
 
 @fault(f"{DRAFTS}[qwen35]", f"{CACHE}.cut")
-def snapshots_of_any_depth_are_believed(cut: Any, self: Any, length: int) -> None:
+def rollback_trusts_snapshots_of_any_depth(cut: Any, self: Any, length: int) -> None:
     self._back = self.snapshots
     cut(self, length)
 
 
 @fault(f"{LOGITS}[sliding window, sequences]", f"{CACHE}._shows")
-def a_sliding_window_is_cut_where_its_tokens_are_gone(*_: Any) -> bool:
+def sliding_window_is_cut_beyond_its_tokens(*_: Any) -> bool:
     return True
 
 
@@ -424,7 +420,7 @@ def a_sliding_window_is_cut_where_its_tokens_are_gone(*_: Any) -> bool:
     "llama/test_heads.py::test_heads_in_joint_batch_return_logits_of_each_text_alone[glm4moe-False]",
     "ngramspec.llama.hidden_states:HiddenStates.copy_rows",
 )
-def two_texts_of_a_pass_get_the_same_hidden_states(original: Any, self: Any, rows: int, *tokens: Any) -> int:
+def sequences_in_batch_share_hidden_states(original: Any, self: Any, rows: int, *tokens: Any) -> int:
     original(self, rows, *tokens)
     return rows
 
@@ -433,12 +429,12 @@ def two_texts_of_a_pass_get_the_same_hidden_states(original: Any, self: Any, row
     "llama/test_heads.py::test_sequence_adopt_copies_hidden_states_for_its_head[glm4moe-False]",
     "ngramspec.llama.hidden_states:HiddenStates.adopt",
 )
-def a_copied_text_keeps_the_hidden_states_of_the_one_before_it(*_: Any) -> None:
+def adopt_keeps_old_hidden_states(*_: Any) -> None:
     pass
 
 
 @fault(f"{LOGITS}[attention, sequences]", "ngramspec.llama.target:Target.evaluate_together")
-def two_texts_of_a_pass_get_the_logits_of_each_other(evaluate: Any, self: Any, parts: Any) -> Any:
+def sequences_in_batch_swap_logits(evaluate: Any, self: Any, parts: Any) -> Any:
     numbers = [part.sequence.number for part in parts]
     return [rows for _, rows in sorted(zip(numbers, evaluate(self, parts), strict=True), key=lambda pair: pair[0])]
 
@@ -449,7 +445,7 @@ def two_texts_of_a_pass_get_the_logits_of_each_other(evaluate: Any, self: Any, p
 @fault(
     "memory/test_store.py::test_store_rejects_newer_format_and_other_tokenizer", "ngramspec.memory.store:Store._check"
 )
-def a_memory_of_another_tokenizer_is_accepted(check: Any, self: Any, db: Any) -> None:
+def store_accepts_other_tokenizer(check: Any, self: Any, db: Any) -> None:
     from ngramspec.memory.store import MemoryFileError
 
     try:
@@ -460,7 +456,7 @@ def a_memory_of_another_tokenizer_is_accepted(check: Any, self: Any, db: Any) ->
 
 
 @fault("models/test_gguf.py::test_read_header_rejects_broken_headers", "ngramspec.models.gguf:_Reader.skip")
-def a_length_in_a_model_file_is_believed(skip: Any, self: Any, size: int) -> int:
+def gguf_reader_trusts_lengths(skip: Any, self: Any, size: int) -> int:
     start = skip(self, min(size, max(0, len(self.data) - self.position)))
     self.position = start + size
     return int(start)
@@ -470,7 +466,7 @@ def a_length_in_a_model_file_is_believed(skip: Any, self: Any, size: int) -> int
     "instruments/trace/test_trace.py::test_trace_in_pipe_prints_one_marked_line_per_step",
     "ngramspec_cli.trace:_mark_tokens",
 )
-def a_trace_shows_refused_tokens_as_not_reached(mark_tokens: Any, step: Any) -> Iterator[Any]:
+def trace_marks_rejected_tokens_as_not_reached(mark_tokens: Any, step: Any) -> Iterator[Any]:
     for mark, *rest in mark_tokens(step):
         yield "." if mark == "-" else mark, *rest
 
@@ -481,7 +477,7 @@ ANSWER = "ngramspec.server.answer:Answer"
 
 
 @fault("server/test_dialects.py::test_official_clients_fields_reach_the_engine", f"{ANSWER}.write")
-def an_answer_lacks_the_text_of_its_last_step(write: Any, self: Any, steps: Any) -> Any:
+def answer_lacks_text_of_last_step(write: Any, self: Any, steps: Any) -> Any:
     return write(
         self, [step if step.stop is None else replace(step, pieces=("",) * len(step.pieces)) for step in steps]
     )
@@ -491,13 +487,13 @@ def an_answer_lacks_the_text_of_its_last_step(write: Any, self: Any, steps: Any)
     "server/test_app.py::test_chat_completions_sends_incomplete_tool_call_prefix_at_end",
     "ngramspec.tool_calls.parser:AnswerParser.finish",
 )
-def a_chat_loses_the_text_that_was_held_back(finish: Any, self: Any, cut: bool = False) -> Any:
+def chat_loses_pending_text(finish: Any, self: Any, cut: bool = False) -> Any:
     finish(self, cut)
     return []
 
 
 @fault("server/test_app.py::test_completion_reports_stop_type_and_settings", f"{ANSWER}.add_event")
-def a_stop_string_counts_as_a_limit(add_event: Any, self: Any, event: Any) -> Any:
+def stop_string_counts_as_limit(add_event: Any, self: Any, event: Any) -> Any:
     events = add_event(self, event)
     if self.end is not None and self.end.stop_string is not None:
         self.end = self.end._replace(reason="length", stop_string=None)
@@ -505,7 +501,7 @@ def a_stop_string_counts_as_a_limit(add_event: Any, self: Any, event: Any) -> An
 
 
 @fault("server/test_app.py::test_chat_completions_returns_message_usage_and_timings", "ngramspec.server.reply:totals")
-def usage_leaves_out_the_first_token(totals: Any, answers: Any, *rest: Any, **options: Any) -> Any:
+def usage_omits_first_token(totals: Any, answers: Any, *rest: Any, **options: Any) -> Any:
     fields = totals(answers, *rest, **options)
     if "usage" in fields:
         fields["usage"]["completion_tokens"] -= len(answers)
@@ -516,7 +512,7 @@ def usage_leaves_out_the_first_token(totals: Any, answers: Any, *rest: Any, **op
     "server/test_dialects.py::test_official_clients_receive_reasoning_text_and_tool_calls",
     "ngramspec.server.answer:Block.__init__",
 )
-def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *rest: Any, **fields: Any) -> None:
+def blocks_share_one_index(init: Any, self: Any, index: int, *rest: Any, **fields: Any) -> None:
     init(self, 0, *rest, **fields)
 
 
@@ -524,7 +520,7 @@ def all_blocks_of_an_answer_have_one_index(init: Any, self: Any, index: int, *re
     "server/test_app.py::test_serve_stream_contains_text_of_last_step",
     "ngramspec.server.openai_completions:CompletionReply.chunks",
 )
-def a_streamed_completion_loses_the_text_of_its_last_step(chunks: Any, self: Any, number: int, event: Any) -> Any:
+def stream_loses_text_of_last_step(chunks: Any, self: Any, number: int, event: Any) -> Any:
     steps = getattr(event, "steps", ())
     return chunks(self, number, event._replace(changes=()) if steps and steps[-1].stop is not None else event)
 
@@ -533,7 +529,7 @@ def a_streamed_completion_loses_the_text_of_its_last_step(chunks: Any, self: Any
     "server/test_access.py::test_access_requires_key_except_for_health",
     "ngramspec.server.access:Access._has_key",
 )
-def any_api_key_is_accepted(_: Any, self: Any, headers: Any) -> bool:
+def server_accepts_any_api_key(_: Any, self: Any, headers: Any) -> bool:
     return bool(headers.get("authorization"))
 
 
@@ -542,7 +538,7 @@ def any_api_key_is_accepted(_: Any, self: Any, headers: Any) -> bool:
     "ngramspec_cli.console:capture_outcome",
 )
 @contextmanager
-def sigterm_loses_the_text(capture_outcome: Any) -> Iterator[Any]:
+def sigterm_loses_partial_text(capture_outcome: Any) -> Iterator[Any]:
     from ngramspec_cli.console import Terminated
 
     signal_error: BaseException | None = None
@@ -559,7 +555,7 @@ def sigterm_loses_the_text(capture_outcome: Any) -> Iterator[Any]:
     "test_conversation.py::test_conversation_messages_start_with_system_and_undo_drops_turn",
     "ngramspec.conversation:Conversation.messages",
 )
-def a_chat_forgets_the_last_turn(messages: Any, self: Any, first: int = 0) -> Any:
+def conversation_forgets_last_turn(messages: Any, self: Any, first: int = 0) -> Any:
     return messages(self, first)[:-2] if self.turns[first:] else messages(self, first)
 
 
@@ -567,12 +563,12 @@ def a_chat_forgets_the_last_turn(messages: Any, self: Any, first: int = 0) -> An
     "dropin/test_llama.py::test_llama_generate_equals_parent_in_tokens",
     "ngramspec.dropin.speculative_eval:SpeculativeEvaluator.end",
 )
-def a_generation_of_the_dropin_leaves_its_draft_in_the_cache(end: Any, self: Any, generation: object) -> None:
+def dropin_leaves_draft_in_cache(end: Any, self: Any, generation: object) -> None:
     with mock.patch.object(self, "drop"):
         end(self, generation)
 
 
-FAULTS["a_benchmark_leaves_out_the_time_of_drafting"] = Fault(
+FAULTS["benchmark_omits_drafting_time"] = Fault(
     {
         "ngramspec.instruments.benchmark.runs:Run.tokens_per_second": lambda _: property(
             lambda run: run.stats.tokens / run.stats.seconds
@@ -586,7 +582,7 @@ FAULTS["a_benchmark_leaves_out_the_time_of_drafting"] = Fault(
     "instruments/replay/test_replay.py::test_curve_comparison_drafts_by_each_curve",
     "ngramspec.decoding.decoder:SpeculativeDecoder.__init__",
 )
-def a_replay_drafts_by_another_curve(init: Any, self: Any, *args: Any, **options: Any) -> None:
+def replay_ignores_cost_curve(init: Any, self: Any, *args: Any, **options: Any) -> None:
     from ngramspec.cost.curve import CostCurve
 
     init(self, *args, **options | {"curve": CostCurve({1: 1.0}, measured=False)})
