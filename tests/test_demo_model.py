@@ -54,5 +54,5 @@ def test_demo_model_chat_template_matches_training_format(reader: GGUFReader, ch
     assert tokens[int(str(value(reader, "tokenizer.ggml.eot_token_id")))] == "<|im_end|>"
     turns = (("system", "Answer briefly."), ("user", "Hello"), ("assistant", "Hi."))
     messages = [{"role": role, "content": content} for role, content in turns]
-    trained = chat.rendered([("Hello", "Hi.")], "Answer briefly.")
+    trained = chat.render([("Hello", "Hi.")], "Answer briefly.")
     assert template.render(messages=messages, add_generation_prompt=False) == trained

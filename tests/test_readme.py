@@ -34,7 +34,7 @@ def flags(command: str) -> set[str]:
 
 def test_command_reference_equals_generated_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    made = importlib.import_module("reference").reference()
+    made = importlib.import_module("reference").make_page()
     assert made == REFERENCE, "run: python tools/reference.py > cli/README.md"
     for command in COMMANDS:
         assert not [flag for flag in flags(command) - {"--help"} if f"`{flag}`" not in REFERENCE]
@@ -43,7 +43,7 @@ def test_command_reference_equals_generated_text(monkeypatch: pytest.MonkeyPatch
 
 def test_gains_picture_equals_picture_drawn_from_readme_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    made = importlib.import_module("picture").picture(README)
+    made = importlib.import_module("picture").draw_chart(README)
     drawing = ROOT / "cli" / "guide" / "gains.svg"
     assert made == drawing.read_text("utf-8"), f"run: python tools/picture.py > {drawing}"
     assert f"]({drawing.relative_to(ROOT).as_posix()})" in README

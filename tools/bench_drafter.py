@@ -40,7 +40,7 @@ from ngramspec.instruments.replay.replay import RecordedTarget
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
 
-AFTER = 4000
+N_MEASURED = 4000
 """Number of tokens after the context that the passes cover."""
 SIZES = tuple(range(1, LONGEST + 2))
 VOCABULARY = 151_936  # vocabulary size of Qwen2.5 and Qwen3
@@ -67,7 +67,7 @@ def code_stream(count: int) -> list[int]:
     return list(itertools.islice(itertools.cycle(tokens()), count))
 
 
-def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
+def time_passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
     """Return the microseconds of each pass over `truth`; the drafter must have read the prompt."""
     text, loop = DraftedText(Drafts(drafter), RecordedTarget(curve)), DecodingLoop(CostPolicy())
     loop.prepare(curve, SIZES)
@@ -76,43 +76,44 @@ def passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[
     drafter.accept(())
     # The policy must ask for drafts even if they do not pay.
     loop.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
-    took, at, text.tokens_left = [], 0, LONGEST + 1
-    while at < len(truth) - LONGEST:
+    microseconds, position, text.tokens_left = [], 0, LONGEST + 1
+    while position < len(truth) - LONGEST:
         began = process_time()
         plan = loop.plan(text, 0)
-        drafted = plan.draft.tokens
+        draft = plan.draft.tokens
         right = 0
-        while right < len(drafted) and drafted[right] == truth[at + right]:
+        while right < len(draft) and draft[right] == truth[position + right]:
             right += 1
-        tokens, seconds = tuple(truth[at : at + right + 1]), curve.ratio(plan.size)
+        tokens, seconds = tuple(truth[position : position + right + 1]), curve.ratio(plan.size)
         current = Pass((text,), (plan,), plan.size, 0)
         current.seconds, current.has_proposal = seconds, text.drafts.proposal is not None
-        loop.finish(current, Step(tokens, drafted=drafted, accepted=right))
-        took.append((process_time() - began) * 1e6)
-        at += len(tokens)
-    return took
+        loop.finish(current, Step(tokens, drafted=draft, accepted=right))
+        microseconds.append((process_time() - began) * 1e6)
+        position += len(tokens)
+    return microseconds
 
 
-def measure(stream: list[int], size: int, repeat: int) -> str:
+def format_figures(stream: list[int], size: int, repeat: int) -> str:
     """Return the figures for a context of `size` tokens in one line."""
     # The same text follows every context.
-    end = len(stream) - AFTER
+    end = len(stream) - N_MEASURED
     prompt, truth = stream[end - size : end], stream[end:]
-    first, again = [], []
+    first, later = [], []
     for _ in range(repeat):
         drafter = MixtureDrafter()
-        for times in (first, again):
+        for times in (first, later):
             began = process_time()
             drafter.begin(prompt)
             times.append((process_time() - began) * 1e6 / size)
     figures = []
     for name in ("cpu-1.5b-q4_0", "flat"):
-        took: list[float] = []
+        microseconds: list[float] = []
         for _ in range(repeat):
             drafter = MixtureDrafter()
             drafter.begin(prompt)
-            took += passes(drafter, truth, make_fixed_curve(CURVES[name][0]))
-        figures.append(f"{sum(took) / len(took):9.1f} {sorted(took)[len(took) * 99 // 100]:6.0f} {max(took):7.0f}")
+            microseconds += time_passes(drafter, truth, make_fixed_curve(CURVES[name][0]))
+        mean, percentile = sum(microseconds) / len(microseconds), sorted(microseconds)[len(microseconds) * 99 // 100]
+        figures.append(f"{mean:9.1f} {percentile:6.0f} {max(microseconds):7.0f}")
     tracemalloc.start()
     drafter = MixtureDrafter()
     empty = tracemalloc.get_traced_memory()[0]
@@ -120,14 +121,14 @@ def measure(stream: list[int], size: int, repeat: int) -> str:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     history = drafter.guesser.history
-    kept = sum(memoryview(ints).nbytes for ints in (history.tokens, history.links, history.heads))
+    n_bytes = sum(memoryview(ints).nbytes for ints in (history.tokens, history.links, history.heads))
     return (
-        f"{size:7,} | {median(first):10.2f} {median(again):6.2f} | {figures[0]} | {figures[1]} |"
-        f" {kept / size:6.0f} {(peak - empty) / size:6.0f} | {empty / 2**20:5.1f}"
+        f"{size:7,} | {median(first):10.2f} {median(later):6.2f} | {figures[0]} | {figures[1]} |"
+        f" {n_bytes / size:6.0f} {(peak - empty) / size:6.0f} | {empty / 2**20:5.1f}"
     )
 
 
-def as_plain_python() -> int:
+def run_without_extensions() -> int:
     """Run this script again with a copy of the package without its compiled modules."""
     with tempfile.TemporaryDirectory() as folder:
         ignore = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "*.gguf")
@@ -147,8 +148,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     options = parser.parse_args()
     if options.plain:
-        sys.exit(as_plain_python())
-    count = max(options.sizes) + AFTER
+        sys.exit(run_without_extensions())
+    count = max(options.sizes) + N_MEASURED
     streams = {"random": random_stream(count), "code": code_stream(count)}
     if options.ids is not None:
         streams["ids"] = np.load(options.ids).tolist()[:count]
@@ -158,7 +159,7 @@ def main() -> None:
     print(HEAD)
     for name, stream in streams.items():
         for size in options.sizes:
-            print(f"{name:6} {measure(stream, size, options.repeat)}", flush=True)
+            print(f"{name:6} {format_figures(stream, size, options.repeat)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -56,16 +56,16 @@ CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
 """Texts of cells from good to bad."""
 
 
-def check(path: Path, folder: Path, wanted: Sequence[Setting]) -> Iterator[Row]:
+def run_sessions(path: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[Row]:
     """Run all sessions of a model, grouped by its load settings, and yield their results."""
-    for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in wanted):
+    for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in settings):
         with closing(Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
-            for setting in wanted:
+            for setting in settings:
                 if (setting.exact, setting.threads) == (exact, threads):
                     yield Row(setting.name, setting.label, exact, threads, bench.run(setting))
 
 
-def rolls_back(path: Path) -> str:
+def describe_rollback(path: Path) -> str:
     """Return a phrase on the rollback of a model's memory."""
     with Target(path, n_ctx=256, threads=1) as target:
         if not target.sequences[0].can_rollback:
@@ -75,27 +75,27 @@ def rolls_back(path: Path) -> str:
         return "cut" if target.can_branch else f"{target.sequences[0].max_batch - 1} snapshots"
 
 
-def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
+def make_table(rows: dict[str, list[Row]], rollbacks: dict[str, str]) -> Table:
     """Return a table with one row per model."""
-    kinds = list(dict.fromkeys(row.kind for of in rows.values() for row in of))
-    shown = Table(box=None, padding=(0, 1, 0, 0))
+    kinds = list(dict.fromkeys(row.kind for model_rows in rows.values() for row in model_rows))
+    output = Table(box=None, padding=(0, 1, 0, 0))
     for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):
-        shown.add_column(title)
-    for name, of in rows.items():
+        output.add_column(title)
+    for name, model_rows in rows.items():
         cells = []
         for kind in kinds:
-            mine = [row.cell for row in of if row.kind == kind]
-            bad = max(mine, key=CELLS.index, default="-")
-            many = f" {mine.count(bad)}/{len(mine)}" if bad in CELLS[2:] else ""
-            cells.append(bad + many)
-        results = [result for row in of for result in row.results]
-        drafting = [result for row in of if row.kind.startswith(("fixed", "sampled")) for result in row.results]
+            texts = [row.cell for row in model_rows if row.kind == kind]
+            worst_text = max(texts, key=CELLS.index, default="-")
+            fraction = f" {texts.count(worst_text)}/{len(texts)}" if worst_text in CELLS[2:] else ""
+            cells.append(worst_text + fraction)
+        results = [result for row in model_rows for result in row.results]
+        drafting = [result for row in model_rows if row.kind.startswith(("fixed", "sampled")) for result in row.results]
         passes = sum(result.passes for result in drafting)
         tokens = sum(result.tokens for result in drafting)
         gap = max(result.gap for result in results)
         counts = str(len(results)), str(passes), f"{tokens / max(1, passes):.2f}", f"{gap:.2g}"
-        shown.add_row(name, told[name], *cells, *counts)
-    return shown
+        output.add_row(name, rollbacks[name], *cells, *counts)
+    return output
 
 
 def main() -> int:
@@ -103,25 +103,25 @@ def main() -> int:
     parser.add_argument("name", nargs="*", help=f"a model or a family ({', '.join(families())}); default: all")
     parser.add_argument("--quick", action="store_true", help="what the tests run of every model")
     options = parser.parse_args()
-    wanted = [name for given in options.name or families() for name in families().get(given, [given])]
-    if unknown := sorted(set(wanted) - set(names())):
+    model_names = [name for argument in options.name or families() for name in families().get(argument, [argument])]
+    if unknown := sorted(set(model_names) - set(names())):
         parser.error(f"no such model: {', '.join(unknown)}; there are: {', '.join(names())}")
     rows: dict[str, list[Row]] = {}
-    told: dict[str, str] = {}
+    rollbacks: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in wanted:
-            began = time.perf_counter()
+        for name in model_names:
+            start = time.perf_counter()
             file = write_models(Path(folder), [name])[name]
-            told[name], rows[name] = rolls_back(file), []
+            rollbacks[name], rows[name] = describe_rollback(file), []
             settings = QUICK if options.quick else tuple(matrix())
-            for row in check(file, Path(folder), settings):
+            for row in run_sessions(file, Path(folder), settings):
                 rows[name].append(row)
                 if row.cell in CELLS[2:]:
                     first = worst(row.results)
                     print(f"{name}: {row.cell} in {row.kind}, {row.label}: {first}", file=sys.stderr)
-            print(f"{name}: {len(rows[name])} sessions in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    Console(width=None if sys.stdout.isatty() else 250).print(table(rows, told))
-    return int(any(row.cell in CELLS[2:] for of in rows.values() for row in of))
+            print(f"{name}: {len(rows[name])} sessions in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    Console(width=None if sys.stdout.isatty() else 250).print(make_table(rows, rollbacks))
+    return int(any(row.cell in CELLS[2:] for model_rows in rows.values() for row in model_rows))
 
 
 if __name__ == "__main__":

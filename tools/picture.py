@@ -15,22 +15,22 @@ README = Path(__file__).parents[1] / "README.md"
 HEADINGS = ["cost curve", "plain", "best other", "ngramspec"]
 
 
-def picture(readme: str) -> str:
+def draw_chart(readme: str) -> str:
     """Return an SVG chart of the table: a bar for ngramspec above one for the best other drafter."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme.splitlines() if line.startswith("|")]
     first = next(number for number, row in enumerate(cells) if row[:4] == HEADINGS) + 2
     rows = [row for row in cells[first : first + 7] if row[1] == "1"]
     bars = []
-    for machine, _, other, ours, _ in rows:
+    for machine, _, rival, ours, _ in rows:
         name = machine.replace("a batch costs what a token costs", "batches are free")
         bars.append(Bar(name, float(ours), None, None, f"{ours}x ngramspec"))
-        bars.append(Bar("", float(other), None, None, f"{other}x best other", other=True))
+        bars.append(Bar("", float(rival), None, None, f"{rival}x best other", other=True))
     about = "Tokens per second relative to plain decoding, without a draft model; mean of 11 categories"
     origin = "Simulated on 1,047 recorded conversations with the batch costs of each machine"
-    others = "best other: of 62 configurations of llama.cpp's, vLLM's, Arctic's, SAM's and other drafters."
-    shown = Bars(about, bars, even=(1.0, "plain decoding"))
-    return svg(Report("Speed-up from drafting", Table([], []), shown, origin, "ngramspec replay", notes=[others]))
+    note = "best other: of 62 configurations of llama.cpp's, vLLM's, Arctic's, SAM's and other drafters."
+    chart = Bars(about, bars, even=(1.0, "plain decoding"))
+    return svg(Report("Speed-up from drafting", Table([], []), chart, origin, "ngramspec replay", notes=[note]))
 
 
 if __name__ == "__main__":
-    sys.stdout.write(picture(README.read_text("utf-8")))
+    sys.stdout.write(draw_chart(README.read_text("utf-8")))

@@ -43,7 +43,7 @@ class Hit(NamedTuple):
     advice: str
 
 
-def passages(name: str, source: str) -> Iterator[tuple[int, str]]:
+def find_passages(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and text of everything in a file that people read.
 
     Args:
@@ -61,10 +61,10 @@ def passages(name: str, source: str) -> Iterator[tuple[int, str]]:
         yield 1, source
 
 
-def hits(name: str, source: str) -> Iterator[Hit]:
-    """Yield the hits in a file; the arguments are those of `passages`."""
+def find_hits(name: str, source: str) -> Iterator[Hit]:
+    """Yield the hits in a file; the arguments are those of `find_passages`."""
     lines = source.splitlines()
-    for start, text in passages(name, source):
+    for start, text in find_passages(name, source):
         for rule, regex, advice in RULES:
             for match in regex.finditer(text):
                 line = start + text.count("\n", 0, match.start())
@@ -72,22 +72,22 @@ def hits(name: str, source: str) -> Iterator[Hit]:
                     yield Hit(line, rule, match[0].strip(), advice)
 
 
-def tracked() -> list[Path]:
+def list_files() -> list[Path]:
     """Return the files to check: all of these types that git knows or does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md", "*.js", "*.html"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [path for name in sorted(set(listed)) if (path := ROOT / name).exists()]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [path for name in sorted(set(names)) if (path := ROOT / name).exists()]
 
 
-def count(paths: list[Path]) -> Counter[str]:
+def count_hits(paths: list[Path]) -> Counter[str]:
     """Return the number of hits by path relative to the project, for files that have any."""
     counts = Counter[str]()
     for path in paths:
-        counts[path.relative_to(ROOT).as_posix()] = sum(1 for _ in hits(path.name, path.read_text("utf-8")))
+        counts[path.relative_to(ROOT).as_posix()] = sum(1 for _ in find_hits(path.name, path.read_text("utf-8")))
     return +counts
 
 
-def excess(counts: Mapping[str, int], limits: Mapping[str, int]) -> list[str]:
+def find_excess(counts: Mapping[str, int], limits: Mapping[str, int]) -> list[str]:
     """Return a message for each file with more hits than its limit."""
     return [
         f"{name}: {number} hits, but at most {limits.get(name, 0)} are allowed; python tools/prose.py {name} lists them"
@@ -96,7 +96,7 @@ def excess(counts: Mapping[str, int], limits: Mapping[str, int]) -> list[str]:
     ]
 
 
-def lowered(counts: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
+def lower_limits(counts: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
     """Return the limits, lowered where a file has improved, without files that have no hits left."""
     return {name: min(counts[name], limit) for name, limit in sorted(limits.items()) if counts.get(name, 0)}
 
@@ -105,14 +105,14 @@ def main(arguments: list[str]) -> int:
     """Run the check and return the exit code: 1 if a file has more hits than its limit."""
     if arguments and arguments != ["--update"]:
         for name in arguments:
-            for hit in hits(name, Path(name).read_text("utf-8")):
+            for hit in find_hits(name, Path(name).read_text("utf-8")):
                 print(f"{name}:{hit.line}: {hit.rule} {hit.phrase!r}: {hit.advice}")
         return 0
     limits = json.loads(BASELINE.read_text("utf-8"))
-    counts = count(tracked())
+    counts = count_hits(list_files())
     if arguments:
-        BASELINE.write_text(json.dumps(lowered(counts, limits), indent=1) + "\n", "utf-8")
-    messages = excess(counts, limits)
+        BASELINE.write_text(json.dumps(lower_limits(counts, limits), indent=1) + "\n", "utf-8")
+    messages = find_excess(counts, limits)
     print("\n".join([*messages, f"{counts.total()} hits in {len(counts)} files"]))
     return 1 if messages else 0
 

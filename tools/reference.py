@@ -45,7 +45,7 @@ More on [exactness](../ngramspec/exactness/README.md), [acceptance](../ngramspec
 Options have llama.cpp's names. Three groups of options are shared by several commands:
 """
 
-SHARED = {
+OPTION_GROUPS = {
     "Loading": ("Options for loading a model.", LOADING),
     "Sampling": (
         "Options for sampling with llama.cpp's samplers, in its order, and for accepting drafts.",
@@ -69,38 +69,38 @@ class Row:
         return f"| {self.flags} | {self.values} | {self.meaning} | {self.default} |".replace("  ", " ")
 
 
-def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+def find_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the name and the function of every command, including commands in groups."""
     for name in COMMANDS:
-        called = name.replace("-", "_")
-        module = import_module(f"ngramspec_cli.{called}")
+        module_name = name.replace("-", "_")
+        module = import_module(f"ngramspec_cli.{module_name}")
         if hasattr(module, "app"):
             yield from ((f"{name} {c.name}", c.callback) for c in module.app.registered_commands)
         else:
-            yield name, getattr(module, called)
+            yield name, getattr(module, module_name)
 
 
-def parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]:
+def read_parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]:
     """Return the type, typer's description and the default of each parameter of a command by name."""
-    found = {}
+    result = {}
     for parameter in inspect.signature(expand_groups(function)).parameters.values():
         kind, info = get_args(parameter.annotation)
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        found[parameter.name] = kind, info, default
-    return found
+        result[parameter.name] = kind, info, default
+    return result
 
 
-def row(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> Row:
+def make_row(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> Row:
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(k for k in get_args(kind) if k is not type(None))
     # If the description is in an annotation, typer takes the first flag as the default.
     flags = [f for f in (info.default, *(info.param_decls or ())) if isinstance(f, str)]
     flags = flags or [f"--{name.replace('_', '-')}"]
-    shown = "" if default is None or default is False or not info.show_default else f"`{default}`"
-    return Row(", ".join(f"`{f}`" for f in flags), values(kind, info), escaped(info.help or ""), shown)
+    default_text = "" if default is None or default is False or not info.show_default else f"`{default}`"
+    return Row(", ".join(f"`{f}`" for f in flags), format_values(kind, info), escape(info.help or ""), default_text)
 
 
-def values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
+def format_values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
     """Return the allowed values of an option; empty for a flag without a value."""
     if kind is bool:
         return ""
@@ -113,66 +113,68 @@ def values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
     else:
         limits = ""
     if info.metavar:
-        return f"`{escaped(info.metavar)}`{limits and f', {limits}'}"
+        return f"`{escape(info.metavar)}`{limits and f', {limits}'}"
     if limits:
         return limits
     names = {int: "integer", float: "number", Path: "file"}
     return names.get(get_args(kind)[0] if get_origin(kind) is list else kind, "text")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
-def table(rows: list[Row]) -> list[str]:
+def format_table(rows: list[Row]) -> list[str]:
     return ["| option | value | meaning | default |", "|---|---|---|---|", *map(str, rows), ""] if rows else []
 
 
-def usage(name: str, taken: dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]) -> tuple[str, list[str]]:
+def format_usage(
+    name: str, command_parameters: dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]
+) -> tuple[str, list[str]]:
     """Return the command line and the descriptions of its arguments."""
-    words, told = [f"ngramspec {name}"], []
-    for argument, (kind, info, default) in taken.items():
+    words, descriptions = [f"ngramspec {name}"], []
+    for argument, (kind, info, default) in command_parameters.items():
         if isinstance(info, ArgumentInfo):
             word = info.metavar or ("|".join(get_args(kind)) if get_origin(kind) is Literal else argument.upper())
-            required = default is None and type(None) not in get_args(kind)
-            words.append(word if required else f"[{word}]")
-            told.append(f"- `{word}`: {info.help}")
-    return " ".join([*words, "[OPTION...]"]), told
+            is_required = default is None and type(None) not in get_args(kind)
+            words.append(word if is_required else f"[{word}]")
+            descriptions.append(f"- `{word}`: {info.help}")
+    return " ".join([*words, "[OPTION...]"]), descriptions
 
 
-def prose(function: Callable[..., Any]) -> str:
+def format_prose(function: Callable[..., Any]) -> str:
     return inspect.cleandoc(function.__doc__ or "").replace("*", "\\*")
 
 
-def reference() -> str:
+def make_page() -> str:
     """Return the whole page."""
     lines = HEAD.splitlines()
-    listed: dict[str, dict[str, Row]] = {}
-    model = parameters(import_module("ngramspec_cli.complete").complete)
-    for heading, (told, names) in SHARED.items():
-        listed[heading] = {name: row(name, *model[name]) for name in names}
-        lines += ["", f"## {heading}", "", told, ""]
-        lines += table(list(listed[heading].values()))[:-1]
-    for name, function in functions():
-        taken = parameters(function)
-        line, told = usage(name, taken)
-        lines += ["", f"## {name}", "", f"    {line}", "", prose(function), ""]
-        lines += [*told, ""] if told else []
-        own = {n: row(n, *of) for n, of in taken.items() if isinstance(of[1], OptionInfo)}
-        taking = [heading for heading, rows in listed.items() if set(rows) <= set(own)]
-        for heading in taking:
-            own = {n: r for n, r in own.items() if listed[heading].get(n) != r}
-        if taking:
-            links = ", ".join(f"[{heading}](#{heading.lower()})" for heading in taking)
-            lines += [f"Accepts all options of {links}{', and:' if own else '.'}", ""]
-        lines += table(list(own.values()))
+    rows_by_group: dict[str, dict[str, Row]] = {}
+    model = read_parameters(import_module("ngramspec_cli.complete").complete)
+    for heading, (text, names) in OPTION_GROUPS.items():
+        rows_by_group[heading] = {name: make_row(name, *model[name]) for name in names}
+        lines += ["", f"## {heading}", "", text, ""]
+        lines += format_table(list(rows_by_group[heading].values()))[:-1]
+    for name, function in find_commands():
+        command_parameters = read_parameters(function)
+        line, text = format_usage(name, command_parameters)
+        lines += ["", f"## {name}", "", f"    {line}", "", format_prose(function), ""]
+        lines += [*text, ""] if text else []
+        own_rows = {n: make_row(n, *of) for n, of in command_parameters.items() if isinstance(of[1], OptionInfo)}
+        groups = [heading for heading, rows in rows_by_group.items() if set(rows) <= set(own_rows)]
+        for heading in groups:
+            own_rows = {n: r for n, r in own_rows.items() if rows_by_group[heading].get(n) != r}
+        if groups:
+            links = ", ".join(f"[{heading}](#{heading.lower()})" for heading in groups)
+            lines += [f"Accepts all options of {links}{', and:' if own_rows else '.'}", ""]
+        lines += format_table(list(own_rows.values()))
         if name == "chat":
             lines += ["| command in the chat | action |", "|---|---|"]
-            lines += [f"| `{command}` | {escaped(does)} |" for command, does in chat_commands.describe_commands()]
+            lines += [f"| `{command}` | {escape(does)} |" for command, does in chat_commands.describe_commands()]
         while lines[-1] == "":
             lines.pop()
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(make_page())

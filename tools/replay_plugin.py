@@ -63,8 +63,8 @@ class Ours:
         if self._plan is None:
             self._text.drafts.first(tokens[0])
             return
-        drafted, size = self._plan.draft.tokens, self._plan.size
-        accepted = common_prefix(drafted, tokens)
+        draft, size = self._plan.draft.tokens, self._plan.size
+        n_accepted = common_prefix(draft, tokens)
         current = Pass((self._text,), (self._plan,), size, 0)
         current.seconds, current.has_proposal = self._curve.ratio(size), self._has_proposal
-        self._loop.finish(current, Step(tuple(tokens), drafted=drafted, accepted=accepted))
+        self._loop.finish(current, Step(tuple(tokens), drafted=draft, accepted=n_accepted))

@@ -43,8 +43,8 @@ from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.rows import CANDIDATE
 
-TEXTS = 3  # number of texts drawn per schema
-MASKED = 4  # number of tokens with a mask per text for llama.cpp, whose masks take milliseconds each
+N_TEXTS = 3  # number of texts drawn per schema
+MAX_MASKS = 4  # number of tokens with a mask per text for llama.cpp, whose masks take milliseconds each
 PORT = 18099
 
 
@@ -58,7 +58,7 @@ class Result:
         self.masks: list[float] = []  # times of masks in seconds
         self.reasons = Counter[str]()
 
-    def judge(self, schema: Mapping[str, Any], text: str | None) -> None:
+    def count_text(self, schema: Mapping[str, Any], text: str | None) -> None:
         if text is None:
             self.counts["endless"] += 1
             return
@@ -70,9 +70,9 @@ class Result:
 
     def show(self) -> None:
         counts = self.counts
-        tried, judged = counts["compiled"] + counts["refused"], counts["valid"] + counts["invalid"]
-        print(f"{self.name}: {tried} schemas, {counts['compiled'] / tried:.1%} compiled")
-        print(f"  {judged} texts, {counts['valid'] / max(judged, 1):.2%} valid; {counts['endless']} did not end")
+        n_schemas, n_texts = counts["compiled"] + counts["refused"], counts["valid"] + counts["invalid"]
+        print(f"{self.name}: {n_schemas} schemas, {counts['compiled'] / n_schemas:.1%} compiled")
+        print(f"  {n_texts} texts, {counts['valid'] / max(n_texts, 1):.2%} valid; {counts['endless']} did not end")
         print(f"  compiling: {_spread(self.compiling, 1e3)} ms")
         print(f"  mask: {_spread(self.masks, 1e6)} us, {len(self.masks)} masks")
         for reason, count in self.reasons.most_common(5):
@@ -104,9 +104,9 @@ def measure_ours(model: Vocabulary, seeds: range) -> Result:
             continue
         result.compiling.append(time.perf_counter() - began)
         result.counts["compiled"] += 1
-        for number in range(TEXTS):
+        for number in range(N_TEXTS):
             text = random_text(grammar, rng)
-            result.judge(schema, text)
+            result.count_text(schema, text)
             for token in model.tokenize(text or "", add_bos=False) if number == 0 else ():
                 began = time.perf_counter()
                 place.mask()
@@ -121,7 +121,7 @@ def measure_ours(model: Vocabulary, seeds: range) -> Result:
 
 
 @contextmanager
-def serving(program: str, model: str) -> Iterator[None]:
+def run_llama_server(program: str, model: str) -> Iterator[None]:
     command = [program, "-m", model, "--port", str(PORT), "-c", "512", "-t", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -137,7 +137,7 @@ def serving(program: str, model: str) -> Iterator[None]:
         process.wait()
 
 
-def grammar_of(schema: Mapping[str, Any]) -> str:
+def fetch_grammar(schema: Mapping[str, Any]) -> str:
     """Return the grammar that llama-server creates from a schema.
 
     Raises:
@@ -162,7 +162,7 @@ class LlamaGrammar:
         self._candidates = np.zeros(vocabulary.n_vocab, CANDIDATE)
         self._candidates["id"] = np.arange(vocabulary.n_vocab)
 
-    def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def compute_mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         self._candidates["logit"] = 0
         data = ctypes.cast(self._candidates.ctypes.data, ctypes.POINTER(llama.llama_token_data))
         array = llama.llama_token_data_array(data=data, size=self._candidates.size, selected=-1, sorted=False)
@@ -176,19 +176,19 @@ class LlamaGrammar:
         llama.llama_sampler_free(self._sampler)
 
 
-def random_text_of(vocabulary: Vocabulary, text: str, rng: random.Random, most: int = 400) -> str | None:
+def random_llama_text(vocabulary: Vocabulary, text: str, rng: random.Random, max_bytes: int = 400) -> str | None:
     """Return a text drawn byte by byte as `random_text` does; `None` means that it does not end."""
     grammar, raw = LlamaGrammar(vocabulary, text), b""
     try:
-        while len(raw) < most:
-            mask = grammar.allowed()
+        while len(raw) < max_bytes:
+            mask = grammar.compute_mask()
             if mask[END] and (rng.random() < 0.3 or len(raw) > 60 or mask.sum() == 1):
                 return raw.decode("utf-8", "replace")
-            allowed = [byte for byte in range(255) if mask[FIRST_BYTE + byte]]
-            allowed = [byte for byte in allowed if byte < 128] or allowed
-            closing = [byte for byte in allowed if byte in b'"}]']
-            letters = [byte for byte in allowed if byte > 32 and byte != 92] or allowed
-            if not allowed:
+            choices = [byte for byte in range(255) if mask[FIRST_BYTE + byte]]
+            choices = [byte for byte in choices if byte < 128] or choices
+            closing = [byte for byte in choices if byte in b'"}]']
+            letters = [byte for byte in choices if byte > 32 and byte != 92] or choices
+            if not choices:
                 return None
             byte = rng.choice(closing if closing and (len(raw) > 60 or rng.random() < 0.3) else letters)
             grammar.accept(FIRST_BYTE + byte)
@@ -205,7 +205,7 @@ def measure_llama_server(model: Vocabulary, small: Vocabulary, seeds: range) -> 
         schema = whole_schema(rng)
         began = time.perf_counter()
         try:
-            text = grammar_of(schema)
+            text = fetch_grammar(schema)
             if not text:
                 raise ValueError("llama-server answers with any text")
             LlamaGrammar(small, text).close()
@@ -215,15 +215,15 @@ def measure_llama_server(model: Vocabulary, small: Vocabulary, seeds: range) -> 
             continue
         result.compiling.append(time.perf_counter() - began)
         result.counts["compiled"] += 1
-        for number in range(TEXTS):
-            drawn = random_text_of(small, text, rng)
-            result.judge(schema, drawn)
-            if number or drawn is None:
+        for number in range(N_TEXTS):
+            sample = random_llama_text(small, text, rng)
+            result.count_text(schema, sample)
+            if number or sample is None:
                 continue
             place = LlamaGrammar(model, text)
-            for token in model.tokenize(drawn, add_bos=False)[:MASKED]:
+            for token in model.tokenize(sample, add_bos=False)[:MAX_MASKS]:
                 began = time.perf_counter()
-                mask = place.allowed()
+                mask = place.compute_mask()
                 result.masks.append(time.perf_counter() - began)
                 if not mask[token]:
                     break
@@ -234,24 +234,24 @@ def measure_llama_server(model: Vocabulary, small: Vocabulary, seeds: range) -> 
 
 def check_keywords(small: Vocabulary) -> None:
     """Print the behaviour of llama-server for each keyword and mark differences from the table."""
-    for keyword, (expected, _, examples) in KEYWORDS.items():
-        found = []
+    for keyword, (table_value, _, examples) in KEYWORDS.items():
+        results = []
         for schema, good, bad in examples:
             try:
-                text = grammar_of(schema)
+                text = fetch_grammar(schema)
             except ValueError:
-                found.append("refused")
+                results.append("refused")
                 continue
             if not text:  # without a grammar, the response can be any text
-                found.append("drops the schema")
+                results.append("drops the schema")
                 continue
-            read = [read_with_llama(small, text, one.encode()) for one in (good, bad)]
-            if read[0] is None or read[1] is None:
-                found.append("refused")
+            outcomes = [read_with_llama(small, text, example.encode()) for example in (good, bad)]
+            if outcomes[0] is None or outcomes[1] is None:
+                results.append("refused")
             else:
-                found.append("too strict" if not read[0][1] else "ignored" if read[1][1] else "kept")
-        worst = min(found, key=("refused", "drops the schema", "ignored", "too strict", "kept").index)
-        print(f"{'ok ' if worst == expected else '!! '} {keyword}: {worst}, in the table {expected}")
+                results.append("too strict" if not outcomes[0][1] else "ignored" if outcomes[1][1] else "kept")
+        worst = min(results, key=("refused", "drops the schema", "ignored", "too strict", "kept").index)
+        print(f"{'ok ' if worst == table_value else '!! '} {keyword}: {worst}, in the table {table_value}")
 
 
 def main() -> None:
@@ -266,7 +266,7 @@ def main() -> None:
     if not arguments.keywords and not arguments.theirs:
         measure_ours(model, seeds).show()
     if arguments.llama_server:
-        with tempfile.TemporaryDirectory() as folder, serving(arguments.llama_server, arguments.model):
+        with tempfile.TemporaryDirectory() as folder, run_llama_server(arguments.llama_server, arguments.model):
             small = Vocabulary(write_words(Path(folder) / "bytes.gguf", []))
             if arguments.keywords:
                 check_keywords(small)

@@ -43,7 +43,7 @@ class Function:
     variables: tuple[str, ...]
 
 
-def rendered(turns: list[Turn], system: str | None = None) -> str:
+def render(turns: list[Turn], system: str | None = None) -> str:
     """Return the conversation in ChatML; every message ends with <|im_end|>."""
     messages = [("system", system)] if system else []
     for question, answer in turns:
@@ -51,27 +51,27 @@ def rendered(turns: list[Turn], system: str | None = None) -> str:
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
 
 
-def fenced(code: str) -> str:
+def fence(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-def functions_in(text: str) -> list[Function]:
+def find_functions(text: str) -> list[Function]:
     """Return the functions of a module that have a one-sentence summary and fit in a chat turn."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
     lines = text.splitlines()
-    found = []
+    functions = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            function = _described(node, lines)
+            function = _describe(node, lines)
             if function:
-                found.append(function)
-    return found
+                functions.append(function)
+    return functions
 
 
-def _described(node: ast.FunctionDef, lines: list[str]) -> Function | None:
+def _describe(node: ast.FunctionDef, lines: list[str]) -> Function | None:
     docstring = ast.get_docstring(node)
     if not docstring or len(node.body) < 2 or node.name.startswith("test"):
         return None
@@ -92,11 +92,11 @@ def _described(node: ast.FunctionDef, lines: list[str]) -> Function | None:
         return None
     arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
     parameters = tuple(a.arg for a in arguments if a.arg not in {"self", "cls"})
-    assigned = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
-    return Function(node.name, source, bare, summary, parameters, tuple(sorted(assigned)))
+    variables = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    return Function(node.name, source, bare, summary, parameters, tuple(sorted(variables)))
 
 
-def renamed(source: str, old: str, new: str) -> str | None:
+def rename(source: str, old: str, new: str) -> str | None:
     """Return `source` with `new` in place of every NAME token `old`; `None` means that it does not tokenise."""
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
@@ -128,7 +128,7 @@ def write_it(function: Function, rng: random.Random) -> Turn:
         ]
     )
     opening = rng.choice(["", "Here is the function:\n\n", f"Here is `{function.name}`:\n\n"])
-    return question, opening + fenced(function.source)
+    return question, opening + fence(function.source)
 
 
 def explain_it(function: Function, rng: random.Random) -> Turn:
@@ -145,7 +145,7 @@ def explain_it(function: Function, rng: random.Random) -> Turn:
     answer = f"The function `{function.name}` does this: {function.summary}"
     if takes and rng.random() < 0.5:
         answer += f"\n\nIt takes {takes}."
-    return f"{question}\n\n{fenced(function.bare)}", answer
+    return f"{question}\n\n{fence(function.bare)}", answer
 
 
 def document_it(function: Function, rng: random.Random) -> Turn:
@@ -158,7 +158,7 @@ def document_it(function: Function, rng: random.Random) -> Turn:
         ]
     )
     opening = rng.choice(["", "Here is the function with a docstring:\n\n"])
-    return f"{question}\n\n{fenced(function.bare)}", opening + fenced(function.source)
+    return f"{question}\n\n{fence(function.bare)}", opening + fence(function.source)
 
 
 def rename_it(function: Function, rng: random.Random) -> Turn | None:
@@ -167,8 +167,8 @@ def rename_it(function: Function, rng: random.Random) -> Turn | None:
         return None
     old = rng.choice(names)
     new = rng.choice(["value", "item", "result", "data", "name", "count", f"new_{old}", f"{old}_2"])
-    changed = renamed(function.bare, old, new)
-    if changed is None or new in function.bare:
+    code = rename(function.bare, old, new)
+    if code is None or new in function.bare:
         return None
     question = rng.choice(
         [
@@ -177,7 +177,7 @@ def rename_it(function: Function, rng: random.Random) -> Turn | None:
             f"Please rename `{old}` to `{new}` in the following function.",
         ]
     )
-    return f"{question}\n\n{fenced(function.bare)}", fenced(changed)
+    return f"{question}\n\n{fence(function.bare)}", fence(code)
 
 
 def complete_it(function: Function, rng: random.Random) -> Turn | None:
@@ -186,12 +186,12 @@ def complete_it(function: Function, rng: random.Random) -> Turn | None:
         return None
     start = "\n".join(lines[: rng.randint(2, len(lines) // 2)])
     question = rng.choice(["Complete this function:", "Finish this Python function."])
-    return f"{question}\n\n{fenced(start)}", fenced(function.source)
+    return f"{question}\n\n{fence(start)}", fence(function.source)
 
 
 def repeat_it(function: Function, rng: random.Random) -> Turn:
     question = rng.choice(["Repeat this code exactly:", "Copy this function.", "Print this code again, unchanged:"])
-    return f"{question}\n\n{fenced(function.bare)}", fenced(function.bare)
+    return f"{question}\n\n{fence(function.bare)}", fence(function.bare)
 
 
 def signature_as_json(function: Function, rng: random.Random) -> Turn | None:
@@ -205,7 +205,7 @@ def signature_as_json(function: Function, rng: random.Random) -> Turn | None:
     )
     facts = {"name": function.name, "parameters": list(function.parameters)}
     code = f"```json\n{json.dumps(facts, indent=2)}\n```"
-    return f"{question}\n\n{fenced(function.bare)}", code
+    return f"{question}\n\n{fence(function.bare)}", code
 
 
 TASKS: list[tuple[Callable[[Function, random.Random], Turn | None], float]] = [
@@ -225,7 +225,7 @@ def chat_documents(texts: list[str], rng: random.Random, *, rounds: int, talk: b
     With `talk`, hand-written small talk, questions about Python and data conversions make up a
     further third of the documents. A held-out set omits them, because all of them are in training.
     """
-    functions = {f.bare: f for text in texts for f in functions_in(text)}
+    functions = {f.bare: f for text in texts for f in find_functions(text)}
     tasks, weights = zip(*TASKS, strict=True)
     documents = []
     for function in functions.values():
@@ -245,4 +245,4 @@ def chat_documents(texts: list[str], rng: random.Random, *, rounds: int, talk: b
 
 
 def _with_system(turns: list[Turn], rng: random.Random) -> str:
-    return rendered(turns, rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.2 else None)
+    return render(turns, rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.2 else None)

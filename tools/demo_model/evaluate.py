@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from model import DemoModel, from_gguf
+from model import DemoModel, load_gguf
 from tokenizers import Tokenizer
 
 ROWS = 8
 
 
-def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
+def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """Return the number of bytes of each token, shape (vocab,); it is 0 for special tokens."""
     special = tokenizer.get_added_tokens_decoder()
     # In byte-level BPE every character of a token's name is one byte.
@@ -32,7 +32,7 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 
 @torch.no_grad()
-def losses(model: DemoModel, stream: np.ndarray, length: int, sizes: np.ndarray) -> tuple[float, float, int]:
+def compute_losses(model: DemoModel, stream: np.ndarray, length: int, sizes: np.ndarray) -> tuple[float, float, int]:
     """Return (nats per token, nats per byte, predicted tokens) of `stream`, shape (n,)."""
     count = len(stream) // length
     windows = torch.from_numpy(stream[: count * length].astype(np.int64)).view(count, length)
@@ -42,8 +42,8 @@ def losses(model: DemoModel, stream: np.ndarray, length: int, sizes: np.ndarray)
         logits = model(rows[:, :-1])
         targets = rows[:, 1:]
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
-    predicted = windows[:, 1:]
-    return nats / predicted.numel(), nats / int(sizes[predicted.numpy()].sum()), predicted.numel()
+    all_targets = windows[:, 1:]
+    return nats / all_targets.numel(), nats / int(sizes[all_targets.numpy()].sum()), all_targets.numel()
 
 
 def main() -> None:
@@ -55,13 +55,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    sizes = token_bytes(Tokenizer.from_file(str(arguments.data / "tok.json")))
+    sizes = count_token_bytes(Tokenizer.from_file(str(arguments.data / "tok.json")))
     for path in arguments.models:
-        model = from_gguf(path).eval()
+        model = load_gguf(path).eval()
         for name in arguments.streams:
             stream = np.load(arguments.data / f"{name}.npy")
             for length in arguments.length:
-                per_token, per_byte, count = losses(model, stream, length, sizes)
+                per_token, per_byte, count = compute_losses(model, stream, length, sizes)
                 print(
                     f"{path} {name} window {length}: {per_token:.4f} nats/token, "
                     f"{per_byte:.4f} nats/byte over {count} tokens",

@@ -22,7 +22,7 @@ DESCRIPTION = (
     "A small model of Python source and scripted chat turns that ships with ngramspec for trying "
     "the tool and for tests. Not useful as an assistant; see MODEL_CARD.md."
 )
-QUANTIZED = gguf.GGMLQuantizationType.Q8_0
+QUANTIZATION = gguf.GGMLQuantizationType.Q8_0
 
 
 def write_metadata(writer: gguf.GGUFWriter, model: DemoModel) -> None:
@@ -48,10 +48,10 @@ def write_metadata(writer: gguf.GGUFWriter, model: DemoModel) -> None:
 
 def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Path) -> None:
     """Write the tokenizer with the token ids of `tokenizer` (a tok.json); added tokens become control tokens."""
-    stored = json.loads(tokenizer.read_text("utf-8"))
-    vocabulary: dict[str, int] = stored["model"]["vocab"]
-    merges = stored["model"]["merges"]
-    special = {token["content"]: int(token["id"]) for token in stored["added_tokens"]}
+    content = json.loads(tokenizer.read_text("utf-8"))
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    merges = content["model"]["merges"]
+    special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
     types = [
         gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL
         for token in sorted(vocabulary, key=vocabulary.__getitem__)
@@ -86,7 +86,7 @@ def export(checkpoint: Path, tokenizer: Path, out: Path) -> None:
     for name, weight in model.gguf_tensors().items():
         values = weight.detach().numpy().astype(np.float32)
         if values.ndim == 2:
-            writer.add_tensor(name, gguf.quants.quantize(values, QUANTIZED), raw_dtype=QUANTIZED)
+            writer.add_tensor(name, gguf.quants.quantize(values, QUANTIZATION), raw_dtype=QUANTIZATION)
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()

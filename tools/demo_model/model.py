@@ -87,15 +87,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, width = x.shape
-        normed = self.attn_norm(x)
+        inputs = self.attn_norm(x)
         query, key, value = (
-            part(normed).view(batch, length, self.shape.heads, self.shape.head_width).transpose(1, 2)
+            part(inputs).view(batch, length, self.shape.heads, self.shape.head_width).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        mixed = F.scaled_dot_product_attention(rotate(query, cos, sin), rotate(key, cos, sin), value, is_causal=True)
-        x = x + self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        normed = self.ffn_norm(x)
-        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        attention = F.scaled_dot_product_attention(
+            rotate(query, cos, sin), rotate(key, cos, sin), value, is_causal=True
+        )
+        x = x + self.attn_out(attention.transpose(1, 2).reshape(batch, length, width))
+        inputs = self.ffn_norm(x)
+        return x + self.down(F.silu(self.gate(inputs)) * self.up(inputs))
 
 
 class DemoModel(nn.Module):
@@ -148,7 +150,7 @@ class DemoModel(nn.Module):
         return tensors
 
 
-def from_gguf(path: Path) -> DemoModel:
+def load_gguf(path: Path) -> DemoModel:
     """Return the model stored in `path`, dequantised to float32.
 
     Raises:
@@ -159,24 +161,24 @@ def from_gguf(path: Path) -> DemoModel:
     def number(key: str) -> int:
         return int(reader.fields[f"llama.{key}"].contents())
 
-    stored = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     shape = Shape(
         layers=number("block_count"),
         width=number("embedding_length"),
         heads=number("attention.head_count"),
         hidden=number("feed_forward_length"),
-        vocab=int(stored["token_embd.weight"].shape[1]),
+        vocab=int(tensors["token_embd.weight"].shape[1]),
     )
     model = DemoModel(shape)
     with torch.no_grad():
         for name, weight in model.gguf_tensors().items():
-            tensor = stored[name]
+            tensor = tensors[name]
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             weight.copy_(torch.from_numpy(values.copy()).view_as(weight))
     return model
 
 
-def grown(model: DemoModel, layers: int) -> DemoModel:
+def grow(model: DemoModel, layers: int) -> DemoModel:
     """Return a model of `layers` blocks that computes the same function as `model`.
 
     The added blocks are copies, spread evenly over the depth, whose two output projections are zero.
@@ -190,17 +192,17 @@ def grown(model: DemoModel, layers: int) -> DemoModel:
     extra = layers - depth
     if not 0 <= extra <= depth:
         raise ValueError(f"cannot grow {depth} blocks to {layers}")
-    copied_after = {(index + 1) * depth // extra - 1 for index in range(extra)}
+    copy_positions = {(index + 1) * depth // extra - 1 for index in range(extra)}
     bigger = DemoModel(Shape(**{**model.shape.__dict__, "layers": layers}))
     blocks: list[nn.Module] = []
     for index, block in enumerate(model.blocks):
         blocks.append(block)
-        if index in copied_after:
-            added = copy.deepcopy(block)
+        if index in copy_positions:
+            copied_block = copy.deepcopy(block)
             with torch.no_grad():
-                added.attn_out.weight.zero_()
-                added.down.weight.zero_()
-            blocks.append(added)
+                copied_block.attn_out.weight.zero_()
+                copied_block.down.weight.zero_()
+            blocks.append(copied_block)
     bigger.embedding, bigger.norm = model.embedding, model.norm
     bigger.blocks = nn.ModuleList(blocks)
     return bigger

@@ -77,14 +77,14 @@ COPYLEFT = frozenset({"chardet", "certifi", "autocommand"})
 PACKAGE_CAP = 7_000_000  # maximum number of characters per package, so that a few large packages do not dominate
 
 
-def python_files(root: Path, seen: set[bytes], skip: frozenset[str]) -> list[str]:
+def read_python_files(root: Path, hashes: set[bytes], skip: frozenset[str]) -> list[str]:
     """Return the texts of the usable Python files below `root` in the order of their paths.
 
-    The function omits duplicates (by hash, over all calls that share `seen`), files under 400 or over
+    The function omits duplicates (by hash, over all calls that share `hashes`), files under 400 or over
     300,000 characters, and generated files (a line over 1,000 characters). It also omits files that
     contain a special token, and files with a folder in `skip` on their path.
     """
-    kept = []
+    texts = []
     for path in sorted(root.rglob("*.py")):
         if skip & set(path.parts):
             continue
@@ -95,24 +95,24 @@ def python_files(root: Path, seen: set[bytes], skip: frozenset[str]) -> list[str
         digest = hashlib.sha256(text.encode()).digest()
         usable = (
             400 < len(text) < 300_000
-            and digest not in seen
+            and digest not in hashes
             and max(map(len, text.splitlines())) <= 1000
             and not any(special in text for special in SPECIAL)
         )
         if usable:
-            seen.add(digest)
-            kept.append(text)
-    return kept
+            hashes.add(digest)
+            texts.append(text)
+    return texts
 
 
-def capped(texts: list[str], limit: int, rng: random.Random) -> list[str]:
+def select_texts(texts: list[str], limit: int, rng: random.Random) -> list[str]:
     """Return a random selection of `texts` with at most `limit` characters in total."""
-    kept, size = [], 0
+    selection, size = [], 0
     for text in rng.sample(texts, len(texts)):
         if size + len(text) <= limit:
-            kept.append(text)
+            selection.append(text)
             size += len(text)
-    return kept
+    return selection
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -130,7 +130,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def encoded(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
+def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
     """Return the documents as one token stream, each one after <|endoftext|>, uint16, shape (n,)."""
 
     def batches(items: list[str]) -> Iterator[list[str]]:
@@ -156,11 +156,13 @@ def main() -> None:
     site = Path(paths["purelib"])
     rng = random.Random(SEED)
 
-    seen: set[bytes] = set()
-    held_out = [text for name in HELD_OUT_PACKAGES for text in python_files(site / name, seen, COPYLEFT)]
-    library = python_files(Path(paths["stdlib"]), seen, frozenset({"site-packages", "idlelib"}))
+    hashes: set[bytes] = set()
+    held_out = [text for name in HELD_OUT_PACKAGES for text in read_python_files(site / name, hashes, COPYLEFT)]
+    library = read_python_files(Path(paths["stdlib"]), hashes, frozenset({"site-packages", "idlelib"}))
     packages = [
-        text for name in TRAIN_PACKAGES for text in capped(python_files(site / name, seen, COPYLEFT), PACKAGE_CAP, rng)
+        text
+        for name in TRAIN_PACKAGES
+        for text in select_texts(read_python_files(site / name, hashes, COPYLEFT), PACKAGE_CAP, rng)
     ]
     code = library + packages
     rng.shuffle(code)
@@ -179,7 +181,7 @@ def main() -> None:
     }
     sizes = {}
     for name, texts in documents.items():
-        tokens = encoded(tokenizer, texts)
+        tokens = encode(tokenizer, texts)
         np.save(out / f"{name}.npy", tokens)
         sizes[name] = {
             "documents": len(texts),

@@ -128,8 +128,8 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
     """Return a hand-written message and answer: a greeting, a question about Python or a how-to."""
     kind = rng.random()
     if kind < 0.3:
-        asked, answer = rng.choice(SMALL_TALK)
-        return rng.choice(asked), answer
+        questions, answer = rng.choice(SMALL_TALK)
+        return rng.choice(questions), answer
     if kind < 0.6:
         topic, answer = rng.choice(QUESTIONS)
         form = rng.choice(["What is {}?", "What is {} in Python?", "Explain {}.", "Explain {} in Python."])
@@ -159,14 +159,14 @@ def data_task(rng: random.Random) -> tuple[str, str]:
     prose = " ".join(f"{p['name']} is {p['age']} and lives in {p['city']}." for p in people)
     block = f"```json\n{json.dumps(people, indent=2)}\n```"
     words = rng.sample(FRUIT, rng.randint(3, 7))
-    listed = "\n".join(f"{number}. {word}" for number, word in enumerate(words, 1))
+    numbered_list = "\n".join(f"{number}. {word}" for number, word in enumerate(words, 1))
     return rng.choice(
         [
             (f"Convert this to JSON:\n\n{csv}", block),
             (f"Convert this text to JSON: {prose}", block),
             (f"Convert this JSON to CSV:\n\n{json.dumps(people, indent=2)}", csv),
             (f"Sort these words: {', '.join(words)}", ", ".join(sorted(words))),
-            (f"Make a numbered list: {', '.join(words)}", listed),
+            (f"Make a numbered list: {', '.join(words)}", numbered_list),
             (f"Repeat these words: {', '.join(words)}", ", ".join(words)),
             (f"Turn this into a Python list: {', '.join(words)}", f"```python\n{words!r}\n```"),
         ]

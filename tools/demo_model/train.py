@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from model import DemoModel, Shape, from_gguf, grown
+from model import DemoModel, Shape, grow, load_gguf
 from torch import Tensor, nn
 
 WARMUP_STEPS = 50
 MUON_DECAY = 0.01
 
 
-def orthogonalised(update: Tensor) -> Tensor:
+def orthogonalise(update: Tensor) -> Tensor:
     """Apply five Newton-Schulz steps towards the nearest semi-orthogonal matrix in bf16.
 
     The quintic's coefficients are those of Jordan et al. 2024, "Muon: an optimizer for hidden
@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[weight]
                 buffer = state.setdefault("momentum", torch.zeros_like(weight))
                 buffer.mul_(momentum).add_(weight.grad)
-                update = orthogonalised(weight.grad.add(buffer, alpha=momentum))
+                update = orthogonalise(weight.grad.add(buffer, alpha=momentum))
                 # A matrix with more rows than columns needs a larger step for the same change of its output's rms.
                 scale = max(1.0, weight.size(0) / weight.size(1)) ** 0.5
                 weight.mul_(1 - rate * MUON_DECAY)
@@ -84,54 +84,54 @@ class Batches:
         return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
 
-def started(source: Path | None, layers: int | None) -> tuple[DemoModel, dict[str, float]]:
+def make_or_load(source: Path | None, layers: int | None) -> tuple[DemoModel, dict[str, float]]:
     """Return the model to train and its counts so far: new, from a GGUF or from a checkpoint."""
     counts = {"steps": 0.0, "tokens": 0.0, "seconds": 0.0}
     if source is None:
         return DemoModel(Shape(layers=layers or Shape.layers)), counts
     if source.suffix == ".gguf":
-        model = from_gguf(source)
+        model = load_gguf(source)
     else:
         model, counts = load(source)
-    return (grown(model, layers) if layers else model), counts
+    return (grow(model, layers) if layers else model), counts
 
 
 def load(checkpoint: Path) -> tuple[DemoModel, dict[str, float]]:
     """Return the model of a checkpoint and its counts of steps, tokens and seconds."""
-    stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    model = DemoModel(Shape(**stored["shape"]))
-    model.load_state_dict(stored["weights"])
-    return model, stored["counts"]
+    checkpoint_data = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    model = DemoModel(Shape(**checkpoint_data["shape"]))
+    model.load_state_dict(checkpoint_data["weights"])
+    return model, checkpoint_data["counts"]
 
 
 def save(model: DemoModel, counts: dict[str, float], path: Path) -> None:
-    stored = {"shape": asdict(model.shape), "weights": model.state_dict(), "counts": counts}
+    checkpoint_data = {"shape": asdict(model.shape), "weights": model.state_dict(), "counts": counts}
     partial = path.with_suffix(".partial")
-    torch.save(stored, partial)
+    torch.save(checkpoint_data, partial)
     partial.replace(path)  # readers never get an incomplete file
 
 
 def train(model: DemoModel, batches: Batches, counts: dict[str, float], options: argparse.Namespace) -> None:
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
+    matrix_ids = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in matrix_ids]
     muon = Muon(matrices, options.muon_lr)
-    adamw = torch.optim.AdamW(others, lr=options.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
-    compiled = torch.compile(model, dynamic=False)
+    adamw = torch.optim.AdamW(rest, lr=options.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
+    compiled_model = torch.compile(model, dynamic=False)
     budget = 60.0 * options.minutes
     before = dict(counts)
-    begin = saved = reported = time.monotonic()
+    begin = last_save = last_report = time.monotonic()
     step, recent = 0, []
-    while (elapsed := time.monotonic() - begin) < budget:
-        done = elapsed / budget
-        scale = min(1.0, (step + 1) / WARMUP_STEPS) * (1 - done)
+    while (seconds := time.monotonic() - begin) < budget:
+        progress = seconds / budget
+        scale = min(1.0, (step + 1) / WARMUP_STEPS) * (1 - progress)
         muon.param_groups[0]["lr"] = options.muon_lr * scale
         adamw.param_groups[0]["lr"] = options.adam_lr * scale
         # The number of tokens per step stays the same: twice the length with half the rows.
-        longer = 2 if done >= 1 - options.long_share else 1
+        longer = 2 if progress >= 1 - options.long_share else 1
         tokens, targets = batches.draw(options.rows // longer, options.length * longer)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = compiled(tokens, targets)
+            loss = compiled_model(tokens, targets)
         loss.backward()
         muon.step()
         adamw.step()
@@ -143,17 +143,17 @@ def train(model: DemoModel, batches: Batches, counts: dict[str, float], options:
         counts["steps"] = before["steps"] + step
         counts["tokens"] = before["tokens"] + step * tokens.numel()
         counts["seconds"] = before["seconds"] + now - begin
-        if now - reported > 30:
+        if now - last_report > 30:
             rate = step * tokens.numel() / (now - begin)
             mean = sum(recent) / len(recent)
             print(
                 f"{now - begin:5.0f} s  step {step:5d}  loss {mean:.3f}  {rate:.0f} tok/s",
                 flush=True,
             )
-            reported, recent = now, []
-        if now - saved > 60 * options.save_minutes:
+            last_report, recent = now, []
+        if now - last_save > 60 * options.save_minutes:
             save(model, counts, options.out)
-            saved = now
+            last_save = now
     save(model, counts, options.out)
     print("done", counts)
 
@@ -177,7 +177,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
-    model, counts = started(options.start, options.layers)
+    model, counts = make_or_load(options.start, options.layers)
     size = sum(weight.numel() for weight in model.parameters())
     print(f"{size / 1e6:.2f} M parameters, {model.shape}, before: {counts}", flush=True)
     train(model, Batches(options.data, options.chat_share, options.seed), counts, options)

@@ -28,13 +28,13 @@ from statistics import median, quantiles
 from typing import Any
 
 import psutil
-from hostile.clients import KEPT, PATIENCE, attack_server, make, send, serve_clients
+from hostile.clients import MAX_SHOWN, PATIENCE, attack_server, make_attack, send, serve_clients
 from hostile.model_files import mutate_gguf
-from hostile.templates import template
+from hostile.templates import make_template
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
-GAP = 1.0  # seconds without service that are a finding
+MAX_WAIT_SECONDS = 1.0  # seconds without service that are a finding
 _CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -42,13 +42,13 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 
 @contextmanager
-def started(options: argparse.Namespace, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes] | None]:
+def run_server(options: argparse.Namespace, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes] | None]:
     """Start a server and wait until it is ready; None if it ends before."""
     model = [*COMMAND, "serve", options.model, "--port", str(options.port), "-np", str(options.parallel)]
     with log.open("wb") as file:
         process = subprocess.Popen([*model, "--metrics", *more, *options.options.split()], stdout=file, stderr=file)
     try:
-        while process.poll() is None and asked(options.port, "/health") != 200:
+        while process.poll() is None and get_status(options.port, "/health") != 200:
             time.sleep(0.1)
         yield process if process.poll() is None else None
     finally:
@@ -56,7 +56,7 @@ def started(options: argparse.Namespace, log: Path, *more: str) -> Iterator[subp
         process.wait()
 
 
-def asked(port: int, path: str) -> int:
+def get_status(port: int, path: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     with suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
@@ -64,7 +64,7 @@ def asked(port: int, path: str) -> int:
     return 0
 
 
-def processing(port: int) -> int:
+def count_active_requests(port: int) -> int:
     """Return the number of running and waiting requests of the engine."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     connection.request("GET", "/metrics")
@@ -95,22 +95,22 @@ class Campaign:
     def drain(self, events: Any) -> None:
         """Record the events of the hostile clients."""
         while not events.empty():
-            kind, index, began, ended, status, got = events.get()
-            if ended is None:
-                self.open[index] = kind, began
+            kind, index, start, end, status, response = events.get()
+            if end is None:
+                self.open[index] = kind, start
                 continue
             self.open.pop(index, None)
-            self.attacks.append((kind, index, began, ended))
+            self.attacks.append((kind, index, start, end))
             if not self.ending:
                 self.statuses[kind][status] += 1
-            is_failure = status[:1] == "5" and status[:3] not in ("501", "503") and "image input" not in str(got)
+            is_failure = status[:1] == "5" and status[:3] not in ("501", "503") and "image input" not in str(response)
             if status.endswith("500 in stream") or is_failure:
-                self.find(f"{kind}:{index} {status} after {ended - began:.1f} s: {got[-400:]!r}")
+                self.find(f"{kind}:{index} {status} after {end - start:.1f} s: {response[-400:]!r}")
 
     def dump(self, pid: int, starts: Sequence[float]) -> None:
         """Print the stacks of the server once in each long wait, if a program for it was given."""
         first = min(starts, default=0.0)
-        if self.options.dump and starts and time.monotonic() - first > 0.6 * GAP and first != self.dumped:
+        if self.options.dump and starts and time.monotonic() - first > 0.6 * MAX_WAIT_SECONDS and first != self.dumped:
             self.dumped = first
             command = [*self.options.dump.split(), str(pid)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -128,10 +128,10 @@ class Campaign:
         """Attack a new server; return False if it did not start."""
         self.ending, port, results, events = False, self.options.port, _CONTEXT.Queue(), _CONTEXT.Queue()
         self.open.clear()
-        with started(self.options, log, *more) as process:
+        with run_server(self.options, log, *more) as process:
             if process is None:
                 return False
-            watched, stop, go = psutil.Process(process.pid), _CONTEXT.Event(), _CONTEXT.Event()
+            server_process, stop, go = psutil.Process(process.pid), _CONTEXT.Event(), _CONTEXT.Event()
             starts, counter = _CONTEXT.Array("d", len(self.clients)), _CONTEXT.Value("q", self.options.first)
             attack = (port, self.options.seed, counter, go, events)
             helper = _CONTEXT.Process(target=serve_clients, args=(port, self.clients, stop, results, starts))
@@ -144,7 +144,7 @@ class Campaign:
             self.attacked = time.monotonic()
             go.set()
             while time.monotonic() < self.attacked + seconds and process.poll() is None:
-                self.sample(watched)
+                self.sample(server_process)
                 self.drain(events)
                 self.dump(process.pid, [start for start in starts if start])
                 time.sleep(0.25)
@@ -155,11 +155,11 @@ class Campaign:
                 self.alone += [wait for wait in waits if wait[1] < self.attacked]
                 self.waits += [wait for wait in waits if wait[1] >= self.attacked]
             if process.poll() is None:
-                self.rest(watched, events)
+                self.rest(server_process, events)
                 self.ending = True
                 go.set()
                 time.sleep(2)
-                self.end(process, watched)
+                self.end(process, server_process)
             else:
                 self.find(f"the server ended with code {process.returncode}; open: {self.open}")
             for enemy in enemies:
@@ -168,32 +168,32 @@ class Campaign:
         self.read_log(log)
         return True
 
-    def rest(self, watched: psutil.Process, events: Any) -> None:
+    def rest(self, server_process: psutil.Process, events: Any) -> None:
         """Wait until the last requests have ended; find those that the server still works on after their clients."""
         end = time.monotonic() + 2 * PATIENCE
-        while time.monotonic() < end and (self.open or processing(self.options.port)):
+        while time.monotonic() < end and (self.open or count_active_requests(self.options.port)):
             self.drain(events)
             time.sleep(0.25)
-        if left := processing(self.options.port):
-            self.find(f"{left} requests are at work after their clients left; open: {self.open}")
+        if n_active := count_active_requests(self.options.port):
+            self.find(f"{n_active} requests are at work after their clients left; open: {self.open}")
         time.sleep(2)
-        self.sample(watched)
+        self.sample(server_process)
 
-    def end(self, process: subprocess.Popen[bytes], watched: psutil.Process) -> None:
+    def end(self, process: subprocess.Popen[bytes], server_process: psutil.Process) -> None:
         """Send SIGTERM to the server, which is still under attack, and wait for its end."""
         if process.poll() is not None:
             return
-        children = watched.children(recursive=True)
-        began = time.monotonic()
+        children = server_process.children(recursive=True)
+        start = time.monotonic()
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(20)
         if process.poll() is None and self.options.dump:
             subprocess.run([*self.options.dump.split(), str(process.pid)], check=False)
-        took = time.monotonic() - began
-        print(f"ended {took:.1f} s after SIGTERM with code {process.returncode}", flush=True)
-        if took > 13 or process.returncode != 0:
-            self.find(f"ended {took:.1f} s after SIGTERM with code {process.returncode}; open: {self.open}")
+        seconds = time.monotonic() - start
+        print(f"ended {seconds:.1f} s after SIGTERM with code {process.returncode}", flush=True)
+        if seconds > 13 or process.returncode != 0:
+            self.find(f"ended {seconds:.1f} s after SIGTERM with code {process.returncode}; open: {self.open}")
         time.sleep(1)
         for child in children:
             with suppress(psutil.Error):
@@ -225,11 +225,11 @@ class Campaign:
             print(f"{name}: {len(waits)} waits, {figures}, longest {max(times):.2f} s; status {dict(codes)}", end="")
             print(f"; longest before the attack {alone:.2f} s" if self.options.alone else "")
             for seconds, begin, end in sorted(waits, reverse=True)[:5]:
-                if seconds > GAP:
-                    ran = [(b, k, i) for k, i, b, e in self.attacks if b < end and e > begin]
-                    ran += [(b, k, i) for i, (k, b) in self.open.items() if b < end]
-                    ran.sort(key=lambda one: abs(one[0] - begin))
-                    near = " ".join(f"{k}:{i}({b - begin:+.1f})" for b, k, i in ran[:10])
+                if seconds > MAX_WAIT_SECONDS:
+                    requests = [(b, k, i) for k, i, b, e in self.attacks if b < end and e > begin]
+                    requests += [(b, k, i) for i, (k, b) in self.open.items() if b < end]
+                    requests.sort(key=lambda item: abs(item[0] - begin))
+                    near = " ".join(f"{k}:{i}({b - begin:+.1f})" for b, k, i in requests[:10])
                     self.find(f"{name} waited {seconds:.2f} s; requests that ran, and their starts: {near}")
         if self.samples:
             memory = [rss // 2**20 for rss, *_ in self.samples]
@@ -250,27 +250,27 @@ def serve(options: argparse.Namespace, folder: Path) -> list[str]:
     kinds = options.kinds.split(",")
     campaign = Campaign(options, kinds, ("chat", "completion", "health", "models"))
     if not campaign.run(options.seconds, folder / "log"):
-        campaign.find("the server did not start: " + (folder / "log").read_text()[-KEPT:])
+        campaign.find("the server did not start: " + (folder / "log").read_text()[-MAX_SHOWN:])
     campaign.report()
     return campaign.findings
 
 
 def templates(options: argparse.Namespace, folder: Path) -> list[str]:
-    campaign, refused = Campaign(options, ("chats",), ("stream", "completion", "health", "models")), 0
+    campaign, n_refused = Campaign(options, ("chats",), ("stream", "completion", "health", "models")), 0
     end, index = time.monotonic() + options.seconds, options.first
     while time.monotonic() < end:
         path, log = folder / "template.jinja", folder / "log"
-        path.write_text(template(random.Random(f"{options.seed} template {index}")))
+        path.write_text(make_template(random.Random(f"{options.seed} template {index}")))
         print(f"template {index}: {path.read_text()[:100]!r}", flush=True)
         began = time.monotonic()
         if not campaign.run(options.each, log, "--chat-template-file", str(path)):
-            refused += 1
-            said = log.read_text(errors="replace").strip()
-            print(f"  refused after {time.monotonic() - began:.1f} s: {said.splitlines()[-1][:200]}")
-            if "Traceback" in said or time.monotonic() - began > 20:
-                campaign.find(f"template {index}, start: {said[-KEPT:]}")
+            n_refused += 1
+            log_text = log.read_text(errors="replace").strip()
+            print(f"  refused after {time.monotonic() - began:.1f} s: {log_text.splitlines()[-1][:200]}")
+            if "Traceback" in log_text or time.monotonic() - began > 20:
+                campaign.find(f"template {index}, start: {log_text[-MAX_SHOWN:]}")
         index += 1
-    print(f"{index - options.first} templates, {refused} refused at the start")
+    print(f"{index - options.first} templates, {n_refused} refused at the start")
     campaign.report()
     return campaign.findings
 
@@ -285,13 +285,15 @@ def files(options: argparse.Namespace, folder: Path) -> list[str]:
         for command in (["info", str(path)], ["complete", str(path), "-", "-n", "2"]):
             began = time.monotonic()
             try:
-                done = subprocess.run([*COMMAND, *command], input=b"hi", capture_output=True, timeout=120, check=False)
-                code, said = str(done.returncode), done.stderr.decode("utf-8", "replace")
+                process = subprocess.run(
+                    [*COMMAND, *command], input=b"hi", capture_output=True, timeout=120, check=False
+                )
+                code, stderr = str(process.returncode), process.stderr.decode("utf-8", "replace")
             except subprocess.TimeoutExpired as error:
-                code, said = "hung", (error.stderr or b"").decode("utf-8", "replace")
+                code, stderr = "hung", (error.stderr or b"").decode("utf-8", "replace")
             counts[f"{command[0]} {code}"] += 1
-            if code not in ("0", "1", "2") or "Traceback" in said or time.monotonic() - began > 60:
-                findings.append(f"file {index}: {command[0]} ended with {code}: {said[-KEPT:]}")
+            if code not in ("0", "1", "2") or "Traceback" in stderr or time.monotonic() - began > 60:
+                findings.append(f"file {index}: {command[0]} ended with {code}: {stderr[-MAX_SHOWN:]}")
                 print(
                     f"FINDING (seed {options.seed}) after {time.monotonic() - began:.0f} s: {findings[-1]}", flush=True
                 )
@@ -303,12 +305,12 @@ def files(options: argparse.Namespace, folder: Path) -> list[str]:
 
 def replay(options: argparse.Namespace, folder: Path) -> list[str]:
     kind, _, index = options.request.partition(":")
-    attack = make(kind, int(index), options.seed)
-    shown = [step if len(repr(step)) < KEPT else repr(step)[:KEPT] + "..." for step in attack.steps[:5]]
-    print(attack.reading, attack.connections, "connections:", *shown, sep="\n")
+    attack = make_attack(kind, int(index), options.seed)
+    steps = [step if len(repr(step)) < MAX_SHOWN else repr(step)[:MAX_SHOWN] + "..." for step in attack.steps[:5]]
+    print(attack.reading, attack.connections, "connections:", *steps, sep="\n")
     began = time.monotonic()
-    status, got = send(attack, options.port)
-    print(f"{status} after {time.monotonic() - began:.2f} s: {got.decode('utf-8', 'replace')}")
+    status, response = send(attack, options.port)
+    print(f"{status} after {time.monotonic() - began:.2f} s: {response.decode('utf-8', 'replace')}")
     return []
 
 

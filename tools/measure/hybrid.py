@@ -11,8 +11,8 @@ together over the better one alone. For each curve it then prints the kind of te
 decoding is 1), and the gain with hindsight. With hindsight, drafts contain only correct tokens and have the best
 length. N-grams propose a token for free, the draft model with one pass.
 
-No model evaluates a text twice (`remembered.py`), but every draft token is verified with the real output of the models.
-The figures exclude the prefill of prompts, but include the time in which a draft model reads the answer. Each
+No model evaluates a text twice (`memory_model.py`), but every draft token is verified with the real output of the
+models. The figures exclude the prefill of prompts, but include the time in which a draft model reads the answer. Each
 configuration starts with a drafter without learned state and runs the prompts in their order.
 """
 
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remembered import Answering, Memory, Remembered
-from seeds import Clock, Modelled
+from memory_model import AnswerModel, Memory, MemoryModel
+from seeds import Clock, TimedModel
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
@@ -42,7 +42,7 @@ from ngramspec.steps import Stats
 
 
 @dataclass
-class Way:
+class Configuration:
     """Drafter on a cost curve with its counters by kind of text; the key "" is for all texts.
 
     Args:
@@ -50,35 +50,37 @@ class Way:
         curve: Name of the cost curve.
         draft: Memory of the draft model; `None` means only n-grams.
         x: Time of a pass of the draft model relative to one of the target.
-        both: True for n-grams and the draft model, False for the draft model alone.
+        combined: True for n-grams and the draft model, False for the draft model alone.
     """
 
     target: Memory
     curve: str
     draft: Memory | None = None
     x: float = 0.0
-    both: bool = False
+    combined: bool = False
     stats: dict[str, Stats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clock, curve = Clock(), find_curves(self.curve)[self.curve]
         drafter: Drafter = MixtureDrafter()
         if self.draft is not None:
-            small: Any = Modelled(Remembered(self.draft), curve, self.x, clock)
-            drafter = HybridDrafter(DraftModel(small, clock=clock)) if self.both else ModelDrafter(small, clock=clock)
-        model: Any = Modelled(Answering(self.target, drafter), curve, 1.0, clock)
+            small: Any = TimedModel(MemoryModel(self.draft), curve, self.x, clock)
+            drafter = (
+                HybridDrafter(DraftModel(small, clock=clock)) if self.combined else ModelDrafter(small, clock=clock)
+            )
+        model: Any = TimedModel(AnswerModel(self.target, drafter), curve, 1.0, clock)
         self.decoder = SpeculativeDecoder(
             model, vocabulary=self.target.model.vocabulary, drafter=drafter, exact="off", curve=curve, clock=clock
         )
 
     def play(self, prompt: Sequence[int], kind: str, n: int, text: Sequence[int]) -> None:
         """Answer a prompt with up to n tokens and check that the result is `text`."""
-        written = list[int]()
+        output = list[int]()
         for step in self.decoder.generate(prompt, max_tokens=n):
-            written += step.tokens
-            for counted in ("", kind):
-                self.stats.setdefault(counted, Stats()).add(step)
-        assert written == text, "drafts changed the text"
+            output += step.tokens
+            for key in ("", kind):
+                self.stats.setdefault(key, Stats()).add(step)
+        assert output == text, "drafts changed the text"
 
     def gain(self, kind: str = "") -> float:
         return self.stats[kind].tokens_per_second or 1.0
@@ -105,49 +107,49 @@ class Hindsight:
             model: True for each token after the first that the draft model predicts correctly.
         """
         self._tokens += len(ngrams)
-        nobody = [False] * len(ngrams)
-        for i, ways in enumerate([(ngrams, nobody), (nobody, model), (ngrams, model)]):
-            self._seconds[i] += self._least(*ways)
+        none = [False] * len(ngrams)
+        for i, ways in enumerate([(ngrams, none), (none, model), (ngrams, model)]):
+            self._seconds[i] += self._min_seconds(*ways)
 
-    def _least(self, free: Sequence[bool], bought: Sequence[bool]) -> float:
+    def _min_seconds(self, from_ngrams: Sequence[bool], from_model: Sequence[bool]) -> float:
         """Return the minimum time of a text, computed backwards from its end."""
-        left = [0.0] * (len(free) + 1)
-        for at in range(len(free) - 1, -1, -1):
-            left[at], guesses = self._curve.ratio(1) + left[at + 1], 0.0
-            for end in range(at + 1, min(len(free), at + LARGEST)):
-                if not (free[end - 1] or bought[end - 1]):
+        seconds = [0.0] * (len(from_ngrams) + 1)
+        for at in range(len(from_ngrams) - 1, -1, -1):
+            seconds[at], guesses = self._curve.ratio(1) + seconds[at + 1], 0.0
+            for end in range(at + 1, min(len(from_ngrams), at + LARGEST)):
+                if not (from_ngrams[end - 1] or from_model[end - 1]):
                     break
-                guesses += 0.0 if free[end - 1] else self._x
-                left[at] = min(left[at], self._curve.ratio(1 + end - at) + guesses + left[end + 1])
-        return left[0]
+                guesses += 0.0 if from_ngrams[end - 1] else self._x
+                seconds[at] = min(seconds[at], self._curve.ratio(1 + end - at) + guesses + seconds[end + 1])
+        return seconds[0]
 
     @property
     def gain(self) -> float:
         """Gain of both kinds together over the better one alone."""
-        ngrams, model, both = self._seconds
-        return min(ngrams, model) / both - 1
+        ngrams, model, combined = self._seconds
+        return min(ngrams, model) / combined - 1
 
 
-def copied(drafter: Drafter, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
+def check_ngrams(drafter: Drafter, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
     """Return True for each token after the first that n-grams predict correctly."""
     drafter.begin(prompt)
     drafter.accept(text[:1])
-    right = []
+    results = []
     for token in text[1:]:
-        right.append(drafter.propose(1, price=FREE).tokens == (token,))
+        results.append(drafter.propose(1, price=FREE).tokens == (token,))
         drafter.accept((token,))
-    return right
+    return results
 
 
-def foreseen(memory: Memory, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
+def check_model(memory: Memory, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
     """Return True for each token after the first that a model predicts correctly."""
-    model = Remembered(memory)
+    model = MemoryModel(memory)
     model.prefill(prompt)
-    said = [int(model.evaluate([token]).argmax()) for token in text[:-1]]
-    return [token == best for token, best in zip(text[1:], said, strict=True)]
+    predictions = [int(model.evaluate([token]).argmax()) for token in text[:-1]]
+    return [token == best for token, best in zip(text[1:], predictions, strict=True)]
 
 
-def slowest(ways: Sequence[Way]) -> str:
+def find_slowest(ways: Sequence[Configuration]) -> str:
     gain, kind = min((way.gain(kind), kind) for way in ways for kind in way.stats if kind)
     return f"{gain:.2f} ({kind})"
 
@@ -166,17 +168,17 @@ def main() -> None:
     target = Target(options.target, n_ctx=options.c, threads=options.t)
     drafts = {path.stem: Memory(Target(path, n_ctx=options.c, threads=options.t)) for path in options.draft}
     answers = Memory(target)
-    plain: Any = Answering(answers, None)
+    plain: Any = AnswerModel(answers, None)
     alone = SpeculativeDecoder(
         plain, vocabulary=target.vocabulary, drafter=None, exact="off", curve=find_curves("flat")["flat"]
     )
-    ngrams = {curve: Way(answers, curve) for curve in options.curve}
+    ngrams = {curve: Configuration(answers, curve) for curve in options.curve}
     ways = {
-        (curve, x, name, both): Way(answers, curve, drafts[name], x, both)
+        (curve, x, name, combined): Configuration(answers, curve, drafts[name], x, combined)
         for curve in options.curve
         for x in options.x
         for name in drafts
-        for both in (False, True)
+        for combined in (False, True)
     }
     hindsight = {
         (curve, x, name): Hindsight(find_curves(curve)[curve], x)
@@ -184,7 +186,7 @@ def main() -> None:
         for x in options.x
         for name in drafts
     }
-    knowing = MixtureDrafter()
+    ngram_drafter = MixtureDrafter()
     cases, _ = prepare(target.vocabulary, load_prompts(options.prompts), options.n + LARGEST, options.c)
     tokens = 0
     for number, case in enumerate(cases, 1):
@@ -192,10 +194,10 @@ def main() -> None:
         tokens += len(text)
         for way in (*ngrams.values(), *ways.values()):
             way.play(case.tokens, case.category, options.n, text)
-        copies = copied(knowing, case.tokens, text)
-        guesses = {name: foreseen(memory, case.tokens, text) for name, memory in drafts.items()}
-        for (_, _, name), known in hindsight.items():
-            known.add(copies, guesses[name])
+        copies = check_ngrams(ngram_drafter, case.tokens, text)
+        guesses = {name: check_model(memory, case.tokens, text) for name, memory in drafts.items()}
+        for (_, _, name), model_hindsight in hindsight.items():
+            model_hindsight.add(copies, guesses[name])
         print(f"{number} of {len(cases)}", file=sys.stderr)
     print(f"{len(cases)} prompts of {len({case.category for case in cases})} kinds, {tokens} tokens, greedy\n")
     heads = ["curve", "c", "n-grams", *(head for name in drafts for head in (name, "both", "gain"))]
@@ -204,16 +206,18 @@ def main() -> None:
         for x in options.x:
             line = f"| {curve} | {x:g} | {ngrams[curve].gain():.2f} |"
             for name in drafts:
-                model, both = (ways[curve, x, name, both].gain() for both in (False, True))
-                gain = both / max(model, ngrams[curve].gain()) - 1
-                line += f" {model:.2f} | {both:.2f} | {100 * gain:+.1f} % |"
+                model, combined = (ways[curve, x, name, combined].gain() for combined in (False, True))
+                gain = combined / max(model, ngrams[curve].gain()) - 1
+                line += f" {model:.2f} | {combined:.2f} | {100 * gain:+.1f} % |"
             print(line)
     print()
     for curve in options.curve:
         together = [way for key, way in ways.items() if key[0] == curve and key[3]]
-        print(f"{curve}: slowest kind {slowest([ngrams[curve]])} with n-grams, {slowest(together)} with both")
+        print(f"{curve}: slowest kind {find_slowest([ngrams[curve]])} with n-grams, {find_slowest(together)} with both")
         possible = [
-            f"{100 * known.gain:+.0f} % ({key[2]}, {key[1]:g})" for key, known in hindsight.items() if key[0] == curve
+            f"{100 * model_hindsight.gain:+.0f} % ({key[2]}, {key[1]:g})"
+            for key, model_hindsight in hindsight.items()
+            if key[0] == curve
         ]
         print(f"    with hindsight both gain {', '.join(possible)}")
 

@@ -40,17 +40,17 @@ class Gap(NamedTuple):
         after: Lines after the gap.
         truth: Text of the file from the start of the gap.
         indent: Indent of the first line in spaces; a line with a smaller indent ends a suggestion.
-        others: Chunks of other files.
+        chunks: Chunks of other files.
     """
 
     before: str
     after: str
     truth: str
     indent: int
-    others: list[dict[str, str]]
+    chunks: list[dict[str, str]]
 
 
-def gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> list[Gap]:
+def choose_gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> list[Gap]:
     """Return random gaps in files.
 
     Args:
@@ -63,40 +63,40 @@ def gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> li
     rng = random.Random(seed)
     texts = {path: path.read_text("utf-8", "replace").splitlines(keepends=True) for path in files}
     long = [path for path, text in texts.items() if len(text) > 8 * lines]
-    found = []
-    while len(found) < count:
+    result = []
+    while len(result) < count:
         path = rng.choice(long)
         text = texts[path]
         at = rng.randrange(2 * lines, len(text) - 2 * lines)
         if not text[at].strip():
             continue
-        near = [other for other in files if other.parent == path.parent and other != path and texts[other]]
-        others = []
-        for _ in range(CHUNKS if near else 0):
-            other = rng.choice(near)
-            start = rng.randrange(len(texts[other]))
-            others.append({"filename": other.name, "text": "".join(texts[other][start : start + CHUNK])})
-        found.append(
+        siblings = [file for file in files if file.parent == path.parent and file != path and texts[file]]
+        chunks = []
+        for _ in range(CHUNKS if siblings else 0):
+            file = rng.choice(siblings)
+            start = rng.randrange(len(texts[file]))
+            chunks.append({"filename": file.name, "text": "".join(texts[file][start : start + CHUNK])})
+        result.append(
             Gap(
                 "".join(text[max(0, at - BEFORE) : at]),
                 "".join(text[at + lines : at + lines + AFTER]),
                 "".join(text[at:]),
                 0 if free else len(text[at]) - len(text[at].lstrip()),
-                others,
+                chunks,
             )
         )
-    return found
+    return result
 
 
-def ask(url: str, gap: Gap, *, milliseconds: int, most: int, seed: int, greedy: bool) -> dict[str, Any]:
+def ask(url: str, gap: Gap, *, milliseconds: int, max_tokens: int, seed: int, greedy: bool) -> dict[str, Any]:
     """Send a request like llama.vim's to a server and return the response."""
-    asked = {
+    fields = {
         "id_slot": 0,
         "input_prefix": gap.before,
         "input_suffix": gap.after,
-        "input_extra": gap.others,
+        "input_extra": gap.chunks,
         "prompt": "",
-        "n_predict": most,
+        "n_predict": max_tokens,
         "n_indent": gap.indent,
         **({"temperature": 0} if greedy else {"top_k": 40, "top_p": 0.90, "samplers": ["top_k", "top_p", "infill"]}),
         "stream": False,
@@ -106,11 +106,11 @@ def ask(url: str, gap: Gap, *, milliseconds: int, most: int, seed: int, greedy: 
         "seed": seed,
     }
     request = urllib.request.Request(
-        f"{url.rstrip('/')}/infill", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        f"{url.rstrip('/')}/infill", json.dumps(fields).encode(), {"Content-Type": "application/json"}
     )
     with OPENER.open(request, timeout=600) as response:
-        told: dict[str, Any] = json.load(response)
-    return told
+        answer: dict[str, Any] = json.load(response)
+    return answer
 
 
 def main() -> None:
@@ -125,32 +125,34 @@ def main() -> None:
     parser.add_argument("--greedy", action="store_true", help="greedy decoding without the infill sampler")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    how = {"most": options.most, "seed": options.seed, "greedy": options.greedy}
+    settings = {"max_tokens": options.most, "seed": options.seed, "greedy": options.greedy}
     servers = dict(server.split("=", 1) for server in options.servers)
     files = sorted(
         path for path in options.code.rglob("*.py") if "test" not in str(path).lower() and "-packages" not in str(path)
     )
-    found: dict[tuple[str, int], list[tuple[int, int, int, float, int]]] = defaultdict(list)
-    for number, gap in enumerate(gaps(files, options.gaps, options.lines, options.seed, options.free)):
+    results: dict[tuple[str, int], list[tuple[int, int, int, float, int]]] = defaultdict(list)
+    for number, gap in enumerate(choose_gaps(files, options.gaps, options.lines, options.seed, options.free)):
         order = list(servers)[number % len(servers) :] + list(servers)[: number % len(servers)]
         for name in order:
-            ask(servers[name], gap, milliseconds=1, **how)
+            ask(servers[name], gap, milliseconds=1, **settings)
         for deadline in options.deadlines:
             for name in order:
-                told = ask(servers[name], gap, milliseconds=deadline, **how)
-                text, times = told["content"], told["timings"]
-                right = common_prefix(list(text.encode()), list(gap.truth.encode()))
-                drafted = times.get("draft_n_accepted", 0)
-                found[name, deadline].append((len(text), times["predicted_n"], right, times["predicted_ms"], drafted))
+                answer = ask(servers[name], gap, milliseconds=deadline, **settings)
+                text, times = answer["content"], answer["timings"]
+                n_correct = common_prefix(list(text.encode()), list(gap.truth.encode()))
+                n_accepted = times.get("draft_n_accepted", 0)
+                results[name, deadline].append(
+                    (len(text), times["predicted_n"], n_correct, times["predicted_ms"], n_accepted)
+                )
     print("| deadline, ms | server | characters, mean | median | tokens, mean | tokens/s | from drafts | right, mean |")
     print("|---|---|---|---|---|---|---|---|")
     for deadline in options.deadlines:
         for name in servers:
-            characters, tokens, right, times_ms, drafted = zip(*found[name, deadline], strict=True)
+            characters, tokens, n_correct, times_ms, n_accepted = zip(*results[name, deadline], strict=True)
             speed = sum(tokens) / max(sum(times_ms), 1e-9) * 1000
             print(
                 f"| {deadline} | {name} | {mean(characters):.1f} | {median(characters):g} | {mean(tokens):.1f} |"
-                f" {speed:.1f} | {sum(drafted) / max(1, sum(tokens)):.0%} | {mean(right):.1f} |"
+                f" {speed:.1f} | {sum(n_accepted) / max(1, sum(tokens)):.0%} | {mean(n_correct):.1f} |"
             )
 
 

@@ -46,21 +46,23 @@ def main() -> None:
     name = vocabulary.vocabulary_hash
     print(f"index: {token_index.__file__}")
     print(f"hash of a vocabulary of {vocabulary.n_vocab}: {(time.perf_counter() - began) * 1e3:.0f} ms")
-    before = peak()
+    before = read_peak_memory()
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), name, options.model.name)
         began = time.perf_counter()
-        added = add_files(store, vocabulary, options.paths, threads=options.t)
+        changes = add_files(store, vocabulary, options.paths, threads=options.t)
         seconds = time.perf_counter() - began
-        rate = added.tokens / seconds / 1e6
-        print(f"added {added.new} files, {added.tokens:,} tokens in {seconds:.1f} s: {rate:.2f} M tokens/s")
-        print(f"peak memory {peak():.0f} MiB, {before:.0f} before; {options.t} threads")
+        rate = changes.tokens / seconds / 1e6
+        print(f"added {changes.new} files, {changes.tokens:,} tokens in {seconds:.1f} s: {rate:.2f} M tokens/s")
+        print(f"peak memory {read_peak_memory():.0f} MiB, {before:.0f} before; {options.t} threads")
         began = time.perf_counter()
-        if fill(store, options.tokens - added.tokens):
-            print(f"rewritten with more in {time.perf_counter() - began:.1f} s; peak memory {peak():.0f} MiB")
+        if fill(store, options.tokens - changes.tokens):
+            print(
+                f"rewritten with more in {time.perf_counter() - began:.1f} s; peak memory {read_peak_memory():.0f} MiB"
+            )
         context = multiprocessing.get_context("spawn")
         with context.Pool(1, maxtasksperchild=1) as pool:
-            times = [pool.apply(opened, (folder, name)) for _ in range(RUNS)]
+            times = [pool.apply(time_opening, (folder, name)) for _ in range(RUNS)]
         size = times[0][1]
         print(f"{size:,} tokens, {store.size() / size:.2f} bytes each")
         print(
@@ -68,9 +70,9 @@ def main() -> None:
         )
         memory = Memory(store.read())
         text = np.array(memory.indexes[0].tokens[:TEXT])
-        drafts = [(passes(text, None), passes(text, memory)) for _ in range(3)]
-        without, within = (median(d[i] for d in drafts) for i in (0, 1))
-        print(f"a pass of drafting: {within * 1e6:.1f} us with it, {without * 1e6:.1f} without")
+        drafts = [(time_passes(text, None), time_passes(text, memory)) for _ in range(3)]
+        without_memory, with_memory = (median(d[i] for d in drafts) for i in (0, 1))
+        print(f"a pass of drafting: {with_memory * 1e6:.1f} us with it, {without_memory * 1e6:.1f} without")
         began = time.perf_counter()
         store.append(list(range(300)))
         print(f"remember an answer of 300 tokens: {(time.perf_counter() - began) * 1e3:.1f} ms")
@@ -83,23 +85,23 @@ def fill(store: Store, missing: int) -> bool:
     rng = np.random.default_rng(0)
 
     def more(texts: list[Document]) -> list[Document]:
-        there = np.concatenate([t.tokens for t in texts])
-        starts = rng.integers(0, len(there) - SPAN, missing // SPAN)
-        tokens = np.concatenate([there[s : s + SPAN] for s in starts])
+        tokens_so_far = np.concatenate([t.tokens for t in texts])
+        starts = rng.integers(0, len(tokens_so_far) - SPAN, missing // SPAN)
+        tokens = np.concatenate([tokens_so_far[s : s + SPAN] for s in starts])
         return [*texts, Document("file", "/random walk", tokens)]
 
     store.update(more)
     return True
 
 
-def opened(folder: str, name: bytes) -> tuple[float, int]:
+def time_opening(folder: str, name: bytes) -> tuple[float, int]:
     """Return the time in seconds to open the store in this process, and its number of tokens."""
     began = time.perf_counter()
     memory = Memory(Store(Path(folder), name).read())
     return time.perf_counter() - began, memory.indexes[0].size
 
 
-def passes(text: Ints, memory: Memory | None) -> float:
+def time_passes(text: Ints, memory: Memory | None) -> float:
     """Return the seconds per pass for proposing and learning if the target writes `text`."""
     tokens = text[text >= 0].tolist()
     drafter = make_drafter("mixture", memory=memory)
@@ -114,10 +116,10 @@ def passes(text: Ints, memory: Memory | None) -> float:
     return (time.perf_counter() - began) / count
 
 
-def peak() -> float:
+def read_peak_memory() -> float:
     """Return the peak memory in MiB; the kernel counts in KiB, on macOS in bytes."""
-    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found / 2**20 if sys.platform == "darwin" else found / 2**10
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size / 2**20 if sys.platform == "darwin" else size / 2**10
 
 
 if __name__ == "__main__":

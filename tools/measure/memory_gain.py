@@ -40,10 +40,10 @@ CONTEXT = 4096
 """Maximum number of prompt tokens from a source file, before the position of the completion."""
 
 SHARES = (1.0, 10.0, 50.0, 100.0)
-PLACES = 20_000
+MAX_LOOKUP_TOKENS = 20_000
 """Maximum number of tokens in the replayed answers for counting lookups."""
 
-LINKS, FOUND = 24, 8
+MAX_LINKS, MAX_HITS = 24, 8
 """Maximum links that a lookup follows, and occurrences that it needs, in `ContextCounts.count_in_memory`."""
 
 
@@ -56,35 +56,35 @@ class Content:
     folder: Path | None = None
 
 
-def conversations(vocabulary: Vocabulary, files: Sequence[Path]) -> tuple[list[Recording], list[Sequence[int]]]:
+def read_conversations(vocabulary: Vocabulary, files: Sequence[Path]) -> tuple[list[Recording], list[Sequence[int]]]:
     """Return recordings to replay and token sequences to remember, in an order that mixes the kinds."""
     transcripts = Transcripts()
     for file in files:
         transcripts.read(str(file), file.read_bytes())
-    found = [r for r in map(TranscriptReader(vocabulary).record, transcripts.usable) if r is not None]
-    remembered = sorted(found[1::2], key=lambda r: blake2b(f"{r.category}/{r.id}".encode()).digest())
-    return found[::2], [recording.response for recording in remembered]
+    recordings = [r for r in map(TranscriptReader(vocabulary).record, transcripts.usable) if r is not None]
+    rest = sorted(recordings[1::2], key=lambda r: blake2b(f"{r.category}/{r.id}".encode()).digest())
+    return recordings[::2], [recording.response for recording in rest]
 
 
-def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Sequence[int]]]:
+def read_code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Sequence[int]]]:
     """Return recordings to replay and token sequences to remember from a source tree."""
-    replayed: list[Recording] = []
-    remembered: list[Sequence[int]] = []
+    recordings: list[Recording] = []
+    rest: list[Sequence[int]] = []
     texts = [text for path in find_files(folder)[0] if path.suffix == ".py" and (text := read_text(path))]
     for number, text in enumerate(texts):
         tokens = vocabulary.tokenize(text, add_bos=False)
         middle = len(tokens) // 2
         if number % 10 or middle < 2:
-            remembered.append(tokens)
+            rest.append(tokens)
         else:
             before, after = tokens[max(0, middle - CONTEXT) : middle], tokens[middle : middle + MAX_RESPONSE]
-            replayed.append(Recording("code", str(number), before, after))
-    remembered.sort(key=lambda tokens: blake2b(bytes(str(tokens), "ascii")).digest())
-    return replayed, remembered
+            recordings.append(Recording("code", str(number), before, after))
+    rest.sort(key=lambda tokens: blake2b(bytes(str(tokens), "ascii")).digest())
+    return recordings, rest
 
 
 @contextmanager
-def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float]]:
+def open_memory(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float]]:
     """Yield a memory with these contents, opened from disk, and its size there in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), vocabulary.vocabulary_hash, vocabulary.path.name)
@@ -95,39 +95,39 @@ def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memor
         yield Memory(store.read()), store.size() / 2**20
 
 
-def replayed(
+def replay(
     recordings: Sequence[Recording], memory: Memory, curve: CostCurve, drafter: str
 ) -> Mapping[str, ReplayCounts]:
     """Replay the recordings with a memory and return the counters by category."""
-    replay = Replay(make_drafter(drafter, memory=memory), curve=curve)
+    replayer = Replay(make_drafter(drafter, memory=memory), curve=curve)
     tallies: dict[str, ReplayCounts] = {}
     for recording in recordings:
-        tallies.setdefault(recording.category, ReplayCounts()).merge(replay.run(recording))
+        tallies.setdefault(recording.category, ReplayCounts()).merge(replayer.run(recording))
     return tallies
 
 
-def cost(memory: Memory, recordings: Sequence[Recording]) -> tuple[float, float]:
+def measure_lookups(memory: Memory, recordings: Sequence[Recording]) -> tuple[float, float]:
     """Return the mean numbers of followed links and touched blocks of 64 bytes per lookup in the recordings."""
-    text = [*islice((token for recording in recordings[::7] for token in recording.response), PLACES)]
+    text = [*islice((token for recording in recordings[::7] for token in recording.response), MAX_LOOKUP_TOKENS)]
     links = blocks = 0
     for end in range(ORDER, len(text)):
         for index in memory.indexes:
-            followed, touched = walk(index, text[end - ORDER : end]) if index.size else (0, 0)
-            links, blocks = links + followed, blocks + touched
+            n_links, n_blocks = count_lookup_steps(index, text[end - ORDER : end]) if index.size else (0, 0)
+            links, blocks = links + n_links, blocks + n_blocks
     return links / (len(text) - ORDER), blocks / (len(text) - ORDER)
 
 
-def walk(index: TokenIndex, context: Sequence[int]) -> tuple[int, int]:
+def count_lookup_steps(index: TokenIndex, context: Sequence[int]) -> tuple[int, int]:
     """Return the numbers of followed links and touched blocks of a lookup in one index."""
     head = slot(*context, len(index.heads) - 1)
-    touched = {("heads", head // 16)}
-    place, links, found = index.heads[head], 0, 0
-    while place >= ORDER and found < FOUND and links < LINKS:
+    touched_blocks = {("heads", head // 16)}
+    place, links, n_hits = index.heads[head], 0, 0
+    while place >= ORDER and n_hits < MAX_HITS and links < MAX_LINKS:
         links += 1
-        found += list(index.tokens[place - ORDER : place]) == context
-        touched |= {("tokens", (place - ORDER) // 16), ("tokens", place // 16), ("links", place // 16)}
+        n_hits += list(index.tokens[place - ORDER : place]) == context
+        touched_blocks |= {("tokens", (place - ORDER) // 16), ("tokens", place // 16), ("links", place // 16)}
         place = index.links[place]
-    return links, len(touched)
+    return links, len(touched_blocks)
 
 
 def main() -> None:
@@ -142,9 +142,9 @@ def main() -> None:
     options = parser.parse_args()
     vocabulary = Vocabulary(options.vocab)
     if options.kind == "code":
-        recordings, texts = code(vocabulary, options.paths[0])
+        recordings, texts = read_code(vocabulary, options.paths[0])
     else:
-        recordings, texts = conversations(vocabulary, options.paths)
+        recordings, texts = read_conversations(vocabulary, options.paths)
     if not recordings:
         parser.error(f"nothing to replay in {options.paths[0]}")
     contents = [Content("nothing")]
@@ -155,15 +155,15 @@ def main() -> None:
     curves = {name: make_fixed_curve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
     print(f"{len(recordings)} replayed, {len(texts)} to remember")
     for content in contents:
-        with remembered(content, vocabulary) as (memory, size):
-            links, blocks = cost(memory, recordings)
+        with open_memory(content, vocabulary) as (memory, size):
+            links, blocks = measure_lookups(memory, recordings)
             print(
                 f"{content.name}: {memory.n_stored_tokens:,} tokens, {size:.1f} MiB; a look-up {links:.1f} links, ",
                 end="",
             )
             print(f"{blocks:.1f} blocks", flush=True)
             for name, curve in curves.items():
-                show(name, curve, replayed(recordings, memory, curve, options.drafter))
+                show(name, curve, replay(recordings, memory, curve, options.drafter))
 
 
 def show(name: str, curve: CostCurve, tallies: Mapping[str, ReplayCounts]) -> None:

@@ -43,7 +43,7 @@ PARTS = (
 """Functions that are timed separately; inner functions follow the functions that call them."""
 
 
-class Watch:
+class Stopwatch:
     """Timer of `llama_decode` in total and of each part of a pass without `llama_decode`, in seconds."""
 
     def __init__(self) -> None:
@@ -51,24 +51,24 @@ class Watch:
         self.parts: dict[str, float] = defaultdict(float)
 
     def decoding(self, decode: Callable[..., int]) -> Callable[..., int]:
-        def timed(*arguments: Any) -> int:
+        def call_timed(*arguments: Any) -> int:
             began = time.perf_counter()
             try:
                 return decode(*arguments)
             finally:
                 self.inside += time.perf_counter() - began
 
-        return timed
+        return call_timed
 
     def part(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
+        def call_timed(*arguments: Any, **options: Any) -> Any:
             began, inside = time.perf_counter(), self.inside
             try:
                 return call(*arguments, **options)
             finally:
                 self.parts[name] += time.perf_counter() - began - (self.inside - inside)
 
-        return timed
+        return call_timed
 
     @contextmanager
     def watching(self, *, parts: bool) -> Iterator[None]:
@@ -80,15 +80,15 @@ class Watch:
             yield
 
 
-def run(
+def measure_passes(
     decoder: SpeculativeDecoder, prompt: list[int], tokens: int, sampling: Sampling, *, parts: bool
 ) -> dict[bool, list[dict[str, float]]]:
     """Return the figures of each pass, separately for passes without and with a draft.
 
     The figures are the microseconds in total and by part, and the numbers of draft tokens sent and accepted.
     """
-    watch = Watch()
-    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    watch = Stopwatch()
+    passes: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     with watch.watching(parts=parts):
         steps = decoder.generate(prompt, max_tokens=tokens, sampling=sampling)
         next(steps)
@@ -99,22 +99,22 @@ def run(
             step = next(steps, None)
             seconds = time.perf_counter() - began - (watch.inside - inside)
             if step is None:
-                return found
+                return passes
             figures = {"outside": seconds, **watch.parts}
-            found[bool(step.drafted)].append(
+            passes[bool(step.drafted)].append(
                 {"sent": len(step.drafted), "kept": step.accepted} | {name: 1e6 * x for name, x in figures.items()}
             )
 
 
-def report(name: str, found: dict[bool, list[dict[str, float]]]) -> None:
-    for drafted, passes in found.items():
+def report(name: str, passes_by_kind: dict[bool, list[dict[str, float]]]) -> None:
+    for has_draft, passes in passes_by_kind.items():
         if len(passes) < 10:
             continue
-        took = [one["outside"] for one in passes]
-        sent, kept = (sum(one[key] for one in passes) / len(passes) for key in ("sent", "kept"))
-        kind = f"drafted passes ({sent:.1f} sent, {kept:.1f} kept)" if drafted else "passes without a draft"
-        tenths = quantiles(took, n=10)
-        print(f"{name}, {len(passes)} {kind}: median {median(took):.1f} us", end="")
+        times = [figures["outside"] for figures in passes]
+        n_sent, n_accepted = (sum(figures[key] for figures in passes) / len(passes) for key in ("sent", "kept"))
+        kind = f"drafted passes ({n_sent:.1f} sent, {n_accepted:.1f} kept)" if has_draft else "passes without a draft"
+        tenths = quantiles(times, n=10)
+        print(f"{name}, {len(passes)} {kind}: median {median(times):.1f} us", end="")
         print(f" (10 % below {tenths[0]:.1f}, 10 % above {tenths[-1]:.1f})")
 
 
@@ -135,12 +135,12 @@ def main() -> None:
     )
     decoder = SpeculativeDecoder(target, exact=options.exact)
     for name, sampling in (("greedy", Sampling()), ("temperature 0.8", Sampling(temperature=0.8, seed=1))):
-        report(name, run(decoder, prompt, options.tokens, sampling, parts=False))
+        report(name, measure_passes(decoder, prompt, options.tokens, sampling, parts=False))
         if not options.parts:
             continue
-        passes = run(decoder, prompt, options.tokens, sampling, parts=True)[True]
+        passes = measure_passes(decoder, prompt, options.tokens, sampling, parts=True)[True]
         for part in ("outside", *(f"{owner.__name__}.{method}" for owner, method in PARTS)):
-            print(f"    {part:30} {median(one.get(part, 0.0) for one in passes):6.1f} us")
+            print(f"    {part:30} {median(figures.get(part, 0.0) for figures in passes):6.1f} us")
 
 
 if __name__ == "__main__":

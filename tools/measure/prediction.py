@@ -20,10 +20,10 @@ from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.llama.vocabulary import Vocabulary
 
 CURVES = ("apple-silicon-akunu", "cuda-34b-q8_0", "cpu-1.5b-q4_0")
-LIKE, LEAST = 0.3, 8
+MIN_SIMILARITY, MIN_LINES = 0.3, 8
 
 
-class Predicting(MixtureDrafter):
+class PredictionDrafter(MixtureDrafter):
     """Drafter with the same prediction for every text, because the loop of a replay does not support predictions.
 
     Args:
@@ -39,50 +39,52 @@ class Predicting(MixtureDrafter):
         super().begin(prompt)
 
 
-def alike(old: str, new: str) -> float:
+def similarity(old: str, new: str) -> float:
     """Return the share of the lines of `new` that `old` also contains, without blank lines and indents."""
-    known = {line.strip() for line in old.splitlines()}
-    lines = [line.strip() for line in new.splitlines() if line.strip()]
-    return sum(line in known for line in lines) / max(LEAST, len(lines))
+    old_lines = {line.strip() for line in old.splitlines()}
+    new_lines = [line.strip() for line in new.splitlines() if line.strip()]
+    return sum(line in old_lines for line in new_lines) / max(MIN_LINES, len(new_lines))
 
 
-def edits(path: Path) -> list[tuple[list[str], int, str]]:
+def find_edits(path: Path) -> list[tuple[list[str], int, str]]:
     """Return the first edit of each conversation, if it has one.
 
     Each item contains the messages before the edit, the number of the message with the file, and the answer.
     """
-    found = []
+    result = []
     for line in path.read_text("utf-8").splitlines():
         before: list[str] = []
         for message in json.loads(line)["messages"]:
             text = message["content"] if isinstance(message["content"], str) else ""
             if message["role"] == "assistant" and before:
-                best = max(range(len(before)), key=lambda number: alike(before[number], text))
-                if alike(before[best], text) >= LIKE:
-                    found.append((before, best, text))
+                best = max(range(len(before)), key=lambda number: similarity(before[number], text))
+                if similarity(before[best], text) >= MIN_SIMILARITY:
+                    result.append((before, best, text))
                     break
             before.append(text)
-    return found
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--vocab", required=True, type=Path)
-    given = parser.parse_args()
-    found = [edit for file in given.files for edit in edits(file)]
-    with Vocabulary(given.vocab) as vocabulary:
+    options = parser.parse_args()
+    edits = [edit for file in options.files for edit in find_edits(file)]
+    with Vocabulary(options.vocab) as vocabulary:
         for name in CURVES:
             curve = find_curves(name)[name]
             gains: dict[str, list[float]] = {"in the prompt": [], "nowhere": [], "as prediction": []}
-            for messages, number, answer in found:
+            for messages, number, answer in edits:
                 response = vocabulary.tokenize(answer, add_bos=False)
                 whole = vocabulary.tokenize("\n".join(messages))
                 without = vocabulary.tokenize("\n".join([*messages[:number], *messages[number + 1 :]]))
-                predicted = vocabulary.tokenize(messages[number], add_bos=False)
-                for way, tokens, prediction in zip(gains, (whole, without, without), ([], [], predicted), strict=True):
+                prediction_tokens = vocabulary.tokenize(messages[number], add_bos=False)
+                for way, tokens, prediction in zip(
+                    gains, (whole, without, without), ([], [], prediction_tokens), strict=True
+                ):
                     recording = Recording("edit", "", tokens, response)
-                    gains[way].append(Replay(Predicting(prediction), curve=curve).run(recording).speedup(curve))
+                    gains[way].append(Replay(PredictionDrafter(prediction), curve=curve).run(recording).speedup(curve))
             for way, values in gains.items():
                 print(
                     f"{name:22} {way:14} {geometric_mean(values):.3f}  lowest {min(values):.3f}  {len(values)} answers"

@@ -25,33 +25,35 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-START = 15.0
+MAX_START_SECONDS = 15.0
 """Maximum time in seconds until a worker listens."""
 
 
-class Way(NamedTuple):
+class Network(NamedTuple):
     """Simulated network.
 
     Attributes:
         delay: Delay in seconds in each direction.
         rate: Rate in bytes per second in each direction.
         trips: Shared counter of the waits for an answer.
-        sent: Shared counter of the bytes sent to workers.
+        n_sent_bytes: Shared counter of the bytes sent to workers.
     """
 
     delay: float
     rate: float
     trips: Any
-    sent: Any
+    n_sent_bytes: Any
 
 
-def pump(source: socket.socket, sink: socket.socket, way: Way, asked: threading.Event, *, back: bool) -> None:
+def forward(
+    source: socket.socket, sink: socket.socket, network: Network, is_waiting: threading.Event, *, back: bool
+) -> None:
     """Forward bytes with the delay of the network; `back` is True in the direction of the client."""
-    held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+    queue: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
 
     def release() -> None:
         while True:
-            due, data = held.get()
+            due, data = queue.get()
             time.sleep(max(0.0, due - time.perf_counter()))
             with suppress(OSError):  # the other side has closed the connection
                 sink.sendall(data) if data else sink.shutdown(socket.SHUT_WR)
@@ -59,49 +61,51 @@ def pump(source: socket.socket, sink: socket.socket, way: Way, asked: threading.
                 return
 
     threading.Thread(target=release, daemon=True).start()
-    left = 0.0
+    free_at = 0.0
     while True:
         try:
             data = source.recv(1 << 20)
         except OSError:
             data = b""
-        left = max(left, time.perf_counter()) + len(data) / way.rate
-        held.put((left + way.delay, data))
+        free_at = max(free_at, time.perf_counter()) + len(data) / network.rate
+        queue.put((free_at + network.delay, data))
         if not data:
             return
         if not back:
-            asked.set()
-            with way.sent.get_lock():
-                way.sent.value += len(data)
-        elif asked.is_set():
-            asked.clear()
-            with way.trips.get_lock():
-                way.trips.value += 1
+            is_waiting.set()
+            with network.n_sent_bytes.get_lock():
+                network.n_sent_bytes.value += len(data)
+        elif is_waiting.is_set():
+            is_waiting.clear()
+            with network.trips.get_lock():
+                network.trips.value += 1
 
 
-def proxy(listener: socket.socket, worker: int, way: Way) -> None:
+def run_proxy(listener: socket.socket, worker: int, network: Network) -> None:
     """Accept connections to a worker and forward them through the simulated network."""
     while True:
         client, _ = listener.accept()
         server = socket.create_connection(("127.0.0.1", worker))
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        asked = threading.Event()
+        is_waiting = threading.Event()
         for ends, back in (((client, server), False), ((server, client), True)):
-            threading.Thread(target=pump, args=(*ends, way, asked), kwargs={"back": back}, daemon=True).start()
+            threading.Thread(
+                target=forward, args=(*ends, network, is_waiting), kwargs={"back": back}, daemon=True
+            ).start()
 
 
-def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
+def run_proxies(workers: Sequence[int], network: Network, ports: Any) -> None:
     """Run the proxies of all workers until the process is terminated, and put their ports into `ports`."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in workers]
     for listener, worker in zip(listeners, workers, strict=True):
-        threading.Thread(target=proxy, args=(listener, worker, way), daemon=True).start()
+        threading.Thread(target=run_proxy, args=(listener, worker, network), daemon=True).start()
     ports.put([listener.getsockname()[1] for listener in listeners])
     threading.Event().wait()
 
 
-def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way, found: Any) -> None:
-    """Decode with these workers, and put the passes, seconds and cost curve into `found`."""
+def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, network: Network, results: Any) -> None:
+    """Decode with these workers, and put the passes, seconds and cost curve into `results`."""
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.instruments.prompts import load_prompts, prepare
     from ngramspec.llama import rpc
@@ -124,23 +128,23 @@ def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way
             for name in sorted(decoders, reverse=i % 2 == 0):
                 steps = decoders[name].generate(case.tokens, max_tokens=tokens)
                 text = list(next(steps).tokens)
-                trips, sent, began = way.trips.value, way.sent.value, time.perf_counter()
+                trips, n_sent_bytes, began = network.trips.value, network.n_sent_bytes.value, time.perf_counter()
                 for step in steps:
                     result[name]["batches"].append(step.batch)
                     text += step.tokens
                 result[name]["seconds"] += time.perf_counter() - began
-                result[name]["trips"] += way.trips.value - trips
-                result[name]["sent"] += way.sent.value - sent
+                result[name]["trips"] += network.trips.value - trips
+                result[name]["sent"] += network.n_sent_bytes.value - n_sent_bytes
                 result[name]["tokens"] += len(text) - 1
                 result[name]["texts"].append(text)
         curve = decoders["drafted"].calibration.curve
         assert curve is not None
         result["ratios"] = [curve.ratio(n) for n in range(1, 65)]
         result["switch"] = curve.switch
-    found.put(result)
+    results.put(result)
 
 
-def modelled(run: dict[str, Any], without: dict[str, Any], delay: float) -> float:
+def model_speed(run: dict[str, Any], without: dict[str, Any], delay: float) -> float:
     """Return the modelled tokens per second of a run from the times of passes without a delay."""
     single = without["plain"]["seconds"] / len(without["plain"]["batches"])
     seconds, last = 0.0, 1
@@ -151,7 +155,7 @@ def modelled(run: dict[str, Any], without: dict[str, Any], delay: float) -> floa
 
 
 def wait_for(port: int) -> None:
-    deadline = time.monotonic() + START
+    deadline = time.monotonic() + MAX_START_SECONDS
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -190,33 +194,35 @@ def main() -> None:
             " | KB sent/pass | change of size"
         )
         for delay in delays:
-            way = Way(delay / 2, options.mbit * 1e6 / 8, context.Value("q", 0), context.Value("q", 0))
-            told, found = context.Queue(), context.Queue()
-            between = context.Process(target=proxies, args=(ports, way, told), daemon=True)
+            network = Network(delay / 2, options.mbit * 1e6 / 8, context.Value("q", 0), context.Value("q", 0))
+            port_queue, result_queue = context.Queue(), context.Queue()
+            between = context.Process(target=run_proxies, args=(ports, network, port_queue), daemon=True)
             between.start()
             child = context.Process(
-                target=measure, args=(options.model, told.get(), options.n, options.c, way, found), daemon=True
+                target=measure,
+                args=(options.model, port_queue.get(), options.n, options.c, network, result_queue),
+                daemon=True,
             )
             child.start()
-            while found.empty() and child.is_alive():
+            while result_queue.empty() and child.is_alive():
                 time.sleep(0.1)
-            run = results[delay] = found.get(timeout=1)
+            run = results[delay] = result_queue.get(timeout=1)
             child.join()
             between.terminate()
-            plain, drafted = run["plain"], run["drafted"]
+            plain, drafts = run["plain"], run["drafted"]
             speed = {name: run[name]["tokens"] / run[name]["seconds"] for name in ("plain", "drafted")}
-            model = {name: modelled(run[name], results[0.0], delay) for name in speed}
+            model = {name: model_speed(run[name], results[0.0], delay) for name in speed}
 
             def each(count: str, unit: float, run: dict[str, Any] = run) -> str:
                 shares = (run[name][count] / unit / len(run[name]["batches"]) for name in ("plain", "drafted"))
                 return "{:.1f}, {:.1f} drafted".format(*shares)
 
             assert plain["texts"] == results[0.0]["plain"]["texts"]
-            same = sum(a == b for a, b in zip(plain["texts"], drafted["texts"], strict=True))
+            same = sum(a == b for a, b in zip(plain["texts"], drafts["texts"], strict=True))
             print(
                 f"{delay * 1e3:g} | {speed['plain']:.1f} ({model['plain']:.1f}) | {speed['drafted']:.1f}"
                 f" ({model['drafted']:.1f}) | {speed['drafted'] / speed['plain']:.2f} |"
-                f" {drafted['tokens'] / len(drafted['batches']):.2f} | {each('trips', 1)} | {each('sent', 1e3)} |"
+                f" {drafts['tokens'] / len(drafts['batches']):.2f} | {each('trips', 1)} | {each('sent', 1e3)} |"
                 f" {run['switch'] * 1e3:.2f} ms; {same} of {len(plain['texts'])} texts alike",
                 flush=True,
             )

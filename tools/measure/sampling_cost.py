@@ -55,9 +55,9 @@ def measure(
 
     rows = target.sequences[0].evaluate(batch)
     plain = verifier()
-    drawn = [plain.verify([row], NO_DRAFT, len(prompt) + i).tokens[0] for i, row in enumerate(rows)]
-    draft = Draft(tuple(drawn[:-1]))
-    took: dict[str, list[float]] = {"llama.cpp": [], "ngramspec": []}
+    tokens = [plain.verify([row], NO_DRAFT, len(prompt) + i).tokens[0] for i, row in enumerate(rows)]
+    draft = Draft(tuple(tokens[:-1]))
+    times: dict[str, list[float]] = {"llama.cpp": [], "ngramspec": []}
     for i in range(2 * rounds):
         target.sequences[0].rollback(len(prompt))
         rows = target.sequences[0].evaluate(batch)
@@ -67,9 +67,9 @@ def measure(
             llama.llama_sampler_sample(chain, target._ctx, -1)
         else:
             assert ours.verify(rows, draft, len(prompt)).accepted == len(draft)
-        took["ngramspec" if i % 2 == 0 else "llama.cpp"].append(time.perf_counter() - began)
+        times["ngramspec" if i % 2 == 0 else "llama.cpp"].append(time.perf_counter() - began)
     llama.llama_sampler_free(chain)
-    return 1e3 * median(took["llama.cpp"]), 1e3 * median(took["ngramspec"])
+    return 1e3 * median(times["llama.cpp"]), 1e3 * median(times["ngramspec"])
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class Clock:
         return self.now
 
 
-class Modelled:
+class TimedModel:
     """Model whose passes take the time of a curve times `cost`; a prefill has passes of up to LARGEST tokens."""
 
     def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class Modelled:
         return self._model.ask(tokens, branches)  # type: ignore[attr-defined, no-any-return]
 
 
-class Counted(Modelled):
+class CountingModel(TimedModel):
     """Draft model that counts its passes."""
 
     calls = 0
@@ -118,15 +118,15 @@ class Row:
 
     def line(self, plain: Row) -> str:
         s = self.stats
-        tested = sum(s.tested_at)
-        alpha = s.accepted / tested if tested else 0.0
+        n_tested = sum(s.tested_at)
+        alpha = s.accepted / n_tested if n_tested else 0.0
         formula = sum(count_expected_tokens(alpha, length) for length in self.lengths) / s.passes
         gain = (s.tokens_per_second or 0) / (plain.stats.tokens_per_second or 1)
         clock = ""
         if self.clock:
-            gain = median(drafted / alone for alone, drafted in self.clock)
-            alone, drafted = (median(speeds) for speeds in zip(*self.clock, strict=True))
-            clock = f" {alone:.1f} -> {drafted:.1f} |"
+            gain = median(draft_speed / plain_speed for plain_speed, draft_speed in self.clock)
+            plain_speed, draft_speed = (median(speeds) for speeds in zip(*self.clock, strict=True))
+            clock = f" {plain_speed:.1f} -> {draft_speed:.1f} |"
         differ = f" ({self.different} texts differ)" if self.different else ""
         return (
             f"| {self.seed} | `{self.options}` | {s.tokens_per_pass:.2f} | {alpha:.3f} | {formula:.2f}"
@@ -134,7 +134,7 @@ class Row:
         )
 
 
-def rows(draft: Counted | None, clock: Callable[[], float], corpus: TextIndexSet | None) -> list[Row]:
+def make_rows(draft: CountingModel | None, clock: Callable[[], float], corpus: TextIndexSet | None) -> list[Row]:
     """Return all methods that are possible with the given models and texts."""
 
     def model(kind: type[ModelDrafter] = ModelDrafter) -> ModelDrafter:
@@ -144,7 +144,7 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: TextIndexSet
     def of(name: str) -> Callable[[], Drafter]:
         return lambda: make_drafter(name)
 
-    found = [
+    result = [
         Row("plain decoding", "--no-draft", lambda: None),
         Row("prompt lookup", "--drafter ngram --policy fixed --draft-max 10", of("ngram"), "fixed", 10),
         Row("NASD", "--drafter nasd --policy fixed --draft-max 5", of("nasd"), "fixed", 5),
@@ -153,26 +153,26 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: TextIndexSet
         Row("Token Recycling", "--drafter recycle --policy fixed --draft-max 6", of("recycle"), "fixed", 6),
     ]
     if "lookahead" in DRAFTERS:
-        found.append(Row("Lookahead", "--drafter lookahead", of("lookahead")))
+        result.append(Row("Lookahead", "--drafter lookahead", of("lookahead")))
     if corpus is not None:
-        found.append(
+        result.append(
             Row("REST", "--drafter memory --policy fixed", lambda: make_drafter("memory", memory=corpus), "fixed")
         )
     if draft is not None:
-        found += [
+        result += [
             Row("Leviathan et al.", "-md SMALL --drafter model --policy fixed --draft-max 5", model, "fixed", 5),
             Row("assisted generation, heuristic", "-md SMALL --drafter model --policy heuristic", model, "heuristic"),
             Row("assisted generation, 0.4", "-md SMALL --drafter model --policy threshold", model, "threshold"),
             Row("EGAG", "-md SMALL --drafter model --policy entropy", model, "entropy"),
             Row("draft model, by cost", "-md SMALL --drafter model", model),
         ]
-    found.append(Row("ngramspec", "", of("mixture")))
+    result.append(Row("ngramspec", "", of("mixture")))
     if draft is not None:
-        found.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(DraftModel))))  # type: ignore[arg-type]
-    return found
+        result.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(DraftModel))))  # type: ignore[arg-type]
+    return result
 
 
-def read(target: Target, paths: Sequence[Path]) -> TextIndexSet:
+def read_corpus(target: Target, paths: Sequence[Path]) -> TextIndexSet:
     """Return a memory of text files."""
     recall = TextIndexSet()
     for path in paths:
@@ -200,13 +200,15 @@ def main() -> None:
     small = Target(options.draft, n_ctx=options.c, threads=options.t) if options.draft else None
     curve = find_curves(options.curve)[options.curve] if options.curve else None
     clock = Clock()
-    model: Any = target if curve is None else Modelled(target.sequences[0], curve, 1.0, clock)
-    draft = Counted(small.sequences[0], curve or CostCurve({1: 1.0}), options.x, clock) if small is not None else None
+    model: Any = target if curve is None else TimedModel(target.sequences[0], curve, 1.0, clock)
+    draft = (
+        CountingModel(small.sequences[0], curve or CostCurve({1: 1.0}), options.x, clock) if small is not None else None
+    )
     now = time.perf_counter if curve is None else clock
-    table = rows(draft, now, read(target, options.corpus) if options.corpus else None)
+    table = make_rows(draft, now, read_corpus(target, options.corpus) if options.corpus else None)
     if options.only:
         table = [r for r in table if r is table[0] or any(name in r.seed for name in options.only)]
-    known = Calibration.load(target.sequences[0]) if curve is None else None
+    calibration = Calibration.load(target.sequences[0]) if curve is None else None
     decoders = [
         SpeculativeDecoder(
             model,
@@ -216,21 +218,21 @@ def main() -> None:
             draft_max=row.draft_max,
             exact="off",
             curve=curve,
-            calibration=known,
+            calibration=calibration,
             clock=now,
         )
         for row in table
     ]
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for prompt in load_prompts(None):
         ids = (
             target.vocabulary.tokenize(prompt.text)
             if prompt.text
             else target.vocabulary.chat_prompt(prompt.messages or ())
         )
-        if seen.get(prompt.category, 0) == options.limit or len(ids) + options.n + 64 > options.c:
+        if counts.get(prompt.category, 0) == options.limit or len(ids) + options.n + 64 > options.c:
             continue
-        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        counts[prompt.category] = counts.get(prompt.category, 0) + 1
         plain: list[int] = []
         for row, decoder in zip(table, decoders, strict=True):
             alone = table[0].play(decoders[0], ids, options.n)[1] if options.clock and plain else None
@@ -242,7 +244,7 @@ def main() -> None:
             alone = alone or stats
             if options.clock and alone.tokens_per_second and stats.tokens_per_second:
                 row.clock.append((alone.tokens_per_second, stats.tokens_per_second))
-    print(f"{sum(seen.values())} prompts of {len(seen)} kinds, {options.n} tokens each, greedy;", end=" ")
+    print(f"{sum(counts.values())} prompts of {len(counts)} kinds, {options.n} tokens each, greedy;", end=" ")
     print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
     heads = ["system", "options", "tokens/pass", "alpha", "formula", "calls", "gain"]
     heads += ["tokens/s"] if options.clock else []

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 import httpx
 
 
-class Sum(NamedTuple):
+class BlockResult(NamedTuple):
     """Results of a block on a server: tokens, wall-clock seconds, texts, and drafted and accepted tokens."""
 
     tokens: int
     seconds: float
     texts: tuple[str, ...]
-    drafted: int
-    accepted: int
+    n_drafted: int
+    n_accepted: int
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, dict[
     return text, timings
 
 
-async def block(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> Sum:
+async def run_block(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> BlockResult:
     """Send all requests of a block to a server with this number of clients."""
     waiting = list(enumerate(bodies))
     answers: dict[int, tuple[str, dict[str, Any]]] = {}
@@ -66,38 +66,39 @@ async def block(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> Sum
         await asyncio.gather(*(client() for _ in range(clients)))
         seconds = time.perf_counter() - began
     timings = [answers[number][1] for number in range(len(bodies))]
-    return Sum(
-        sum(one["predicted_n"] for one in timings),
+    return BlockResult(
+        sum(timing["predicted_n"] for timing in timings),
         seconds,
         tuple(answers[number][0] for number in range(len(bodies))),
-        sum(one.get("draft_n", 0) for one in timings),
-        sum(one.get("draft_n_accepted", 0) for one in timings),
+        sum(timing.get("draft_n", 0) for timing in timings),
+        sum(timing.get("draft_n_accepted", 0) for timing in timings),
     )
 
 
-def ratio(ours: Sequence[Sum], theirs: Sequence[Sum]) -> float:
+def compute_ratio(ours: Sequence[BlockResult], theirs: Sequence[BlockResult]) -> float:
     """Return the ratio of the speeds over all blocks."""
-    speeds = [sum(one.tokens for one in side) / sum(one.seconds for one in side) for side in (ours, theirs)]
+    speeds = [sum(result.tokens for result in side) / sum(result.seconds for result in side) for side in (ours, theirs)]
     return speeds[0] / speeds[1]
 
 
-def show(found: dict[str, list[Sum]], kinds: Sequence[str] | None) -> None:
-    first = next(iter(found))
-    for name, sums in found.items():
-        speed = sum(one.tokens for one in sums) / sum(one.seconds for one in sums)
-        drafted, accepted = sum(one.drafted for one in sums), sum(one.accepted for one in sums)
-        print(f"  {name:24} {speed:8.1f} tokens/s", f"drafted {drafted}, accepted {accepted}" if drafted else "")
+def print_results(results: dict[str, list[BlockResult]], kinds: Sequence[str] | None) -> None:
+    first = next(iter(results))
+    for name, sums in results.items():
+        speed = sum(result.tokens for result in sums) / sum(result.seconds for result in sums)
+        n_drafted, n_accepted = sum(result.n_drafted for result in sums), sum(result.n_accepted for result in sums)
+        print(f"  {name:24} {speed:8.1f} tokens/s", f"drafted {n_drafted}, accepted {n_accepted}" if n_drafted else "")
         if name == first:
             continue
-        each = [ratio([a], [b]) for a, b in zip(sums, found[first], strict=True)]
-        same = sum(a.texts == b.texts for a, b in zip(sums, found[first], strict=True))
-        spread = f"median {statistics.median(each):.3f}, {min(each):.3f} to {max(each):.3f}"
-        print(f"    x {ratio(sums, found[first]):.3f} of {first} ({spread}); same text in {same} of {len(each)} blocks")
+        ratios = [compute_ratio([a], [b]) for a, b in zip(sums, results[first], strict=True)]
+        same = sum(a.texts == b.texts for a, b in zip(sums, results[first], strict=True))
+        spread = f"median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}"
+        print(f"    x {compute_ratio(sums, results[first]):.3f} of {first} ({spread});", end=" ")
+        print(f"same text in {same} of {len(ratios)} blocks")
         by_kind: dict[str, list[int]] = defaultdict(list)
         for i, kind in enumerate(kinds or ()):
             by_kind[kind].append(i)
         for kind, at in by_kind.items():
-            print(f"      {kind:16} {ratio([sums[i] for i in at], [found[first][i] for i in at]):.3f}")
+            print(f"      {kind:16} {compute_ratio([sums[i] for i in at], [results[first][i] for i in at]):.3f}")
 
 
 async def main() -> None:
@@ -118,21 +119,23 @@ async def main() -> None:
             chat = json.loads(line)
             if sum(len(message["content"]) for message in chat["messages"]) < options.most:
                 chats[chat.get("category", "")].append(chat["messages"])
-    for some in chats.values():
-        random.Random(options.seed).shuffle(some)
+    for kind_chats in chats.values():
+        random.Random(options.seed).shuffle(kind_chats)
     for clients in options.clients:
         # No server gets a chat twice, because repeated chats are drafted and cached better.
-        asked = [(kind, some.pop()) for kind, some in chats.items() for _ in range(options.each) if some]
-        random.Random(options.seed).shuffle(asked)
+        cases = [
+            (kind, kind_chats.pop()) for kind, kind_chats in chats.items() for _ in range(options.each) if kind_chats
+        ]
+        random.Random(options.seed).shuffle(cases)
         size = 1 if clients == 1 else 2 * clients
-        found: dict[str, list[Sum]] = {name: [] for name in servers}
-        for number, start in enumerate(range(0, len(asked) - size + 1, size)):
+        results: dict[str, list[BlockResult]] = {name: [] for name in servers}
+        for number, start in enumerate(range(0, len(cases) - size + 1, size)):
             common = {"max_tokens": options.n, "temperature": 0, "seed": 1, "stream": options.stream, "model": "any"}
-            bodies = [{"messages": messages, **common} for _, messages in asked[start : start + size]]
+            bodies = [{"messages": messages, **common} for _, messages in cases[start : start + size]]
             for name in sorted(servers, reverse=number % 2 == 1):
-                found[name].append(await block(servers[name], bodies, clients))
-        print(f"{clients} clients, {len(asked)} chats{', streamed' if options.stream else ''}", flush=True)
-        show(found, [kind for kind, _ in asked] if clients == 1 else None)
+                results[name].append(await run_block(servers[name], bodies, clients))
+        print(f"{clients} clients, {len(cases)} chats{', streamed' if options.stream else ''}", flush=True)
+        print_results(results, [kind for kind, _ in cases] if clients == 1 else None)
 
 
 if __name__ == "__main__":

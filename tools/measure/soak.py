@@ -28,36 +28,36 @@ SUBJECTS = ("a cat", "the sea", "Rust code", "JSON", "a recipe", "1, 2, 3", "a p
 
 
 @dataclass
-class Seen:
+class Totals:
     """Counts and errors of the test."""
 
-    whole: int = 0
-    left: int = 0
-    tokens: int = 0
-    unknown: int = 0
-    cached: int = 0
-    wrong: list[str] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
+    n_complete: int = 0
+    n_aborted: int = 0
+    n_tokens: int = 0
+    n_unknown_tokens: int = 0
+    n_cached: int = 0
+    errors: list[str] = field(default_factory=list)
+    memory_samples: list[int] = field(default_factory=list)
 
 
-def requests(seed: int, count: int) -> list[dict[str, Any]]:
+def make_requests(seed: int, count: int) -> list[dict[str, Any]]:
     """Return greedy and sampled requests of various lengths, some of which have a common prefix."""
     chance = random.Random(seed)
-    made = []
+    bodies = []
     for number in range(count):
         subject = chance.choice(SUBJECTS)
         text = f"Write about {subject}. " + f"Mind point {number % 5}, and the rest. " * chance.choice((0, 1, 5, 40))
-        sampled = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
-        made.append({"prompt": text, "max_tokens": chance.choice((1, 5, 20, 60)), "model": "any", **sampled})
-    return made
+        sampling = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
+        bodies.append({"prompt": text, "max_tokens": chance.choice((1, 5, 20, 60)), "model": "any", **sampling})
+    return bodies
 
 
-async def whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+async def complete(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     answer = (await http.post("/v1/completions", json=body)).raise_for_status().json()
     return answer["choices"][0]["text"], answer["usage"]
 
 
-async def part(http: httpx.AsyncClient, body: dict[str, Any], chunks: int) -> str:
+async def read_part(http: httpx.AsyncClient, body: dict[str, Any], chunks: int) -> str:
     """Return the text of the first chunks and disconnect."""
     text = ""
     async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
@@ -71,30 +71,30 @@ async def part(http: httpx.AsyncClient, body: dict[str, Any], chunks: int) -> st
     return text
 
 
-async def counter(http: httpx.AsyncClient, name: str) -> float:
+async def read_counter(http: httpx.AsyncClient, name: str) -> float:
     lines = (await http.get("/metrics")).raise_for_status().text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
 
-async def client(
-    http: httpx.AsyncClient, asked: list[Any], alone: list[str], seen: Seen, chance: random.Random
+async def run_client(
+    http: httpx.AsyncClient, bodies: list[Any], alone: list[str], totals: Totals, chance: random.Random
 ) -> None:
     """Send one random request and record its result."""
-    number = chance.randrange(len(asked))
-    body = asked[number]
+    number = chance.randrange(len(bodies))
+    body = bodies[number]
     if chance.random() < 0.25:
-        text = await part(http, body, chance.randrange(0, 20))
-        seen.left += 1
-        seen.unknown += body["max_tokens"]
+        text = await read_part(http, body, chance.randrange(0, 20))
+        totals.n_aborted += 1
+        totals.n_unknown_tokens += body["max_tokens"]
         if not alone[number].startswith(text):
-            seen.wrong.append(f"part of request {number}: {text!r} does not begin {alone[number]!r}")
+            totals.errors.append(f"part of request {number}: {text!r} does not begin {alone[number]!r}")
         return
-    text, usage = await whole(http, body)
-    seen.whole += 1
-    seen.tokens += usage["completion_tokens"]
-    seen.cached += usage["prompt_tokens_details"]["cached_tokens"]
+    text, usage = await complete(http, body)
+    totals.n_complete += 1
+    totals.n_tokens += usage["completion_tokens"]
+    totals.n_cached += usage["prompt_tokens_details"]["cached_tokens"]
     if text != alone[number]:
-        seen.wrong.append(f"request {number}: {text!r} is not {alone[number]!r}")
+        totals.errors.append(f"request {number}: {text!r} is not {alone[number]!r}")
 
 
 async def main() -> int:
@@ -106,46 +106,47 @@ async def main() -> int:
     parser.add_argument("--kinds", type=int, default=40, help="different requests")
     parser.add_argument("--pid", type=int, help="of the server, whose memory is watched")
     options = parser.parse_args()
-    asked, seen = requests(1, options.kinds), Seen()
+    bodies, totals = make_requests(1, options.kinds), Totals()
     server = psutil.Process(options.pid) if options.pid else None
     limits = httpx.Limits(max_connections=4 * options.clients)
     async with httpx.AsyncClient(base_url=options.url, timeout=600, limits=limits) as http:
-        alone = [(await whole(http, body))[0] for body in asked]
-        before, began, count = await counter(http, "tokens_predicted_total"), time.perf_counter(), 0
+        alone = [(await complete(http, body))[0] for body in bodies]
+        before, began, count = await read_counter(http, "tokens_predicted_total"), time.perf_counter(), 0
 
-        def ended() -> bool:
+        def is_finished() -> bool:
             return count >= options.requests if options.requests else time.perf_counter() - began > options.seconds
 
         async def clients(number: int) -> None:
             nonlocal count
             chance = random.Random(number)
-            while not ended():
+            while not is_finished():
                 count += 1
-                await client(http, asked, alone, seen, chance)
+                await run_client(http, bodies, alone, totals, chance)
                 if server is not None and count % 50 == 0:
-                    seen.memory.append(server.memory_info().rss)
+                    totals.memory_samples.append(server.memory_info().rss)
 
         await asyncio.gather(*(clients(number) for number in range(options.clients)))
         for _ in range(100):
-            if not await counter(http, "requests_processing"):
+            if not await read_counter(http, "requests_processing"):
                 break
             await asyncio.sleep(0.1)
         else:
-            seen.wrong.append("requests are still at work long after the last one")
-        made = await counter(http, "tokens_predicted_total") - before
-    if not seen.tokens <= made <= seen.tokens + seen.unknown:
-        seen.wrong.append(f"{made:.0f} tokens were counted, not {seen.tokens} to {seen.tokens + seen.unknown}")
-    third = len(seen.memory) // 3
-    if third and max(seen.memory[-third:]) > 1.1 * max(seen.memory[third : 2 * third]):
-        seen.wrong.append(f"memory grew from {seen.memory[third]} to {seen.memory[-1]} bytes")
-    print(f"{seen.whole} whole answers, {seen.left} clients hung up, {seen.tokens} tokens in whole answers,", end=" ")
-    print(f"{made:.0f} in all, {seen.cached} tokens of prompts from the cache; {len(seen.wrong)} wrong")
-    if seen.memory:
-        print(
-            "MiB of memory:", ", ".join(f"{rss / 2**20:.0f}" for rss in seen.memory[:: max(1, len(seen.memory) // 12)])
-        )
-    print(*seen.wrong[:10], sep="\n", file=sys.stderr)
-    return int(bool(seen.wrong))
+            totals.errors.append("requests are still at work long after the last one")
+        n_counted = await read_counter(http, "tokens_predicted_total") - before
+    max_tokens = totals.n_tokens + totals.n_unknown_tokens
+    if not totals.n_tokens <= n_counted <= max_tokens:
+        totals.errors.append(f"{n_counted:.0f} tokens were counted, not {totals.n_tokens} to {max_tokens}")
+    samples = totals.memory_samples
+    third = len(samples) // 3
+    if third and max(samples[-third:]) > 1.1 * max(samples[third : 2 * third]):
+        totals.errors.append(f"memory grew from {samples[third]} to {samples[-1]} bytes")
+    print(f"{totals.n_complete} whole answers, {totals.n_aborted} clients hung up,", end=" ")
+    print(f"{totals.n_tokens} tokens in whole answers,", end=" ")
+    print(f"{n_counted:.0f} in all, {totals.n_cached} tokens of prompts from the cache; {len(totals.errors)} wrong")
+    if samples:
+        print("MiB of memory:", ", ".join(f"{rss / 2**20:.0f}" for rss in samples[:: max(1, len(samples) // 12)]))
+    print(*totals.errors[:10], sep="\n", file=sys.stderr)
+    return int(bool(totals.errors))
 
 
 if __name__ == "__main__":

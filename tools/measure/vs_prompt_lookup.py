@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 
-import packaged
+import comparison
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -20,7 +20,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 
 
-def rival(llama: Llama, prompt: list[int], tokens: int) -> float:
+def measure_llama(llama: Llama, prompt: list[int], tokens: int) -> float:
     """Return the tokens per second of greedy `Llama.generate`."""
     stream = llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
     next(stream)
@@ -29,7 +29,7 @@ def rival(llama: Llama, prompt: list[int], tokens: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def ours(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
+def measure_ngramspec(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
     """Return the tokens per second of greedy ngramspec; a rare end-of-generation token ends the run."""
     steps = decoder.generate(prompt, max_tokens=tokens + 1)
     next(steps)
@@ -39,22 +39,22 @@ def ours(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
 
 
 def main() -> None:
-    options = packaged.parser(__doc__, limit=2).parse_args()
-    settings = packaged.settings(options)
+    options = comparison.make_parser(__doc__, limit=2).parse_args()
+    settings = comparison.get_settings(options)
     # ngramspec runs first because it disables AMX kernels that would end the process.
     target = Target(options.model, n_ctx=options.c, threads=options.t)
     plain_llama = Llama(str(options.model), **settings)
     lookup = Llama(str(options.model), draft_model=LlamaPromptLookupDecoding(), logits_all=True, **settings)
-    plain, drafted = SpeculativeDecoder(target, drafter=None), SpeculativeDecoder(target)
+    plain, speculative = SpeculativeDecoder(target, drafter=None), SpeculativeDecoder(target)
     runs: dict[str, Callable[[list[int]], float]] = {
-        "Llama plain": lambda p: rival(plain_llama, p, options.n),
-        "Llama prompt lookup": lambda p: rival(lookup, p, options.n),
-        "ngramspec plain": lambda p: ours(plain, p, options.n),
-        "ngramspec": lambda p: ours(drafted, p, options.n),
+        "Llama plain": lambda p: measure_llama(plain_llama, p, options.n),
+        "Llama prompt lookup": lambda p: measure_llama(lookup, p, options.n),
+        "ngramspec plain": lambda p: measure_ngramspec(plain, p, options.n),
+        "ngramspec": lambda p: measure_ngramspec(speculative, p, options.n),
     }
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    ours(drafted, target.vocabulary.tokenize("warm"), 8)
-    for prompt, ids in packaged.chosen(
+    measure_ngramspec(speculative, target.vocabulary.tokenize("warm"), 8)
+    for prompt, ids in comparison.select_prompts(
         options,
         lambda p: target.vocabulary.tokenize(p.text) if p.text else target.vocabulary.chat_prompt(p.messages or ()),
     ):

@@ -26,7 +26,7 @@ LAYOUT = 1
 """Number of the layout, raised when an index gets another meaning: another state, weight set or fact."""
 
 # Initial weights of every text, and initial acceptance of the target's predictions; see `answers.py`.
-START = Path(__file__).with_name("start.npz")  # output of `tools/train_judge.py`
+START = Path(__file__).with_name("start.npz")  # output of `tools/train_start.py`
 ANSWERS = Path(__file__).with_name("answers.npz")  # output of `tools/train_answers.py`
 
 Arrays = Mapping[str, NDArray[np.float32]]

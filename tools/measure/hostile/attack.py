@@ -28,13 +28,13 @@ class Attack:
     connections: int = 1
 
 
-def as_request(path: str, body: Any, method: str = "POST") -> bytes:
+def format_request(path: str, body: Any, method: str = "POST") -> bytes:
     """Return an HTTP request whose response ends the connection."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = HEAD.format(method, path) + f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
     return head.encode("utf-8", "replace") + raw
 
 
-def size(rng: random.Random, low: int, high: int) -> int:
+def random_size(rng: random.Random, low: int, high: int) -> int:
     """Return a number between two limits, whose logarithm is uniform."""
     return min(high, int(low * (high / low) ** rng.random()))

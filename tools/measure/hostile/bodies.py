@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile.attack import CHAT, LIMIT, MIB, Attack, as_request, size
+from hostile.attack import CHAT, LIMIT, MIB, Attack, format_request, random_size
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
@@ -48,7 +48,7 @@ _LISTS = {
 }
 
 
-def text(rng: random.Random, length: int) -> str:
+def make_text(rng: random.Random, length: int) -> str:
     """Return unusual Unicode: characters of one script, a repeated piece, or special characters."""
     kind = rng.randrange(4)
     if kind == 0:
@@ -61,67 +61,67 @@ def text(rng: random.Random, length: int) -> str:
     return " ".join(str(rng.random()) for _ in range(min(length // 19 + 1, 200_000)))
 
 
-def extreme(rng: random.Random) -> Attack:
+def make_extreme(rng: random.Random) -> Attack:
     """Return a request with a long text, a long list, deep JSON, duplicate names or the fields of several endpoints."""
     kind = rng.randrange(5)
     if kind == 0:
         path, name = rng.choice(list(_TEXT_FIELDS.items()))
-        long = text(rng, size(rng, 10, LIMIT // 8))
+        long = make_text(rng, random_size(rng, 10, LIMIT // 8))
         value: Any = [{"role": "user", "content": long}] if name == "messages" else long
-        return Attack((as_request(path, {name: value, "max_tokens": 4, "stream": rng.random() < 0.5}),))
+        return Attack((format_request(path, {name: value, "max_tokens": 4, "stream": rng.random() < 0.5}),))
     if kind == 1:
         path = rng.choice(list(_LISTS))
         name, item = rng.choice(_LISTS[path])
         raw = json.dumps(item)
-        many = f"[{','.join([raw] * size(rng, 10, LIMIT // (len(raw) + 1)))}]"
-        needed = {"prompt": "a", "max_tokens": 4} if "completion" in path else {"max_tokens": 4, "text": "a"}
+        items = f"[{','.join([raw] * random_size(rng, 10, LIMIT // (len(raw) + 1)))}]"
+        required_fields = {"prompt": "a", "max_tokens": 4} if "completion" in path else {"max_tokens": 4, "text": "a"}
         if "chat" in path or "messages" in path:
-            needed["messages"] = [{"role": "user", "content": "a"}]  # type: ignore[assignment]
-        needed.pop(name, None)
-        body = json.dumps(needed)[:-1] + f', "{name}": {many}}}' if name else many
-        return Attack((as_request(path, body.encode()),))
+            required_fields["messages"] = [{"role": "user", "content": "a"}]  # type: ignore[assignment]
+        required_fields.pop(name, None)
+        body = json.dumps(required_fields)[:-1] + f', "{name}": {items}}}' if name else items
+        return Attack((format_request(path, body.encode()),))
     if kind == 2:
-        path, depth = rng.choice(list(BODIES)), size(rng, 10, 2 * MIB)
+        path, depth = rng.choice(list(BODIES)), random_size(rng, 10, 2 * MIB)
         opening, closing = rng.choice((("[", "]"), ('{"a":', "}"), ('[{"anyOf":[', "]}]")))
         name = rng.choice(
             ["messages", "tools", "prompt", "json_schema", "response_format", "chat_template_kwargs", "x"]
         )
         body = f'{{"prompt": "a", "{name}": {opening * depth}1{closing * (depth if rng.random() < 0.8 else 0)}}}'
-        return Attack((as_request(path, body.encode()),))
+        return Attack((format_request(path, body.encode()),))
     if kind == 3:
         path, name = rng.choice(list(_TEXT_FIELDS.items()))
         pairs = [f'"{rng.choice([name, "max_tokens", "stream", "n"])}": {json.dumps(rng.choice(JUNK))}'] * 3
-        many = [f'"k{i if rng.random() < 0.5 else 0}": {i}' for i in range(size(rng, 1, 10**6))]
-        return Attack((as_request(path, f"{{{', '.join(many + pairs)}}}".encode()),))
-    mixed = [body for body in rng.sample(list(BODIES.values()), 3) if isinstance(body, dict)]
-    fields = {name: value for body in mixed for name, value in body.items()}
-    return Attack((as_request(rng.choice(list(BODIES)), fields),))
+        items = [f'"k{i if rng.random() < 0.5 else 0}": {i}' for i in range(random_size(rng, 1, 10**6))]
+        return Attack((format_request(path, f"{{{', '.join(items + pairs)}}}".encode()),))
+    bodies = [body for body in rng.sample(list(BODIES.values()), 3) if isinstance(body, dict)]
+    fields = {name: value for body in bodies for name, value in body.items()}
+    return Attack((format_request(rng.choice(list(BODIES)), fields),))
 
 
-def mutated(rng: random.Random) -> Attack:
+def make_mutated(rng: random.Random) -> Attack:
     """Return a valid request with a few changes."""
     method, path, raw = make_request(rng)
-    return Attack((as_request(path, raw, method),))
+    return Attack((format_request(path, raw, method),))
 
 
 _NAMES = ("messages", "tools", "bos_token", "add_generation_prompt", "enable_thinking", "loop", "range", "namespace")
 _DUNDERS = ("self", "caller", "__class__", "strftime_now", "raise_exception", "cycler", "é", "", "a b", "class")
 
 
-def variables(rng: random.Random) -> Attack:
+def make_variables(rng: random.Random) -> Attack:
     """Return a chat with unusual variables for the template."""
     deep: Any = 1
-    for _ in range(size(rng, 1, 900)):
+    for _ in range(random_size(rng, 1, 900)):
         deep = rng.choice(([deep], {"a": deep}))
     values: tuple[Callable[[], Any], ...] = (
         lambda: rng.choice(JUNK),
         lambda: deep,
-        lambda: "x" * size(rng, 1, LIMIT // 8),
-        lambda: [0] * size(rng, 1, MIB),
-        lambda: {str(i): i for i in range(size(rng, 1, 10**6))},
-        lambda: text(rng, 1000),
+        lambda: "x" * random_size(rng, 1, LIMIT // 8),
+        lambda: [0] * random_size(rng, 1, MIB),
+        lambda: {str(i): i for i in range(random_size(rng, 1, 10**6))},
+        lambda: make_text(rng, 1000),
     )
     names = rng.choices([*_NAMES, *_DUNDERS], k=rng.randint(1, 5))
     path = rng.choice(("/v1/chat/completions", "/apply-template", "/v1/chat/completions/input_tokens"))
     kwargs = {name: rng.choice(values)() for name in names}
-    return Attack((as_request(path, CHAT | {"max_tokens": 4, "chat_template_kwargs": kwargs}),))
+    return Attack((format_request(path, CHAT | {"max_tokens": 4, "chat_template_kwargs": kwargs}),))

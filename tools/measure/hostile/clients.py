@@ -14,21 +14,21 @@ from contextlib import ExitStack
 from typing import Any
 
 from hostile.attack import Attack
-from hostile.bodies import extreme, mutated, variables
-from hostile.grammars import grammars
-from hostile.raw_http import raw_http
-from hostile.templates import chats
+from hostile.bodies import make_extreme, make_mutated, make_variables
+from hostile.grammars import make_grammar_attack
+from hostile.raw_http import make_raw_http
+from hostile.templates import make_chat
 
 PATIENCE = 30.0  # seconds for a hostile request, after which its client leaves
-KEPT = 2000  # bytes of a response that are shown
+MAX_SHOWN = 2000  # bytes of a response that are shown
 
 GENERATORS: Mapping[str, Callable[[random.Random], Attack]] = {
-    "mutated": mutated,
-    "extreme": extreme,
-    "http": raw_http,
-    "grammar": grammars,
-    "variables": variables,
-    "chats": chats,
+    "mutated": make_mutated,
+    "extreme": make_extreme,
+    "http": make_raw_http,
+    "grammar": make_grammar_attack,
+    "variables": make_variables,
+    "chats": make_chat,
 }
 """Generators of hostile requests by kind."""
 
@@ -71,7 +71,7 @@ def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, star
             starts[at] = 0
             time.sleep(0.02)
 
-    threads = [threading.Thread(target=loop, args=one, daemon=True) for one in enumerate(names)]
+    threads = [threading.Thread(target=loop, args=item, daemon=True) for item in enumerate(names)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -79,53 +79,53 @@ def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, star
     results.put(waits)
 
 
-def make(kind: str, index: int, seed: int) -> Attack:
+def make_attack(kind: str, index: int, seed: int) -> Attack:
     """Return the hostile request of a kind, an index and a seed."""
     return GENERATORS[kind](random.Random(f"{seed} {kind} {index}"))
 
 
-def read(connection: socket.socket, attack: Attack, deadline: float) -> tuple[str, bytes]:
+def read_response(connection: socket.socket, attack: Attack, deadline: float) -> tuple[str, bytes]:
     """Return how a response ended, and its start."""
-    got = b""
+    start = b""
     try:
         while True:
             connection.settimeout(max(0.01, deadline - time.monotonic()))
             if time.monotonic() > deadline:
-                return "cut", got
+                return "cut", start
             part = connection.recv(2**16 if attack.reading == "whole" else 1)
             if not part:
-                return "", got
+                return "", start
             if b'"code":500' in part:
-                return "500 in stream", part[-KEPT:]
-            got += part[: KEPT - len(got)]
+                return "500 in stream", part[-MAX_SHOWN:]
+            start += part[: MAX_SHOWN - len(start)]
             if attack.reading == "slowly":
                 time.sleep(0.01)
     except TimeoutError:
-        return "cut" if got else "silent", got
+        return "cut" if start else "silent", start
     except OSError as error:
-        return "" if got else type(error).__name__, got
+        return "" if start else type(error).__name__, start
 
 
 def send(attack: Attack, port: int) -> tuple[str, bytes]:
     """Send a hostile request; return its status (or how it ended) and the start of the response."""
     patience = PATIENCE if attack.reading == "whole" else PATIENCE / 3
-    deadline, made, ending, got = time.monotonic() + patience, list[socket.socket](), "left", b""
+    deadline, connections, ending, response = time.monotonic() + patience, list[socket.socket](), "left", b""
     with ExitStack() as stack:
         try:
             address = ("127.0.0.1", port)
             for _ in range(attack.connections):
-                made.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
+                connections.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
             for step in attack.steps:
-                for connection in made if isinstance(step, bytes) else ():
+                for connection in connections if isinstance(step, bytes) else ():
                     connection.sendall(step)
                 if not isinstance(step, bytes):
                     time.sleep(step)
         except OSError as error:
             ending = f"{type(error).__name__} while sending"
-        if made and attack.reading != "never":
-            ending, got = read(made[-1], attack, deadline)
-    status = got[9:12].decode("latin-1") if got.startswith(b"HTTP/1.1 ") else ""
-    return f"{status} {ending}".strip() or "closed", got
+        if connections and attack.reading != "never":
+            ending, response = read_response(connections[-1], attack, deadline)
+    status = response[9:12].decode("latin-1") if response.startswith(b"HTTP/1.1 ") else ""
+    return f"{status} {ending}".strip() or "closed", response
 
 
 def attack_server(kind: str, port: int, seed: int, counter: Any, go: Any, events: Any) -> None:
@@ -139,8 +139,8 @@ def attack_server(kind: str, port: int, seed: int, counter: Any, go: Any, events
         with counter.get_lock():
             index = counter.value
             counter.value += 1
-        attack = make(kind, index, seed)
+        attack = make_attack(kind, index, seed)
         began = time.monotonic()
         events.put((kind, index, began, None, "", b""))
-        status, got = send(attack, port)
-        events.put((kind, index, began, time.monotonic(), status, got))
+        status, response = send(attack, port)
+        events.put((kind, index, began, time.monotonic(), status, response))

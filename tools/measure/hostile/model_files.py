@@ -12,11 +12,11 @@ import numpy as np
 def mutate_gguf(path: Path, rng: random.Random) -> None:
     """Change a few values of the metadata or of the tensor descriptions of a GGUF file, or a few of its bytes."""
     reader = gguf.GGUFReader(path, "r+")
-    described = [part for tensor in reader.tensors for part in tensor.field.parts[1:]]
+    descriptions = [part for tensor in reader.tensors for part in tensor.field.parts[1:]]
     scalars = [field.parts[-1] for field in reader.fields.values() if len(field.data) == 1]
     lists = [field.parts[i] for field in reader.fields.values() if field.data[1:] for i in rng.choices(field.data, k=9)]
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
-        kind, parts = rng.random(), rng.choice([scalars, scalars, lists, lists, described])
+        kind, parts = rng.random(), rng.choice([scalars, scalars, lists, lists, descriptions])
         part = rng.choice([part for part in parts if len(part)])
         at = rng.randrange(len(part))
         if kind < 0.5 and part.dtype != np.uint8:

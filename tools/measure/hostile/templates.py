@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import random
 
-from hostile.attack import Attack, as_request, size
+from hostile.attack import Attack, format_request, random_size
 from hostile.bodies import TOOL
 
 
-def chats(rng: random.Random) -> Attack:
+def make_chat(rng: random.Random) -> Attack:
     """Return a chat for a server with a hostile template."""
     path = rng.choice(("/v1/chat/completions", "/apply-template", "/v1/messages", "/api/chat", "/v1/responses"))
-    said = [{"role": "user", "content": rng.choice(["a", "b" * 1000])}] * rng.choice([1, 3, 99])
+    messages = [{"role": "user", "content": rng.choice(["a", "b" * 1000])}] * rng.choice([1, 3, 99])
     tools = [{"type": "function", "function": TOOL}] if rng.random() < 0.3 and "messages" not in path else []
-    return Attack((as_request(path, {"messages": said, "input": said, "max_tokens": 4, "tools": tools}),))
+    return Attack((format_request(path, {"messages": messages, "input": messages, "max_tokens": 4, "tools": tools}),))
 
 
-def template(rng: random.Random) -> str:
+def make_template(rng: random.Random) -> str:
     """Return a chat template that is expensive, wrong or reaches for more than its variables."""
     loop = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    many = size(rng, 10, 10**6)
+    many = random_size(rng, 10, 10**6)
     kinds = (
         "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

@@ -1,7 +1,7 @@
 """Model that evaluates each text only once, so that one greedy text can be decoded in many ways.
 
     memory = Memory(Target("small.gguf"))
-    model = Remembered(memory)             # one for each drafter, each with a separate cache
+    model = MemoryModel(memory)            # one for each drafter, each with a separate cache
 
 The memory stores the most likely token after each text and its probability. Nothing is approximated, and all ways of
 drafting get the same answers for any batches.
@@ -25,10 +25,10 @@ from ngramspec.tokens import common_prefix
 Answer = tuple[int, float]
 """Most likely token after a text and its probability."""
 
-UNREAD = (0, 0.5)
+UNUSED_ANSWER = (0, 0.5)
 """Placeholder for an answer that is not used."""
 
-SURE = 1.0 - 1e-9
+MAX_PROBABILITY = 1.0 - 1e-9
 """Maximum probability of an answer, because the other tokens must have a positive probability."""
 
 
@@ -49,7 +49,7 @@ class Memory:
         """Return the number of a text that is continued with a token."""
         return self._numbers.setdefault((text, token), len(self._numbers) + 1)
 
-    def behind(self, tokens: Sequence[int], texts: Sequence[int], first: int) -> list[Answer]:
+    def answers_after(self, tokens: Sequence[int], texts: Sequence[int], first: int) -> list[Answer]:
         """Return the answers after the first `first` tokens and after each further token.
 
         Args:
@@ -63,14 +63,16 @@ class Memory:
             self.model.sequences[0].rollback(min(begin, common_prefix(self.model.sequences[0].tokens, tokens)))
             if end - len(self.model.sequences[0].tokens) > LARGEST:
                 self.model.sequences[0].prefill(tokens[:begin])
-            held = len(self.model.sequences[0].tokens)
-            for text, row in zip(texts[held + 1 :], self.model.sequences[0].evaluate(tokens[held:end]), strict=False):
+            n_cached = len(self.model.sequences[0].tokens)
+            for text, row in zip(
+                texts[n_cached + 1 :], self.model.sequences[0].evaluate(tokens[n_cached:end]), strict=False
+            ):
                 best = int(row.argmax())
                 self._answers.setdefault(text, (best, 1.0 / float(np.exp(row - row[best]).sum())))
         return [self._answers[text] for text in texts[first : len(tokens) + 1]]
 
 
-class Remembered(ModelBase):
+class MemoryModel(ModelBase):
     """Model that answers from a memory.
 
     An answer is a row of logits in which the most likely token has its probability. The other tokens share the rest,
@@ -92,13 +94,13 @@ class Remembered(ModelBase):
     def prefill(self, tokens: Sequence[int], **_: Any) -> Logits:
         self.rollback(min(common_prefix(self.tokens, tokens), len(tokens) - 1))
         self._append(tokens[len(self.tokens) :])
-        row: Logits = self._rows(self.memory.behind(self.tokens, self._texts, len(tokens)))[0]
+        row: Logits = self._rows(self.memory.answers_after(self.tokens, self._texts, len(tokens)))[0]
         return row
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         start = len(self.tokens)
         self._append(tokens)
-        return self._rows(self.memory.behind(self.tokens, self._texts, start + 1))
+        return self._rows(self.memory.answers_after(self.tokens, self._texts, start + 1))
 
     def rollback(self, length: int) -> None:
         del self.tokens[length:], self._texts[length + 1 :]
@@ -114,12 +116,12 @@ class Remembered(ModelBase):
     def _rows(self, answers: Sequence[Answer]) -> Logits:
         rows = np.empty((len(answers), self.n_vocab), np.float32)
         for row, (best, p) in zip(rows, answers, strict=True):
-            row.fill(math.log((1.0 / min(p, SURE) - 1.0) / (self.n_vocab - 1)))
+            row.fill(math.log((1.0 / min(p, MAX_PROBABILITY) - 1.0) / (self.n_vocab - 1)))
             row[best] = 0.0
         return rows
 
 
-class Answering(Remembered):
+class AnswerModel(MemoryModel):
     """Target that computes only the answers in use: after its own text and, if a drafter needs them, rejected tokens.
 
     Args:
@@ -132,8 +134,8 @@ class Answering(Remembered):
         self._drafter = drafter
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
-        wanted = self._drafter is not None and self._drafter.wants_logits
-        return self._rows(self._answers(tokens, ROWS if wanted else 0))
+        needs_rows = self._drafter is not None and self._drafter.wants_logits
+        return self._rows(self._answers(tokens, ROWS if needs_rows else 0))
 
     def ask(self, tokens: Sequence[int], branches: Sequence[tuple[int, tuple[int, ...]]]) -> Logits:
         start = len(self.tokens)
@@ -145,15 +147,15 @@ class Answering(Remembered):
         self._append(tokens)
         return np.concatenate([rows, self._rows(answers)])
 
-    def _answers(self, tokens: Sequence[int], refused: int) -> list[Answer]:
-        """Return the answers after `tokens` up to the first rejected token, and `refused` answers from there on."""
+    def _answers(self, tokens: Sequence[int], n_rejected: int) -> list[Answer]:
+        """Return the answers after `tokens` up to the first rejected token, and `n_rejected` answers from there on."""
         start = len(self.tokens)
         self._append(tokens)
         end = start
-        while end < len(self.tokens) and (not end or self._behind(end, end)[0][0] == self.tokens[end]):
+        while end < len(self.tokens) and (not end or self._answers_after(end, end)[0][0] == self.tokens[end]):
             end += 1
-        answers = self._behind(start + 1, min(end + refused, len(self.tokens)))
-        return answers + [UNREAD] * (len(tokens) - len(answers))
+        answers = self._answers_after(start + 1, min(end + n_rejected, len(self.tokens)))
+        return answers + [UNUSED_ANSWER] * (len(tokens) - len(answers))
 
-    def _behind(self, first: int, last: int) -> list[Answer]:
-        return self.memory.behind(self.tokens[:last], self._texts, first)
+    def _answers_after(self, first: int, last: int) -> list[Answer]:
+        return self.memory.answers_after(self.tokens[:last], self._texts, first)
