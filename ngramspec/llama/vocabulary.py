@@ -25,11 +25,11 @@ from ngramspec.llama.native import NativeObject
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tool_calls.template_features import capabilities
 from ngramspec.tool_calls.continuation import find_marks, make_assistant_prefill, make_turns
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import missing_turn, reasoning_tags
+from ngramspec.tool_calls.template_features import capabilities
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

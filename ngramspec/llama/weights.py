@@ -25,8 +25,8 @@ from ngramspec.llama import amx, bindings, crash_check, devices, rpc
 from ngramspec.llama.cache import bytes_per_token, is_recurrent
 from ngramspec.llama.devices import AUTO, build
 from ngramspec.llama.fitting import Demand
-from ngramspec.llama.placement import Placement, make_plan
 from ngramspec.llama.native import NativeObject
+from ngramspec.llama.placement import Placement, make_plan
 from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.machine import Settings
 from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from ngramspec.errors import ModelError
 from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader
-from ngramspec.models.hub import PREFIX, Progress, list_cached, choose, fetch, is_model
+from ngramspec.models.hub import PREFIX, Progress, choose, fetch, is_model, list_cached
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ngramspec.chat_template.environment import Render
 from ngramspec.chat_template.variables import template_variables
 from ngramspec.errors import ModelError
-from ngramspec.tool_calls.template_features import Message
 from ngramspec.tool_calls.families import family_of, find_open_tag, find_reasoning_tags
+from ngramspec.tool_calls.template_features import Message
 
 Adapt = Callable[[list[Message]], list[Message]]
 

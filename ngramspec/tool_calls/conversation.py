@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ngramspec.tool_calls.template_features import TemplateFeatures, Message, find_features, split_contents, openai_tool
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
 from ngramspec.tool_calls.forms import forms_of
+from ngramspec.tool_calls.template_features import Message, TemplateFeatures, find_features, openai_tool, split_contents
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 

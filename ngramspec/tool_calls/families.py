@@ -16,10 +16,10 @@ from ngramspec.grammars.json_schema import call_rule, json_rule
 from ngramspec.grammars.lark import Lark, encode_controls, lark, literal
 from ngramspec.tool_calls.calls import (
     ReadCall,
+    make_list_parsers,
     make_named_parser,
     make_object_parser,
     make_python_parser,
-    make_list_parsers,
 )
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.json_stream import quote
