@@ -47,10 +47,10 @@ class DecayingRate:
 
     @property
     def value(self) -> float:
-        """The rate, shrunk towards `expected`.
+        """The rate, shrunk towards `prior`.
 
         Raises:
-            ZeroDivisionError: There are no outcomes and no weight of `expected`.
+            ZeroDivisionError: There are no outcomes, and `strength` is 0.
         """
         return self.shrunk_to(self._prior, self._strength)
 
@@ -95,8 +95,12 @@ def _few(number: int) -> int:
 
 _NOTHING = DecayingRate(fade=FADE)
 
-HOPELESS = 0.05
-"""A draft ends when the probability that all of it is accepted falls below this value; more pays on no cost curve."""
+MIN_CHAIN_PROB = 0.05
+"""Default of the minimum probability that all of a draft is accepted, at which the draft ends.
+
+A less likely token pays only if it costs less than this part of a decode call, as on large GPUs. The default drafter
+continues there to 0.004 (`HOPELESS` in `ngramspec.drafting.mixture.drafter`).
+"""
 
 
 def length_class(match: int) -> int:
@@ -120,7 +124,7 @@ def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
     """
     token = choose(offset, weights)
     if token not in weights:
-        raise ValueError(f"choose returned {token}, which is not among the counts")
+        raise ValueError(f"choose returned {token}, which is not among the weights")
     return token
 
 
@@ -161,7 +165,7 @@ class AcceptanceEstimator:
         self._streak = 0
         self.open(None)
 
-    def open(self, price: MarginalCost | None, min_chain_prob: float = HOPELESS) -> None:
+    def open(self, price: MarginalCost | None, min_chain_prob: float = MIN_CHAIN_PROB) -> None:
         """Start a chain.
 
         Args:

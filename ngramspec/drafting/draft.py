@@ -46,8 +46,9 @@ class Draft:
     q: tuple[Mapping[int, float], ...] = ()
     match_lengths: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
     context_counts: tuple[int, ...] = ()  # number of occurrences of that context; empty if they are not counted
-    # Estimated probability that the target accepts the token, if it accepts all before it. Drafters of the package make
-    # these estimates with an `AcceptanceEstimator`. If a user's drafter leaves them empty, the loop does it.
+    # Estimated probability that the target accepts the token, if it accepts all before it. `mixture` and the drafters
+    # with a draft model have estimates of their own; the others use an `AcceptanceEstimator`. If a user's drafter
+    # leaves them empty, the loop estimates them with one.
     acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # name of the drafter
     repeats: bool = False  # True if the draft begins with the continuation of an earlier answer to the same request
@@ -74,14 +75,15 @@ NO_DRAFT = Draft()
 
 
 class MarginalCost:
-    """The cost of one more draft token. A drafter that knows it ends a draft when a longer one cannot pay.
+    """The cost of one more draft token. A drafter that receives it ends a draft when a longer one cannot pay.
 
     Args:
         rate: Recent throughput, in tokens per unit of time.
         slopes: Entry k is the minimum time that one more token costs a draft of k tokens: the lowest slope of the cost
             curve from there on. At least one entry more than a draft can have tokens.
         seconds: Length of the unit of time, for drafters that take time themselves; 0 means unknown.
-        loss_budget: Units of time that may be lost if the draft is rejected.
+        loss_budget: Maximum time that may be lost if the draft is rejected. The policy `cost` passes half of the budget
+            of its `LossBudget`, which all sequences of a decode call share.
         costs: Function that computes the attribute `costs` when it is first read, which only drafters with a draft
             model do. By default it sums the slopes.
         texts: Number of sequences that are drafted for at this cost at the same time.
@@ -158,8 +160,8 @@ class Drafter(ABC):
             fixed_length: If True and something is drafted, return `limit` entries in `acceptance_probs`, estimated
                 before the first token is drawn. Rejection sampling requires it: q is the distribution of a draft token
                 only if neither that token nor a later one decides whether it stays in the draft.
-            price: Cost of one more token; `None` means to propose every token that may be accepted. Drafters of the
-                package pass it to `AcceptanceEstimator.open`.
+            price: Cost of one more token; `None` means to propose every token that may be accepted. A drafter with an
+                `AcceptanceEstimator` passes it to `open`; others call `worth_extending`.
         """
 
     @abstractmethod

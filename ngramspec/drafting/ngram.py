@@ -40,10 +40,10 @@ class NGramDrafter(Drafter):
         estimator.open(price)
         draft = self.predictor.predict(limit, choose, estimator.add_guess)
         estimator.close(draft.tokens)
-        chances = estimator.acceptance_probs
+        probs = estimator.acceptance_probs
         if fixed_length and draft.tokens:
-            chances = [estimator.estimate_undrawn(draft.match_lengths[0], draft.q[0], draft.context_counts[0])] * limit
-        return Draft(draft.tokens, draft.q, draft.match_lengths, draft.context_counts, tuple(chances), self.name)
+            probs = [estimator.estimate_undrawn(draft.match_lengths[0], draft.q[0], draft.context_counts[0])] * limit
+        return Draft(draft.tokens, draft.q, draft.match_lengths, draft.context_counts, tuple(probs), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._unread += tokens

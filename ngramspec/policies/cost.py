@@ -5,22 +5,27 @@ A longer draft may emit more tokens, but its decode call takes longer. Both are 
 estimates the acceptance of each token, and a `CostCurve` gives the time T(n) of a call over n tokens. Time is valued
 at lambda, the recent throughput: a call is worth its expected tokens minus those that its time would have bought.
 
-Example with an acceptance of 0.8 for each token, times in units of T(1), and without the value of later calls:
+Example: the drafter proposes three tokens, each with an acceptance of 0.8. Times are in units of T(1).
 
-    draft tokens                 0      1      2      3      4
-    expected tokens           1.00   1.80   2.44   2.95   3.36
-    time                      1.00   1.10   1.20   1.60   2.10
-    value with lambda = 1     0.00   0.70   1.24   1.35   1.26
-    value with lambda = 2    -1.00  -0.40   0.04  -0.25  -0.84
+    draft tokens k                     0      1      2      3
+    expected tokens                 1.00   1.80   2.44   2.95
+    time T(1 + k)                   1.00   1.10   1.20   1.60
+    lambda = 1: later calls         0.99   0.45   0.00   0.00
+                value V(k)          0.99   1.15   1.24   1.35
+    lambda = 2: later calls         0.03  -0.26   0.00   0.00
+                value V(k)         -0.97  -0.66   0.04  -0.25
+
+V(k) is the expected tokens, minus lambda T(1 + k), plus the value of later calls that verify the rest of the proposal
+(`DraftValue`). After a draft of two tokens nothing of it is left, because the call itself adds a third token.
 
 At first the throughput is that of plain decoding, lambda = 1. Three tokens have the highest value, but their call takes
 1.60. The estimates may be wrong, so the losses of drafting are limited by a `LossBudget`, and those of a single call by
-half of it. A fresh generation may lose one plain call, so a call may take at most 1 + 1 / 2 = 1.50: two tokens are
-drafted. When drafts have saved another 0.2 and more, three are.
+half of it. The first generation may lose one plain call, so a call may take at most 1 + 1 / 2 = 1.50: two tokens are
+drafted. When drafts have saved another 0.2 and more, three of such a proposal are.
 
 If text is then decoded at two tokens per T(1), time is worth more, and two tokens are the best draft. The ratio of
-tokens to time is highest at the same length: 2.44 / 1.20 = 2.0, against 2.95 / 1.60 = 1.8. `ngramspec trace --numbers`
-shows these numbers for each decode call of a real generation.
+tokens to time is highest at the same length: 2.44 / 1.20 = 2.0, against 2.95 / 1.60 = 1.8. For each decode call of a
+recorded generation, `ngramspec trace FILE --numbers` shows lambda, the maximum time, T(1 + k) and V(k).
 """
 
 from __future__ import annotations
@@ -70,18 +75,18 @@ class CostPolicy(Policy):
 
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
-    tokens in T(1 + k) seconds. The chosen length maximises E[tokens(k)] - lambda * T(1 + k), plus the value of later
-    passes that continue the chain (`DraftValue`). Here lambda is the recent throughput in tokens per second, and T the
-    cost of the cheapest allowed batch that fits the draft. If a change of batch size has a cost, it is charged, and a
-    size that recurs is credited (`RecurringSizes`).
+    tokens in the time T(1 + k). The chosen length maximises E[tokens(k)] - lambda * T(1 + k), plus the value of later
+    passes that continue the chain (`DraftValue`). Here T is the cost of the cheapest allowed batch that fits the draft,
+    in units of T(1), and lambda the recent throughput in tokens per T(1). If a change of batch size has a cost, it is
+    charged, and a size that recurs is credited (`RecurringSizes`).
 
     Three rules prevent drafting from being slower than plain decoding:
 
     - Gains and losses are booked in a `LossBudget`. When it is used up, drafting stops until time has diluted the loss.
     - The pass of a draft may cost at most `STAKE` of the remaining budget more than a plain pass (fractional Kelly
-      betting; Thorp 2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). The cheapest draft
-      that takes at most `SURE` of the time of its tokens one by one is always allowed; otherwise drafting could never
-      gain anything.
+      betting; Thorp 2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). A draft of k
+      tokens whose pass takes at most `SURE` of the time of 1 + k plain passes gains if it is accepted. The cheapest
+      such draft is always allowed; otherwise drafting could never gain anything.
     - If none of `PLAIN_EVERY` passes showed the speed of plain decoding, the next `PLAIN_RUN` passes have no draft.
       They show if the curve is wrong, and how the length of the context changes the time.
 
@@ -92,10 +97,10 @@ class CostPolicy(Policy):
 
     name = "cost"
 
-    STAKE = 1 / 2
-    SURE = 0.8
-    DECAY = 0.93
-    PLAIN_EVERY, PLAIN_RUN = 64, 3
+    STAKE = 1 / 2  # maximum part of the remaining loss budget that one pass may lose
+    SURE = 0.8  # time of a pass, as a part of that of its tokens in plain passes, up to which a draft is always allowed
+    DECAY = 0.93  # factor for the earlier passes at each new one, so that throughput is that of about the last 14
+    PLAIN_EVERY, PLAIN_RUN = 64, 3  # number of passes without a plain one, and of plain passes that then follow
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max = draft_max
@@ -106,7 +111,7 @@ class CostPolicy(Policy):
         self._last_was_plain = False
         self._measured = False
         self._recurring = RecurringSizes()
-        self._value = DraftValue()
+        self._draft_value = DraftValue()
         self._shared: dict[int, CostPolicy] = {}
         self.numbers: PlanNumbers | None = None  # where `plan` stores its numbers, if `TracedCostPolicy` calls it
 
@@ -175,11 +180,11 @@ class CostPolicy(Policy):
         if restore is not None:
             return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
         max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs))
-        longest = self._value.read(draft.acceptance_probs, costs, rate, max_cost)
+        longest = self._draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
         if numbers is not None:
             numbers.rate, numbers.max_cost = rate, max_cost
             numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
-            numbers.values = [self._value.tokens[k] - rate * cost for k, cost in enumerate(numbers.costs)]
+            numbers.values = [self._draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
         if curve.switch:
             length, size = self._plan_recurring(curve, sizes, costs, rate, max_cost, longest)
         else:
@@ -191,7 +196,7 @@ class CostPolicy(Policy):
         return length, size
 
     def _min_draft_cost(self, draft: Draft, costs: Costs) -> float:
-        """Return the lowest cost of a draft that takes at most `SURE` of its tokens' time one by one; 0 without one."""
+        """Return the lowest cost of a draft that is always allowed (see `SURE`), or 0 if there is none."""
         longest = min(len(draft.acceptance_probs), len(costs) - 2)
         return min((costs[n][1] for n in range(2, longest + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 
@@ -207,13 +212,13 @@ class CostPolicy(Policy):
         """Return the best plan if a change of batch size has a cost; the arguments are those of `_plan_best_value`."""
         k: cython.Py_ssize_t
         cost: cython.double
-        ahead: DraftValue = self._value
+        draft_value: DraftValue = self._draft_value
         plain, plain_cost = costs[1]
-        candidates = [Candidate(0, ahead.tokens[0], plain, plain_cost)]
+        candidates = [Candidate(0, draft_value.gross[0], plain, plain_cost)]
         for k in range(1, longest + 1):
             size, cost = costs[1 + k]
             if cost <= max_cost:
-                candidates.append(Candidate(k, ahead.tokens[k], size, cost))
+                candidates.append(Candidate(k, draft_value.gross[k], size, cost))
         best = self._recurring.choose(candidates, curve, sizes, rate, max_cost)
         return best.length, best.size
 
@@ -241,13 +246,13 @@ class CostPolicy(Policy):
         plain: cython.Py_ssize_t
         cost: cython.double
         value: cython.double
-        ahead: DraftValue = self._value
+        draft_value: DraftValue = self._draft_value
         plain, cost = costs[1]
         last: cython.Py_ssize_t = curve.last
         may_pad: cython.bint = last != plain and last in sizes
         best: cython.Py_ssize_t = 0
         best_size: cython.Py_ssize_t = plain
-        best_value: cython.double = ahead.tokens[0] - rate * cost
+        best_value: cython.double = draft_value.gross[0] - rate * cost
         for k in range(1, longest + 1):
             size, cost = costs[1 + k]
             if cost > max_cost:
@@ -255,7 +260,7 @@ class CostPolicy(Policy):
             # The size of the last pass, if it was padded, may have become slightly cheaper since the plan was made.
             if may_pad and last > k + 1 and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
-            value = ahead.tokens[k] - rate * cost
+            value = draft_value.gross[k] - rate * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
         return best, best_size
@@ -316,10 +321,11 @@ class CostPolicy(Policy):
         recompute (`n_again`) and j accepted tokens, that pass is a + 1 + j tokens longer than a plain one. So the value
         of k draft tokens is
 
-            E[tokens(k)] - lambda (T(a + 1 + k) + save + sum over j < k of P(j) (load + T(a + 2 + j) - T(1)))
+            E[tokens(k)] - lambda (T(a + 1 + k) + save
+                + sum over j < k of P(j) (1 - p_(j+1)) (load + T(a + 2 + j) - T(1)))
 
-        with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. The stake is the cost
-        of a draft that is rejected at its first token: the longer pass, the restore, and the longer pass after it.
+        with P(j) = p_1 * ... * p_j, the probability that the first j are accepted. The stake limits the cost of a draft
+        that is rejected at its first token: the longer pass, the restore, and the longer pass after it.
         """
         n_again = restore.recompute
         save, load = restore.save / curve.level, restore.load / curve.level

@@ -41,31 +41,34 @@ class DraftValue:
     """Values of all lengths of a draft, for one draft at a time."""
 
     def __init__(self) -> None:
-        # float64 of shape (MAX_TOKENS + 1,): entry k is the value of a decode call with k draft tokens, in tokens,
-        # before its own cost is subtracted: its expected tokens, and the net value W of later calls.
-        self.tokens = array("d", bytes(8 * (MAX_TOKENS + 1)))
+        # Gross values, float64 of shape (MAX_TOKENS + 1,). Entry k is the value in tokens of a decode call with k draft
+        # tokens, before the cost of the call is subtracted: its expected tokens, and the net value W of later calls.
+        self.gross = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._p = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._cost = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._later = array("d", bytes(8 * (MAX_TOKENS + 2)))
 
     def read(
         self,
-        chances: Sequence[float],
+        acceptance_probs: Sequence[float],
         costs: Sequence[tuple[int, float]],
         rate: cython.double,
         max_cost: cython.double,
     ) -> cython.int:
-        """Compute `tokens` for each length of a draft, up to the length that is returned; no batch fits longer ones.
+        """Compute `gross` for each length of a draft, up to the length that is returned; no batch fits longer ones.
 
-        The first argument contains the probability of each guess that it is right if all before it are. Entry n of the
-        second is (size, time) of the cheapest batch for n tokens. The third is the number of tokens that a unit of this
-        time is worth. The last one is the maximum time of a later decode call with a draft.
+        Args:
+            acceptance_probs: Probability of each guess that it is right if all before it are.
+            costs: Entry n is (size, time) of the cheapest batch for n tokens.
+            rate: Value of a unit of this time, lambda, in tokens.
+            max_cost: Maximum time of a later decode call with a draft. It does not limit the first call: the caller
+                compares the lengths that it may take.
         """
-        n: cython.Py_ssize_t = min(len(chances), len(costs) - 2, MAX_TOKENS)
-        p, cost, tokens, later = self._p, self._cost, self.tokens, self._later
+        n: cython.Py_ssize_t = min(len(acceptance_probs), len(costs) - 2, MAX_TOKENS)
+        p, cost, gross, later = self._p, self._cost, self.gross, self._later
         for k in range(n + 1):
             _, cost[k] = costs[1 + k]
-            p[k] = chances[k] if k < n else 0.0
+            p[k] = acceptance_probs[k] if k < n else 0.0
         later[n] = later[n + 1] = 0.0
         for i in range(max(0, n - 1), -1, -1):
             reach = n_expected = 1.0
@@ -76,7 +79,7 @@ class DraftValue:
                     n_expected += reach
                 value = n_expected + reach * p[i + k] * later[i + k + 1]
                 if i == 0:
-                    tokens[k] = value
+                    gross[k] = value
                 elif k == 0 or cost[k] <= max_cost:
                     best = max(best, value - rate * cost[k])
             later[i] = best

@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     """A possible pass."""
 
     length: int  # number of draft tokens
-    n_expected: float  # expected number of emitted tokens
+    gross: float  # value in tokens, before the cost is subtracted; see `DraftValue`
     size: int  # size of the batch
     cost: float  # time in units of T(1), without the change of size
 
@@ -67,7 +67,7 @@ class RecurringSizes:
         best: dict[int, tuple[float, Candidate]] = {}
         for candidate in (*candidates, *self._pad_candidates(candidates, curve, sizes, max_cost)):
             size = candidate.size
-            value = candidate.n_expected / rate - candidate.cost + switch * credit(size, 0.0)
+            value = candidate.gross / rate - candidate.cost + switch * credit(size, 0.0)
             if size not in best or value > best[size][0]:
                 best[size] = value, candidate
         top = max(best.values())[0]

@@ -1,11 +1,10 @@
 """`TracedCostPolicy`: a `CostPolicy` that also reports why a draft has its length, for `ngramspec trace --numbers`.
 
 The decoder uses it for requests with `return_decisions`. The numbers are those that `CostPolicy.plan` computed. Times
-are in units of T(1), values in tokens. For the first draft of a generation, of three tokens, in the example of
-`ngramspec.policies.cost`:
+are in units of T(1), values in tokens. For the example of `ngramspec.policies.cost`, with lambda = 1:
 
     reason        T(4) is above the cap
-    limit         63       maximum length of the proposal, unless the request or the context ends before
+    limit         63       maximum length of the proposal, if the request and the context have room for it
     proposed      3        length of the drafter's proposal
     planned       2        chosen length, before it is cut where the text ends or the grammar forbids a token
     loss budget   1.0      time that drafts may still lose
@@ -13,11 +12,17 @@ are in units of T(1), values in tokens. For the first draft of a generation, of 
     cap           1.5      maximum T(1 + k): a plain decode call and half of the loss budget
     P(2)          0.64     probability that the first two tokens are accepted
     T(3)          1.2      cost of the decode call with a draft of two tokens
-    V(2)          1.24     its tokens, with the value of later calls (`DraftValue`), minus lambda T(3)
+    V(2)          1.24     expected tokens, plus the value of later calls (`DraftValue`), minus lambda T(3)
 
-`plan` chooses the k with the largest V(k) among those with T(1 + k) up to the cap. The cap is higher if only a longer
-call is sure to pay (`CostPolicy.SURE`). If the cache cannot be cut, T, V and
-the cap include the cost of restoring it (`RestoreCost`).
+There are P(k), T(1 + k) and V(k) of each k up to the length of the proposal; longer drafts were never considered.
+`plan` chooses the k with the largest V(k) among those with T(1 + k) up to the cap. The cap is higher if the cheapest
+draft that is always allowed costs more (`CostPolicy.SURE`).
+
+Two terms are not shown: charges and credits for changes of the batch size (`RecurringSizes`), and the discount of a
+padded batch that has become cheaper since the curve was planned. If they decide, V of the chosen k is not the largest.
+
+If the cache cannot be cut, the tokens to evaluate again are part of T. V also contains the cost of saving and restoring
+the state (`RestoreCost`), and the cap is lower by that of a draft that is rejected at its first token.
 """
 
 from __future__ import annotations
@@ -134,6 +139,8 @@ def _end_of_proposal(draft: Draft, price: MarginalCost | None) -> str:
     """Return why the drafter proposed no more tokens, as far as its price shows it."""
     n = len(draft)
     if price is None or price.worth_extending(math.prod(draft.acceptance_probs[:n]), n):
-        return "the drafter had no further guess, or the request or the context ends here"
-    # The rule of `MarginalCost.worth_extending`: the probability of a further token is at most that of the chain.
-    return f"the drafter stopped: P({n}) is below lambda times the cost of one more token, {price.slopes[n]:.3g}"
+        return "the drafter had no further guess or reached its minimum P, or the request or the context ends here"
+    # The rule of `MarginalCost.worth_extending`: the probability of a further token is at most that of the chain. The
+    # cost is the lowest mean over all longer drafts, because T may rise less after an expensive token.
+    lowest = price.rate * price.slopes[n]
+    return f"the drafter stopped: P({n}) is below lambda times the lowest mean cost of further tokens, {lowest:.3g}"

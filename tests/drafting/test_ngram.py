@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.drafting import predictor
-from ngramspec.drafting.acceptance_estimator import HOPELESS
+from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB
 from ngramspec.drafting.baselines.target_logits import FILLER, NasdDrafter
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.ngram import NGramDrafter
@@ -258,7 +258,7 @@ def check_counted(draft: Draft, expected: Draft) -> None:
     assert draft.tokens == expected.tokens[:n]
     assert (draft.match_lengths, draft.context_counts) == (expected.match_lengths[:n], expected.context_counts[:n])
     assert [dict(q) for q in draft.q] == [dict(q) for q in expected.q[:n]]
-    assert n == len(expected) or (n > 0 and np.prod(draft.acceptance_probs) < HOPELESS)
+    assert n == len(expected) or (n > 0 and np.prod(draft.acceptance_probs) < MIN_CHAIN_PROB)
 
 
 @given(STREAMS, st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), st.integers(2, 5))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafting.acceptance_estimator import HOPELESS
+from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB
 from ngramspec.drafting.baselines import suffix
 from ngramspec.drafting.baselines.suffix import CLEARLY, MAX_COUNTED, SuffixAutomaton, SuffixDrafter
 
@@ -141,7 +141,7 @@ def test_suffix_drafter_equals_naive_search(text: list[int], more: list[list[int
         tokens, matches = expected_draft(text, 8)
         assert list(draft.tokens) == tokens[: len(draft)]
         assert list(draft.match_lengths) == matches[: len(draft)]
-        assert len(draft) == len(tokens) or (draft and np.prod(draft.acceptance_probs) < HOPELESS)
+        assert len(draft) == len(tokens) or (draft and np.prod(draft.acceptance_probs) < MIN_CHAIN_PROB)
 
 
 def test_suffix_docstring_example_passes() -> None:

@@ -18,7 +18,7 @@ from support.mock_target import MockTarget, rows_to
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.acceptance_estimator import HOPELESS
+from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB
 from ngramspec.drafting.baselines import target_logits
 from ngramspec.drafting.baselines.target_logits import (
     LONGEST,
@@ -87,7 +87,7 @@ def test_recycle_drafts_chain_of_latest_best_successors(seed: int, n_vocab: int)
             while chain[-1] in successor and len(chain) <= 8:
                 chain.append(successor[chain[-1]])
             assert [text[-1], *draft.tokens] == chain[: 1 + len(draft)]
-            assert len(draft) == len(chain) - 1 or (draft and np.prod(draft.acceptance_probs) < HOPELESS)
+            assert len(draft) == len(chain) - 1 or (draft and np.prod(draft.acceptance_probs) < MIN_CHAIN_PROB)
             assert draft.match_lengths == (1,) * len(draft)
             if (request, turn) == (2, 0):  # another model
                 n_vocab, successor = n_vocab + 1, {}

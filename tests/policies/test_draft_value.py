@@ -54,7 +54,7 @@ def test_draft_value_equals_value_of_best_split_of_the_chain(seed: int) -> None:
     assert longest == len(chances)
     for k in range(longest + 1):
         best = max(worth_of(c, chances, times, worth) for c in cuts(len(chances)) if c[0] == k)
-        assert valued.tokens[k] - worth * times[k] == pytest.approx(best)
+        assert valued.gross[k] - worth * times[k] == pytest.approx(best)
 
 
 def test_cost_policy_with_uncertain_first_token_uses_plain_decoding() -> None:
@@ -71,7 +71,7 @@ def test_draft_value_with_lower_cost_limit_counts_fewer_tokens() -> None:
     rich, poor = DraftValue(), DraftValue()
     rich.read(COPY, costs, 1.0, math.inf)
     poor.read(COPY, costs, 1.0, 2.0)
-    assert rich.tokens[0] > poor.tokens[0] > 1
+    assert rich.gross[0] > poor.gross[0] > 1
 
 
 def curve(slope: float) -> CostCurve:

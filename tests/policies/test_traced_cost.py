@@ -22,6 +22,7 @@ PROMPT = [1, 2, 3, 4] * 8
 SLOPE = 0.1
 TIMES = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.6, 5: 2.1, 64: 40.0}
 """The times of the example in `ngramspec.policies.cost`."""
+STOPPED = "the drafter stopped: P(2) is below lambda times the lowest mean cost of further tokens, 0.7"
 
 
 def decode(*, return_decisions: bool) -> list[Step]:
@@ -79,7 +80,7 @@ def test_details_are_the_numbers_of_the_formulas(chances: list[float]) -> None:
     for k in range(5):
         assert details[f"P({k})"] == pytest.approx(math.prod(chances[:k]))
         assert details[f"T({1 + k})"] == TIMES[1 + k]
-        assert details[f"V({k})"] == pytest.approx(value.tokens[k] - TIMES[1 + k])
+        assert details[f"V({k})"] == pytest.approx(value.gross[k] - TIMES[1 + k])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_details_are_the_numbers_of_the_formulas(chances: list[float]) -> None:
         ([0.8, 0.8, 0.8], TIMES, 2, "T(4) is above the cap"),
         ([0.8, 0.02, 0.02], TIMES, 1, "V is lower for longer drafts"),
         ([0.8, 0.7], TIMES, 2, "the drafter had no further guess"),
-        ([0.8, 0.2], {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.8, 64: 60.0}, 2, "the drafter stopped: P(2) is below lambda times"),
+        ([0.8, 0.2], {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.8, 64: 60.0}, 2, STOPPED),
         ([0.99] * 63, {1: 1.0, 64: 1.0}, 63, "the limit of the policy"),
     ],
 )

@@ -176,7 +176,7 @@ class SuffixDrafter(Drafter):
         q: list[Mapping[int, float]] = []
         matches: list[int] = []
         support: list[int] = []
-        chances: Sequence[float] = estimator.acceptance_probs
+        probs: Sequence[float] = estimator.acceptance_probs
         state, match = text.longest_suffix()
         while match > 0 and len(tokens) < limit:
             total = text.total[state]
@@ -187,7 +187,7 @@ class SuffixDrafter(Drafter):
                 token = pick(choose, len(tokens), weights)
                 q.append(Shares(weights, total))
                 if fixed_length and not tokens:
-                    chances = [estimator.estimate_undrawn(match, q[0], total)] * limit
+                    probs = [estimator.estimate_undrawn(match, q[0], total)] * limit
             tokens.append(token)
             matches.append(match)
             support.append(total)
@@ -197,7 +197,7 @@ class SuffixDrafter(Drafter):
             if state == text.last:
                 state, match = text.longest_suffix()
         estimator.close(tokens)
-        return Draft(tuple(tokens), tuple(q), tuple(matches), tuple(support), tuple(chances), self.name)
+        return Draft(tuple(tokens), tuple(q), tuple(matches), tuple(support), tuple(probs), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._text.extend(tokens)

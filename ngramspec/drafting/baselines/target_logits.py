@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.acceptance_estimator import HOPELESS, AcceptanceEstimator, pick
+from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB, AcceptanceEstimator, pick
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.sampling.distribution import largest
@@ -31,7 +31,7 @@ class SuccessorDrafter(Drafter):
 
     wants_logits = True
     longest: float = math.inf  # maximum draft length, even if `propose` allows more
-    min_chain_prob = HOPELESS  # minimum probability that all of a draft is accepted; a draft ends when it falls below
+    min_chain_prob = MIN_CHAIN_PROB  # probability that all of a draft is accepted, below which the draft ends
 
     def __init__(self) -> None:
         self._pool: OrderedDict[tuple[int, ...], Successors] = OrderedDict()
@@ -76,7 +76,7 @@ class SuccessorDrafter(Drafter):
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         match: list[int] = []
-        chances: Sequence[float] = estimator.acceptance_probs
+        probs: Sequence[float] = estimator.acceptance_probs
         while len(tokens) < min(limit, self.longest) and (guess := self._guess(tokens)) is not None:
             (likely, run), length, sureness = guess
             token = next(iter(likely))
@@ -84,13 +84,13 @@ class SuccessorDrafter(Drafter):
                 token = pick(choose, len(tokens), likely)
                 q.append(likely)
                 if fixed_length and not tokens:
-                    chances = [estimator.estimate_undrawn(sureness, likely, run)] * limit
+                    probs = [estimator.estimate_undrawn(sureness, likely, run)] * limit
             tokens.append(token)
             match.append(length)
             if not estimator.add_guess(sureness, likely[token] * run, run):
                 break
         estimator.close(tokens)
-        return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(chances), self.name)
+        return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(probs), self.name)
 
 
 def top_two(row: NDArray[np.float32]) -> dict[int, float]:

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 
 from ngramspec.backend import Logits, Model
-from ngramspec.drafting.acceptance_estimator import HOPELESS, DecayingRate
+from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB, DecayingRate
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
@@ -86,8 +86,8 @@ class DraftModelGain:
         The guess must pay for its own time and for its token in the target's decode call. The draft model's time for
         all guesses must not exceed the loss budget.
         """
-        if reach < HOPELESS or price is None:
-            return reach >= HOPELESS
+        if reach < MIN_CHAIN_PROB or price is None:
+            return reach >= MIN_CHAIN_PROB
         if not price.seconds:
             return bool(price.worth_extending(reach, length))
         time_of = self._passes.token_seconds / price.seconds

@@ -77,7 +77,10 @@ SLOWER = 1.1
 """Maximum factor by which one measurement raises the estimated time per row, so that a slow one has little effect."""
 
 HOPELESS = 0.004
-"""A draft ends when the probability that all of it is accepted falls below this value, however cheap a token is."""
+"""A draft ends when the probability that all of it is accepted falls below this value, however cheap a token is.
+
+It is lower than `MIN_CHAIN_PROB` of the other drafters, so that the cost of a token decides on GPUs too.
+"""
 
 FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the cost that is used if the caller passes no `price`
 
