@@ -144,18 +144,23 @@ class Calibration:
             self.curve.replace(curve)
 
     def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
-        """Time one size again; if one token is far faster than before, only the level, so that `is_refuted` is True."""
+        """Time one size again, and those that cost more than larger ones, as far as the time allows.
+
+        If one token is far faster than before, only the level is updated, so that `is_refuted` is True.
+        """
         sizes = measure.sizes_to_time(curve, sizes, target.max_batch)
-        size = sizes[self.uses % len(sizes)]
+        next_size = sizes[self.uses % len(sizes)]
         max_seconds = max(0.5, 0.05 * tokens * curve.level)
-        if curve.level > max_seconds or len(target.tokens) + size > target.n_ctx:
+        if curve.level > max_seconds or len(target.tokens) + next_size > target.n_ctx:
             return
         curve.level = min(curve.level, measure.time_pass(target, 1))
         repeats = 3 if curve.level < 0.05 else 1
-        if curve.is_refuted or repeats * (curve.level + curve.seconds(size)) > max_seconds:
-            return
-        single = min(measure.time_pass(target, 1) for _ in range(repeats))
-        curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
+        for size in dict.fromkeys((next_size, *measure.doubtful_sizes(curve, sizes))):
+            max_seconds -= repeats * (curve.level + curve.seconds(size))
+            if curve.is_refuted or max_seconds < 0 or len(target.tokens) + size > target.n_ctx:
+                return
+            single = min(measure.time_pass(target, 1) for _ in range(repeats))
+            curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1
 
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:

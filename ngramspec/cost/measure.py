@@ -34,6 +34,7 @@ SHARED_SIZES = tuple(range(1, 17))  # sizes that are probed if sequences share p
 LONG_ORDER = (32, 64, 24, 48)
 """Sizes of long drafts. An extrapolation from 16 misses the steps of a GPU's kernels and their unused capacity."""
 
+DOUBTFUL = 1.1  # a size is timed again if it costs more than this many times as much as a larger one
 CHEAP = 0.25  # maximum cost of a 16-token pass, as a part of 16 one-token passes, at which longer drafts may pay
 SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)  # sizes that are measured if sequences share passes, which are then larger
 
@@ -119,6 +120,19 @@ def sizes_to_time(curve: CostCurve, sizes: Sequence[int], max_tokens: int) -> Se
     if 16 not in sizes or curve.ratio(16) > CHEAP * 16:
         return sizes
     return (*sizes, *(n for n in LONG_ORDER if n not in sizes and n <= max_tokens))
+
+
+def doubtful_sizes(curve: CostCurve, sizes: Sequence[int]) -> list[int]:
+    """Return the sizes that clearly cost more than a larger one, as after a measurement that was disturbed.
+
+    On a GPU that is possible, because its kernels change with the size.
+    """
+    lowest, doubtful = math.inf, []
+    for size in sorted(sizes, reverse=True):
+        if curve.ratio(size) > DOUBTFUL * lowest:
+            doubtful.append(size)
+        lowest = min(lowest, curve.ratio(size))
+    return doubtful[::-1]
 
 
 class RestoreCost(NamedTuple):

@@ -55,7 +55,6 @@ from ngramspec.exactness.decision import (
 from ngramspec.llama import bindings
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
-from ngramspec.llama.devices import AUTO
 from ngramspec.llama.contexts import (
     FLASH_TYPES,
     MICRO_BATCH,
@@ -65,6 +64,7 @@ from ngramspec.llama.contexts import (
     make_params,
     open_largest,
 )
+from ngramspec.llama.devices import AUTO
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
 from ngramspec.llama.fitting import Demand
 from ngramspec.llama.head import Head, Heads

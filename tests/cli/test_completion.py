@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import app, models
 from support.cli_runner import DEMO, NO_SMOLLM
+
+from ngramspec_cli import app, models
 
 
 @pytest.fixture

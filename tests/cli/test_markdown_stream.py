@@ -10,8 +10,9 @@ import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ngramspec_cli.markdown_stream import INTERVAL, LiveRows, MarkdownStream
 from wcwidth import wcwidth
+
+from ngramspec_cli.markdown_stream import INTERVAL, LiveRows, MarkdownStream
 
 ANSWER = f"""\
 # A title

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.mock_target import Clock, MockTarget
 
+from ngramspec.cost import measure
 from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class, load_batch_cost_ratio
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import SIZES, ProbeReport
@@ -99,7 +100,7 @@ def test_ensure_curve_in_later_process_refines_cached_curve(clock: Clock, tmp_pa
         calibration = Calibration.load(calm, tmp_path)
         curve = calibration.ensure_curve(calm, 100)
         calibration.save()
-        assert calm.passes - before <= 8  # a small part of it
+        assert calm.passes - before < target.passes / 3
         costs.append(sum(curve.ratio(n) for n in SIZES))
     assert costs == sorted(costs, reverse=True)
     assert curve.ratio(8) == pytest.approx(1.7, rel=0.05)
@@ -128,6 +129,22 @@ def test_ensure_curve_after_disturbed_measurement_measures_all_sizes(
         calibration.curve.observe(1, 1e-3)
     assert calibration.needs_measuring
     assert not Calibration.from_curve(calibration.curve).needs_measuring
+
+
+def test_ensure_curve_times_sizes_that_cost_more_than_larger_ones(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    target.prefill([1])
+    calibration = Calibration.load(target, tmp_path)
+    curve = calibration.ensure_curve(target, 100)
+    for size in (3, 4):  # a program that was not noticed slowed these passes
+        for _ in range(60):
+            curve.observe(size, 4e-3)
+    curve.level = 1e-3
+    assert measure.doubtful_sizes(curve, SIZES) == [3, 4]
+    calibration.save()
+    curve = Calibration.load(target, tmp_path).ensure_curve(target, 100)
+    assert [curve.ratio(size) for size in (3, 4)] == pytest.approx([1.2, 1.3], rel=0.02)
+    assert measure.doubtful_sizes(curve, SIZES) == []
 
 
 def test_ensure_curve_in_longer_context_keeps_ratios(clock: Clock, tmp_path: Path) -> None:

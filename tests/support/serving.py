@@ -8,8 +8,9 @@ from functools import partial
 from unittest import mock
 
 import httpx
-from ngramspec_cli import serve_run
 from support.cli_runner import DEMO, PATIENCE, RunResult, run
+
+from ngramspec_cli import serve_run
 
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 
