@@ -116,8 +116,7 @@ def complete(
     if logprobs is not None and not as_json:
         usage_error("--logprobs requires --json")
     if beams is not None:
-        other_options = {"--logprobs": logprobs, "--trace": trace, "--min-tokens": rules.min_tokens or None}
-        check_beams(sampling_settings, acceptance, load, other_options)
+        check_beams(sampling_settings, rules, acceptance, load, {"--logprobs": logprobs, "--trace": trace})
     prediction_text = "" if prediction is None else _read_prediction(prediction, load, beams)
     model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
     # The text is read first, so that a mistake in it does not cost a download.

@@ -14,7 +14,9 @@ from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.calibration import Calibration
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
+from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, TextRules
 
 from .complete_text import make_prompt
 from .console import capture_outcome, guard_stdout, note, prefill_bar, reraise, usage_error, write_stdout
@@ -24,15 +26,20 @@ from .view import slow_core
 
 
 def check_beams(
-    sampling: Sampling, acceptance: Acceptance, load: LoadSettings, options: Mapping[str, object | None]
+    sampling: Sampling,
+    rules: TextRules,
+    acceptance: Acceptance,
+    load: LoadSettings,
+    other_options: Mapping[str, object | None],
 ) -> None:
     """End the program if an option is set that beam search would have to ignore.
 
     Args:
         sampling: Sampling settings of the command.
+        rules: Rules of the text, which beam search does not apply.
         acceptance: Acceptance of drafts.
         load: Load settings of the command.
-        options: Values of other options by flag; `None` means that the option is not used.
+        other_options: Values of other options by flag; `None` means that the option is not used.
     """
     if load.exact == "on":
         usage_error(
@@ -48,9 +55,12 @@ def check_beams(
     for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
         if getattr(load, name) != getattr(plain, name):
             usage_error(f"--beams cannot be combined with --{name.replace('_', '-')}")
-    for name, value in options.items():
+    for name, setting in options(rules).items():
+        if getattr(rules, name) != getattr(NO_RULES, name):
+            usage_error(f"--beams cannot be combined with {setting.flags[0]}")
+    for flag, value in other_options.items():
         if value is not None:
-            usage_error(f"--beams cannot be combined with {name}")
+            usage_error(f"--beams cannot be combined with {flag}")
 
 
 def complete_with_beams(

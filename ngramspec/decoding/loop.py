@@ -6,7 +6,12 @@
 
        E[tokens(k)] = 1 + p_1 + p_1 p_2 + ... + p_1 p_2 ... p_k        (Leviathan et al. 2023, section 3.1)
 
-   in the time T(1 + k) of a pass over 1 + k tokens. The policy chooses k, and a batch size, padded if it is larger.
+   in the time T(1 + k) of a pass over 1 + k tokens. The policy chooses k, and a batch size, padded if it is larger. The
+   default, `CostPolicy`, chooses the k with the largest
+
+       V(k) = E[tokens(k)] - lambda T(1 + k) + value of later passes that continue the chain
+
+   among those whose pass the loss budget allows. Here lambda is the recent throughput (`ngramspec.policies.cost`).
 3. Evaluate: one pass gives the logits after the last token and after each token of the draft.
 4. Verify: the text grows by the drafted tokens that the target accepts and by one more, so that it is the text of
    plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
@@ -15,10 +20,10 @@
 6. Learn: policy and cost curve learn what the pass yielded and how long it took.
 
 An example: after `the`, the drafter proposes ` quick brown fox` with p = 0.9, 0.8, 0.3. T(1..4) is 1, 1.1, 1.2, 1.3 in
-units of T(1), and the recent throughput is 1 token per unit. Two tokens yield 1 + 0.9 + 0.72 = 2.62 tokens in 1.2
-units, three 2.84 in 1.3: the third token adds 0.22 tokens for 0.1 units, and a pass may take 1.5 at first (see
-`ngramspec.policies.cost`), so three are sent. The target says ` quick brown dog`: two drafted tokens are accepted,
-` dog` is its own, and the cache is cut to `the quick brown`.
+units of T(1), and the recent throughput lambda is 1 token per unit. Two tokens yield 1 + 0.9 + 0.72 = 2.62 tokens in
+1.2 units, three 2.84 in 1.3, so V(2) = 1.42 and V(3) = 1.54; no later pass continues after either of them. V(3) is the
+largest, and a pass may take 1.5 at first, so three are sent. The target says ` quick brown dog`: two drafted tokens are
+accepted, ` dog` is its own, and the cache is cut to `the quick brown`.
 
 `submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. On a GPU, `submit` returns before the work is
 done, and `SpeculativeDecoder` submits the next pass before it reports the last one.

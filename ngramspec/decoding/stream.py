@@ -28,7 +28,7 @@ class TextStream:
 
         Args:
             stop: Strings that end the text, which then stops right before them.
-            min_tokens: Number of tokens in which stop strings do not count.
+            min_tokens: Number of tokens at the start in which stop strings do not count.
 
         Raises:
             ValueError: a stop string is empty, or `stop` is itself a string.
@@ -41,7 +41,7 @@ class TextStream:
         self._stop = tuple(sorted(set(stop), key=len, reverse=True))
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._suffix = ""
-        self._n_uncounted = min_tokens
+        self._min_tokens_left = min_tokens
         # The stop string that ended the text: the one that begins first. If several begin at the same place, it is the
         # longest one that is complete by then. Waiting for a longer one would cost passes and give the same text.
         self.stop_string: str | None = None
@@ -50,6 +50,7 @@ class TextStream:
         """Return the text that each token's bytes release, up to the token that completes a stop string."""
         texts: list[str] = []
         for piece in pieces:
+            # Without stop strings, most tokens do not reach `push`. A rule that ends the text must be checked here too.
             if not self._stop and piece.isascii() and not self._decoder.buffer:
                 texts.append(piece.decode())
                 continue
@@ -65,8 +66,8 @@ class TextStream:
         # Most pieces are whole characters after whole characters, for which the decoder is five times as slow.
         is_whole = piece.isascii() and not self._decoder.buffer
         text = self._suffix + (piece.decode() if is_whole else self._decoder.decode(piece))
-        if not self._stop or self._n_uncounted > 0:
-            self._n_uncounted -= 1
+        if not self._stop or self._min_tokens_left > 0:
+            self._min_tokens_left -= 1
             return text
         open_at = partial_match_start(text, self._stop)
         stop_at = self._find(text)

@@ -126,12 +126,12 @@ class TokenBanSampler(WrappedSampler):
     def __init__(self, sampler: Sampler, rules: TextRules, stop_tokens: Sequence[int]) -> None:
         super().__init__(sampler)
         self._stop_tokens, self._bad_words = list(stop_tokens), rules.bad_words
-        self._early = rules.min_tokens
+        self._min_tokens_left = rules.min_tokens
         self._longest = max(map(len, rules.bad_words), default=1) - 1
         self._last: tuple[int, ...] = ()
 
     def accept(self, token: int) -> None:
-        self._early -= 1
+        self._min_tokens_left -= 1
         self._last = (*self._last, token)[-self._longest :] if self._longest else ()
         super().accept(token)
 
@@ -143,7 +143,7 @@ class TokenBanSampler(WrappedSampler):
 
     def _ban_tokens(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits, in which forbidden tokens have -inf."""
-        forbidden = self._stop_tokens[:] if self._early > 0 else []
+        forbidden = self._stop_tokens[:] if self._min_tokens_left > 0 else []
         forbidden += [last for *before, last in self._bad_words if self._last[-len(before) :] == tuple(before)]
         if not forbidden:
             return logits

@@ -2,7 +2,8 @@
 
 They depend on the tokens before, so no logit bias can express them. A field that is declared with `option` is an option
 of `complete` and `chat`, a setting of `/set`, a field of every HTTP API, and one of Ollama's `options`, without further
-code. `ngramspec.decoding.sampler_stack` applies the rules, and `ngramspec.decoding.text` ends the text.
+code; `complete --beams` rejects it. `ngramspec.decoding.sampler_stack` applies the rules to tokens.
+`ngramspec.decoding.text` ends the text at a token, and `ngramspec.decoding.stream` at a string.
 
 Other rules are `ngramspec.acceptance.rules` (which draft tokens are accepted) and those of grammars.
 """
@@ -17,9 +18,13 @@ from ngramspec.sampling.reasoning_budget import ReasoningBudget
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """Rules of one text, with the names of vLLM's fields. A whole number declared with `option` needs no reader."""
+    """Rules of one text, in addition to the limit and the stop strings of its `Request`.
 
-    # Minimum number of tokens before the text may end, by a token or a stop string. `max_tokens` has priority.
+    Rules that vLLM also has are named like its fields. A whole number declared with `option` needs no reader.
+    """
+
+    # Minimum number of tokens before the text may end, by a token or a stop string. Limits have priority: `max_tokens`,
+    # the context, and those of the server's text readers.
     min_tokens: int = option(
         0,
         metavar="N",

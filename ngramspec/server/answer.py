@@ -57,7 +57,8 @@ class Piece(NamedTuple):
 class End(NamedTuple):
     """The end of an answer."""
 
-    # "stop" for an end by the model or a stop string; "length" for a limit of tokens, context or lines.
+    # "stop" for an end by the model or a stop string; "length" for a limit of tokens or context, or for `n_indent` or
+    # `t_max_predict_ms` (`LineLimits` in `llama_server.py`).
     reason: Literal["stop", "length", "tool_calls"]
     stop_string: str | None  # the stop string that ended the text
     full: bool  # True if the context was full

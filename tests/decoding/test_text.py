@@ -98,5 +98,5 @@ def test_text_stream_rejects_invalid_stop_strings(stop: list[str]) -> None:
 
 def test_text_stream_ignores_stop_strings_in_first_tokens() -> None:
     pieces = [b"a", b"b\xc3", b"\xa9b", b"b"]
-    for least, text in enumerate(("", "a", "ab\xe9", "ab\xe9b", "ab\xe9bb")):
-        assert run(TextStream(["b", "a"], least), pieces) == text
+    for min_tokens, text in enumerate(("", "a", "ab\xe9", "ab\xe9b", "ab\xe9bb")):
+        assert run(TextStream(["b", "a"], min_tokens), pieces) == text

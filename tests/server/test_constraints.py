@@ -111,7 +111,7 @@ def test_min_tokens_stop_tokens_and_long_bad_words_become_text_rules(path: str) 
     _, service = ask(path, body, Script(ends=False))
     (request,) = service.requests
     words = [tuple(vocabulary.tokenize(text, add_bos=False)) for text in ("quite a few", " quite a few")]
-    assert request.rules == TextRules(3, frozenset({65, 66}), tuple(words))
+    assert request.rules == TextRules(min_tokens=3, stop_token_ids=frozenset({65, 66}), bad_words=tuple(words))
     assert {bias for _, bias in request.sampling.logit_bias} == {-math.inf}
     nothing: dict[str, Any] = {"min_tokens": 0, "stop_token_ids": [], "bad_words": None}
     body = OLLAMA[path] | {"options": nothing} if path in OLLAMA else BODIES[path] | nothing

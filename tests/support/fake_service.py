@@ -1,7 +1,8 @@
 """An engine that responds from a script: a replacement of `ngramspec.batching.engine.Engine` without a model.
 
 Each request gets a separate thread, which sends the listener the events of an engine: `Started`, `Prefilled`, steps
-with the scripted text, `Done`. Responses end as those of an engine do, because a real `Text` makes the pieces.
+with the scripted text, `Done`. A real `Text` makes the pieces, so that limits, stop strings and rules end a response as
+in an engine. Samplers are not applied: the script may contain tokens that a rule forbids.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ class FakeService:
         if request.max_tokens == 0:
             listener(done("prefilled"))
             return
-        scripted_request = Request(request.prompt, request.max_tokens, acceptance=ScriptedVerifier(), stop=request.stop)
+        scripted_request = Request(
+            request.prompt, request.max_tokens, acceptance=ScriptedVerifier(), stop=request.stop, rules=request.rules
+        )
         text = Text(scripted_request, self.vocabulary, n_ctx=self.n_ctx, n_vocab=self.vocabulary.n_vocab)
         text.begin(Drafts(None), ModelBase())
         for number, tokens in enumerate(self._steps(script)):
