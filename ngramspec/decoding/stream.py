@@ -50,7 +50,7 @@ class TextStream:
         """Return the text that each token's bytes release, up to the token that completes a stop string."""
         texts: list[str] = []
         for piece in pieces:
-            # Without stop strings, most tokens do not reach `push`. A rule that ends the text must be checked here too.
+            # Without stop strings, tokens rarely reach `push`. A rule that ends the text must be checked here too.
             if not self._stop and piece.isascii() and not self._decoder.buffer:
                 texts.append(piece.decode())
                 continue

@@ -134,8 +134,8 @@ class Text(DraftedText):
     def _emit(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
         """Return the step of a verdict's tokens up to the end of the text; `position`: index of its first token."""
         tokens, stream, ends = verdict.tokens, self._stream, self._ends
-        # The stop reason has three sources. At the same token, the end of generation comes before a limit. A stop string
-        # that is complete by then comes before both, because the text ends before it.
+        # The stop reason has three sources. At the same token, the end of generation comes before a limit. A complete
+        # stop string comes before both, because the text ends before it.
         stop: StopReason | None = None
         count = 0
         for token in tokens:

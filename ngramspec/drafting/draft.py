@@ -47,7 +47,7 @@ class Draft:
     match_lengths: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
     context_counts: tuple[int, ...] = ()  # number of occurrences of that context; empty if they are not counted
     # Estimated probability that the target accepts the token, if it accepts all before it. `mixture` and the drafters
-    # with a draft model have estimates of their own; the others use an `AcceptanceEstimator`. If a user's drafter
+    # with a draft model make separate estimates; the others use an `AcceptanceEstimator`. If a user's drafter
     # leaves them empty, the loop estimates them with one.
     acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # name of the drafter

@@ -196,7 +196,7 @@ class CostPolicy(Policy):
         return length, size
 
     def _min_draft_cost(self, draft: Draft, costs: Costs) -> float:
-        """Return the lowest cost of a draft that is always allowed (see `SURE`), or 0 if there is none."""
+        """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one."""
         longest = min(len(draft.acceptance_probs), len(costs) - 2)
         return min((costs[n][1] for n in range(2, longest + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 

@@ -260,7 +260,7 @@ def test_decoder_with_each_sampling_setting_keeps_text(name: str, word_vocabular
 class OtherCoin(Coin):
     """Draft model with another distribution."""
 
-    law = (0.2, 0.4, 0.35, 0.05)
+    probabilities = (0.2, 0.4, 0.35, 0.05)
 
 
 def texts_of(

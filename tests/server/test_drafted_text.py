@@ -91,7 +91,12 @@ def test_chat_completions_report_timings_and_drafts_on_request() -> None:
 
 @pytest.mark.parametrize(
     "disturbed",
-    [{"is_quiet": False}, {"expected": 0.0}, {"expected": 0.01 / 1.3}, {"expected": 0.01 * 2.1}],
+    [
+        {"is_quiet": False},
+        {"expected_seconds": 0.0},
+        {"expected_seconds": 0.01 / 1.3},
+        {"expected_seconds": 0.01 * 2.1},
+    ],
     ids=["load", "provisional curve", "slower than measured", "faster than measured"],
 )
 def test_timings_of_disturbed_response_omit_gain(disturbed: dict[str, Any]) -> None:
