@@ -16,13 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from typer.models import ArgumentInfo, OptionInfo
-
-from ngramspec.loading.settings import DRAFTING, LOADING
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import COMMANDS
 from ngramspec_cli.options import expand_groups
 from ngramspec_cli.sampling_options import SamplingOptions
+from typer.models import ArgumentInfo, OptionInfo
+
+from ngramspec.loading.settings import DRAFTING, LOADING
 
 HEAD = """\
 # Commands and options

@@ -29,9 +29,9 @@ from statistics import median
 
 import numpy as np
 
+from ngramspec.cpu.cores import physical_cores
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
-from ngramspec.machine import physical_cores
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 
