@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 import pytest
+from ngramspec_cli.options import find
+from ngramspec_cli.serve_options import ServeOptions
+from ngramspec_cli.serve_run import open_served_model
 from support.cli_runner import DEMO, environment, run
 from support.http import open_client
 
@@ -30,9 +33,6 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.state import Server
-from ngramspec_cli.options import find
-from ngramspec_cli.serve_options import ServeOptions
-from ngramspec_cli.serve_run import open_served_model
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
 """Text to continue."""

@@ -6,13 +6,13 @@ import runpy
 import sys
 from pathlib import Path
 
+import ngramspec_cli
 import pytest
 import typer
+from ngramspec_cli.app import COMMANDS, app
 from support.cli_runner import run, run_process
 
 import ngramspec
-import ngramspec_cli
-from ngramspec_cli.app import COMMANDS, app
 
 STAGES = {
     "import ngramspec; ngramspec.__version__": [],

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from ngramspec_cli import chat_commands
+from ngramspec_cli.app import app, import_command
+from ngramspec_cli.llama_options import REASONS
 from test_layers import LAYERS
 
 from ngramspec.drafting import DRAFTERS
 from ngramspec.policies import POLICIES
-from ngramspec_cli import chat_commands
-from ngramspec_cli.app import app, import_command
-from ngramspec_cli.llama_options import REASONS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

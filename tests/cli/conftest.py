@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ngramspec_cli.chat_session import Session
+from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
 from support.cli_runner import DEMO
 from support.tiny_models import write_model
 
@@ -16,8 +18,6 @@ from ngramspec.llama.target import Target
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
-from ngramspec_cli.chat_session import Session
-from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
 
 
 @pytest.fixture(scope="session")

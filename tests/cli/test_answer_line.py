@@ -6,13 +6,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from ngramspec_cli.answer_line import AnswerReport, format_gain, format_speed
 from support.mock_target import MockTarget
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.steps import Stats, Step
-from ngramspec_cli.answer_line import AnswerReport, format_gain, format_speed
 
 Captured = pytest.CaptureFixture[str]
 

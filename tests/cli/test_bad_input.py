@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ngramspec_cli import app
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process, run_with_signal, shell
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
@@ -20,7 +21,6 @@ from support.tiny_gguf import write_gguf
 from ngramspec.drafting import DRAFTERS
 from ngramspec.llama.passes import Passes
 from ngramspec.policies import POLICIES
-from ngramspec_cli import app
 
 SMALL = ["complete", "-t", "1", "-c", "512", "-n", "4"]
 PLAIN = ["--no-draft", "--exact", "off"]

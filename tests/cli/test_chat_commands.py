@@ -9,6 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from ngramspec_cli import chat_settings
+from ngramspec_cli.chat import ChatCompleter, _talk
+from ngramspec_cli.chat_commands import parse, run
+from ngramspec_cli.chat_input import Terminal, unquote
+from ngramspec_cli.chat_session import Session, conversation_path, load_last
+from ngramspec_cli.chat_view import remove_reasoning
+from ngramspec_cli.markdown_rows import code_blocks
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -20,13 +27,6 @@ from ngramspec.llama.vocabulary import CHATML
 from ngramspec.memory import Memory
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import SAMPLERS, Sampling
-from ngramspec_cli import chat_settings
-from ngramspec_cli.chat import ChatCompleter, _talk
-from ngramspec_cli.chat_commands import parse, run
-from ngramspec_cli.chat_input import Terminal, unquote
-from ngramspec_cli.chat_session import Session, conversation_path, load_last
-from ngramspec_cli.chat_view import remove_reasoning
-from ngramspec_cli.markdown_rows import code_blocks
 
 Captured = pytest.CaptureFixture[str]
 

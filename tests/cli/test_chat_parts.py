@@ -16,6 +16,11 @@ from unittest import mock
 
 import pyte
 import pytest
+from ngramspec_cli import chat
+from ngramspec_cli.chat_input import StopKey, clean
+from ngramspec_cli.chat_session import Session
+from ngramspec_cli.chat_view import AnswerView, format_step, totals
+from ngramspec_cli.console import printable
 from rich.console import Console
 
 from ngramspec.errors import ModelError, TargetError
@@ -25,11 +30,6 @@ from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.parser import reasoning_parser
-from ngramspec_cli import chat
-from ngramspec_cli.chat_input import StopKey, clean
-from ngramspec_cli.chat_session import Session
-from ngramspec_cli.chat_view import AnswerView, format_step, totals
-from ngramspec_cli.console import printable
 
 Captured = pytest.CaptureFixture[str]
 

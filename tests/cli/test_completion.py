@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cli_runner import DEMO, NO_SMOLLM
-
 from ngramspec_cli import app, models
+from support.cli_runner import DEMO, NO_SMOLLM
 
 
 @pytest.fixture

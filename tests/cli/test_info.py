@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from ngramspec_cli import info, view
 from support.cli_runner import DEMO, run
 from support.tiny_models import LAYERS, write_model
 
@@ -19,7 +20,6 @@ from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama import devices
 from ngramspec.llama.devices import Device
 from ngramspec.llama.target import Target
-from ngramspec_cli import info, view
 
 INFO = ["info", "-t", "1", "-c", "512"]
 PROBING = "comparing the logits of batch sizes"

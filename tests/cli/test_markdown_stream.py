@@ -10,9 +10,8 @@ import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wcwidth import wcwidth
-
 from ngramspec_cli.markdown_stream import INTERVAL, LiveRows, MarkdownStream
+from wcwidth import wcwidth
 
 ANSWER = f"""\
 # A title

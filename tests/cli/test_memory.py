@@ -13,6 +13,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from ngramspec_cli import options
+from ngramspec_cli.chat_session import Session
+from ngramspec_cli.console import note
+from ngramspec_cli.memory_tip import MemoryTip
 from support.cli_runner import COMMAND, DEMO, PATIENCE, run
 from support.signals import by_signal, signal_at
 from support.vocabulary_files import write_vocabulary
@@ -25,10 +29,6 @@ from ngramspec.loading import load, settings
 from ngramspec.loading.load import open_memory
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.memory import memory_folder, memory_names, settings_path, write_save_answers
-from ngramspec_cli import options
-from ngramspec_cli.chat_session import Session
-from ngramspec_cli.console import note
-from ngramspec_cli.memory_tip import MemoryTip
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ngramspec_cli.output import PostOptions, command_line
 from support.cli_runner import DEMO, run
 from support.pages import Page, markdown_table, read_svg_words
 
 from ngramspec.loading.settings import LoadSettings
-from ngramspec_cli.output import PostOptions, command_line
 
 SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
 

@@ -16,6 +16,7 @@ from unittest import mock
 import httpx
 import numpy as np
 import pytest
+from ngramspec_cli import serve_run
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
@@ -24,7 +25,6 @@ from support.tmux import Terminal
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Store
-from ngramspec_cli import serve_run
 
 PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
 SECRET = "zanzibar quetzal marzipan"

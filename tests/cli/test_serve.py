@@ -22,13 +22,13 @@ from typing import Any
 import httpx
 import pytest
 from architectures.files import write_model as write_with_head
+from ngramspec_cli import serve_run
 from support.cli_runner import COMMAND, DEMO, PATIENCE, run, run_process
 from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec_cli import serve_run
 
 STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}

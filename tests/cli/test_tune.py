@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ngramspec_cli import serve_run
+from ngramspec_cli.view import tuning_line
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
 
@@ -16,8 +18,6 @@ from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.machine import Measure, Settings, Tuned, load_tuned, save_tuned
-from ngramspec_cli import serve_run
-from ngramspec_cli.view import tuning_line
 
 TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]

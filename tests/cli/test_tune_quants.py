@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from ngramspec_cli import tune_quants, view
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
 from support.tiny_gguf import write_changed_demo
@@ -18,7 +19,6 @@ from ngramspec.instruments.tuning import quants
 from ngramspec.instruments.tuning.quants import QUANTISATIONS, SIZES, QuantCost, keep_costs
 from ngramspec.llama.synthetic import SyntheticModels, measurement_path
 from ngramspec.models.shape import QuantisedShape, parse_shape, shape_of
-from ngramspec_cli import tune_quants, view
 
 TINY = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
 QUANTS = ["tune", "--quants", "-t", "1", "--time-limit", "5", "-ngl", "0"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ngramspec_cli.info import _facts
 from numpy.typing import NDArray
 from support.cli_runner import DEMO, run
 from support.fake_child import HANGS, FakeChild
@@ -19,7 +20,6 @@ from support.fake_child import HANGS, FakeChild
 from ngramspec.llama import amx, bindings, crash_check, weights
 from ngramspec.llama.amx import works
 from ngramspec.llama.target import Target
-from ngramspec_cli.info import _facts
 
 VERDICTS = [((0, ""), True), ((3, ""), False), ((-11, ""), False), (HANGS, False)]
 """(end of the child process, True if the kernels work)."""

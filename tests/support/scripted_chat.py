@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.steps import Step
 from ngramspec_cli import markdown_stream
 from ngramspec_cli.app import run
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.steps import Step
 
 
 def make_generate(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:

@@ -8,9 +8,8 @@ from functools import partial
 from unittest import mock
 
 import httpx
-from support.cli_runner import DEMO, PATIENCE, RunResult, run
-
 from ngramspec_cli import serve_run
+from support.cli_runner import DEMO, PATIENCE, RunResult, run
 
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 
