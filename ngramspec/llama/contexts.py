@@ -18,9 +18,10 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.llama import bindings, devices
+from ngramspec.llama.adapters import open_context
 from ngramspec.llama.cache import CACHE_TYPES
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.weights import Weights, open_context
+from ngramspec.llama.weights import Weights
 from ngramspec.machine import MIN_UBATCH, Settings
 
 MICRO_BATCH, WITHOUT_FLASH = 512, 128
@@ -47,6 +48,11 @@ def default_micro_batch(weights: Weights, flash_attn: str) -> int:
     return WITHOUT_FLASH if flash_attn == "off" and not weights.on_gpu else MICRO_BATCH
 
 
+def micro_batch_size(weights: Weights, settings: Settings) -> int:
+    """Return the number of tokens of a micro-batch, which is also the maximum of a pass."""
+    return settings.micro_batch or default_micro_batch(weights, settings.flash_attn)
+
+
 def make_params(
     weights: Weights, settings: Settings, cells: int, *, n_seq: int = 1, pooled: bool = False, snapshots: int = 0
 ) -> Any:
@@ -62,7 +68,7 @@ def make_params(
     """
     params = llama.llama_context_default_params()
     params.n_ctx = cells
-    params.n_batch = params.n_ubatch = settings.micro_batch or default_micro_batch(weights, settings.flash_attn)
+    params.n_batch = params.n_ubatch = micro_batch_size(weights, settings)
     params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
     params.n_seq_max = n_seq
     params.kv_unified = pooled

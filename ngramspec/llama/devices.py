@@ -321,7 +321,7 @@ def advise_huge_pages(before: Sequence[Range]) -> int:
     return sum(size for start, size in blocks if size >= LARGE and madvise(start, size, advice) == 0)
 
 
-def huge_pages_told(mapped: bool) -> str | None:
+def describe_huge_pages(mapped: bool) -> str | None:
     """Describe in one line which programs get huge pages, how much this process uses, and how to use more.
 
     Args:

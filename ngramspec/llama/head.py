@@ -26,10 +26,10 @@ from ngramspec.backend import EvaluatesAtOnce, Logits, Progress
 from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions, ThreadGovernor
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
+from ngramspec.llama.adapters import Adapter, open_context, set_adapters
 from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.threads import GovernedContext
-from ngramspec.llama.weights import Adapter, open_context, set_adapters
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 

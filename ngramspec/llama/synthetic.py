@@ -31,12 +31,12 @@ import psutil
 
 from ngramspec import machine
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama import amx, bindings, devices, rpc
+from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import CACHE_TYPES
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.trial_context import TrialContext
-from ngramspec.llama.weights import has_broken_amx
+from ngramspec.llama.weights import make_model_params
 from ngramspec.machine import Settings
 from ngramspec.models.gguf import BLOCKS, read_header
 from ngramspec.models.shape import QuantisedShape, Shape
@@ -230,22 +230,8 @@ class SyntheticModels:
 
     def _load(self, path: Path) -> tuple[Any, TrialContext]:
         """Load a model as `Weights` does, and delete its file if the system allows that."""
-        params = llama.llama_model_default_params()
+        params, _ = make_model_params(self._settings, all_on_gpu=devices.offloads_all(self._n_gpu_layers))
         params.n_gpu_layers = self._n_gpu_layers
-        bindings.set_mapped(llama, params, self._settings.mmap)
-        params.use_extra_bufts = self._settings.repack
-        if self._settings.repack and has_broken_amx(devices.offloads_all(self._n_gpu_layers)):
-            params.use_extra_bufts = amx.hide()
-        before = devices.anonymous_memory()
-
-        @llama.llama_progress_callback  # type: ignore[untyped-decorator]
-        def on_progress(done: float, _data: Any) -> bool:
-            if done == 0:
-                devices.advise_huge_pages(before)
-            rpc.alive()
-            return True
-
-        params.progress_callback = on_progress
         bindings.log_tail.clear()
         model = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not model:

@@ -53,6 +53,7 @@ from ngramspec.exactness.decision import (
     ExactnessSelector,
 )
 from ngramspec.llama import bindings
+from ngramspec.llama.adapters import Lora, open_context, set_adapters
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
 from ngramspec.llama.contexts import (
@@ -62,6 +63,7 @@ from ngramspec.llama.contexts import (
     count_snapshots,
     default_micro_batch,
     make_params,
+    micro_batch_size,
     open_largest,
 )
 from ngramspec.llama.devices import AUTO
@@ -74,7 +76,7 @@ from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import Placement
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import ROOM, TrialContext
-from ngramspec.llama.weights import Lora, Weights, open_context, set_adapters
+from ngramspec.llama.weights import Weights
 from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
 from ngramspec.sampling.option import allow_choices, allow_int_range
 from ngramspec.shared_model import Part, SequenceModel
@@ -185,7 +187,7 @@ class Target(NativeObject):
     ) -> None:
         self.texts, self._texts = texts, 1 if texts is None else texts
         cells = allow_int_range(1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE)
-        for name, value, allowed in (
+        for name, value, value_range in (
             ("texts", texts, TEXTS),
             ("n_ctx", n_ctx, cells),
             ("threads", threads, THREADS),
@@ -198,15 +200,15 @@ class Target(NativeObject):
             ("cache_type_v", cache_type_v, TYPES),
             ("exact", exact, EXACTNESS),
         ):
-            if value is not None and not allowed.accepts(value):
-                raise ValueError(f"{name} must be {allowed.description}, got {value!r}")
+            if value is not None and not value_range.accepts(value):
+                raise ValueError(f"{name} must be {value_range.description}, got {value!r}")
         if (n_seq or 1) > 1 and (texts is not None or head):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
         adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
         threads = threads or usable_cores()
         process_load()  # start the first sample here, so that it covers the time of loading
         types = (cache_type_k, cache_type_v)
-        asked = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
+        settings = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
         demand = Demand(
             n_ctx,
             self._texts,
@@ -217,7 +219,7 @@ class Target(NativeObject):
         )
         self.weights = Weights(
             path,
-            asked,
+            settings,
             n_gpu_layers=n_gpu_layers,
             placement=placement or Placement(),
             demand=demand,
@@ -235,22 +237,22 @@ class Target(NativeObject):
         flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
         # The requested micro-batch was chosen for the requested settings, so it may be too large for the exact ones.
         micro = min(default_micro_batch(self.weights, flash), micro_batch) if micro_batch else None
-        self._under = {"fast": asked, "exact": replace(asked, flash_attn=flash, micro_batch=micro)}
+        self._under = {"fast": settings, "exact": replace(settings, flash_attn=flash, micro_batch=micro)}
         self._longest = draft_max or SNAPSHOTS
         self._adapts = adapts
-        size = self.weights.choose_context_size(n_ctx, self._texts)
+        n_ctx = self.weights.choose_context_size(n_ctx, self._texts)
         width = bindings.width_out(llama, self.weights.handle)
         self._states = [HiddenStates(width) for _ in range(self._texts if self.weights.has_head else 0)]
         self.exactness = ExactnessMode()
         setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"
         try:
-            self._open_context(size, setting)
+            self._open_context(n_ctx, setting)
         except ModelError:
             if exact != "auto" or setting == "fast":
                 raise
             # The machine lacks memory for these settings, but may have enough for the others.
             self._decide(("fast", "padded"))
-            self._open_context(size, "fast")
+            self._open_context(n_ctx, "fast")
         if self._states:
             for states in self._states:
                 states.of_prompts = self.exact != "on"
@@ -349,7 +351,7 @@ class Target(NativeObject):
         is_exact = self.exact == "on" or self.exactness.bit_identical
         adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.weights.on_gpu else self._adapts
         self.governor = ThreadGovernor(self.weights.present.threads, self.weights.present.threads_batch, adapts=adapts)
-        self.n_batch = self.max_tokens = settings.micro_batch or default_micro_batch(self.weights, settings.flash_attn)
+        self.n_batch = self.max_tokens = micro_batch_size(self.weights, settings)
         self.drafts_alone = self.weights.is_recurrent
         self._open_sequences(n_ctx)
         fingerprint = self.weights.key(self._describe_context())
@@ -418,9 +420,9 @@ class Target(NativeObject):
     @property
     def identity(self) -> str:
         """Key of measurements under all `settings`."""
-        asked = self.weights.present
-        micro = "" if asked.micro_batch is None else f" ub={asked.micro_batch}"
-        return self.weights.key(f"fa={asked.flash_attn} kv={asked.cache_types}{micro}")
+        present = self.weights.present
+        micro = "" if present.micro_batch is None else f" ub={present.micro_batch}"
+        return self.weights.key(f"fa={present.flash_attn} kv={present.cache_types}{micro}")
 
     def trial_of(self, settings: Settings, cells: int) -> TrialContext:
         """Return a separate context under other settings, except `mmap` and `repack`, which cannot change.
@@ -462,9 +464,9 @@ class Target(NativeObject):
         context = open_context(self.weights.handle, params, self.weights.adapters)
         if not context:
             raise ModelError(f"{self.weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
-        made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
-        self._embedders = (*self._embedders, made)
-        return made
+        embedder = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
+        self._embedders = (*self._embedders, embedder)
+        return embedder
 
     def scale_adapters(self, scales: Sequence[float]) -> None:
         """Set the scales of all LoRA adapters for the following passes of all sequences and of the own head.
@@ -514,14 +516,14 @@ class Target(NativeObject):
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         if self._pooled and not self.weights.is_recurrent:
             return in_order(sum(lengths), self.n_batch)
-        kept = self.sequences[0].cache.snapshots
+        snapshots = self.sequences[0].cache.snapshots
         return equally(
             {sequence.number: length for sequence, length in zip(sequences, lengths, strict=True)},
             self.n_batch,
             neighbours=not self._pooled
             or bool(llama.llama_model_is_recurrent(self.weights.handle))
             or self.weights.architecture in OWN_STATES,
-            tail=kept + 1 if kept else 0,
+            tail=snapshots + 1 if snapshots else 0,
         )
 
     # ------------------------------------------------------------------ several continuations

@@ -25,10 +25,10 @@ import numpy as np
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.exactness.decision import DEPTHS, MAX_DRAFT_SIZE, SIZES, Identity
+from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.weights import Adapter, open_context
 from ngramspec.machine import MIN_PREFILL
 
 STRETCH, OF_STRETCH = 128, 4

@@ -1,8 +1,4 @@
-"""`Weights`: a GGUF model loaded into memory, its adapters, and what its file and this machine say of it.
-
-A context is opened on it by `open_context` alone, which sets its LoRA adapters: files of small matrices, by which a
-weight W becomes W + scale * alpha / rank * B A (LoRA, arXiv 2106.09685).
-"""
+"""`Weights`: a GGUF model in memory with its adapters, its properties, and the keys of measurements of it."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from ngramspec import machine
 from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, rpc
+from ngramspec.llama.adapters import Lora, check_adapters, load_adapters
 from ngramspec.llama.cache import bytes_per_token, is_recurrent
 from ngramspec.llama.devices import AUTO, build
 from ngramspec.llama.fitting import Demand
@@ -29,21 +26,21 @@ from ngramspec.llama.native import NativeObject
 from ngramspec.llama.placement import Placement, make_plan
 from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.machine import Settings
-from ngramspec.models.check import check_adapter_file, has_gguf_magic, parts_of
+from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 
-LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
+MIN_CONTEXT, GRAIN = 512, 256
+"""Tokens of the smallest context that is chosen to fit the memory, and of the steps between larger ones."""
 
-HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the processor their instructions
-
+HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
 
 ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
-"""Values of general.architecture whose heads are tested here. llama.cpp has graphs for more, and ends the process in
-some of them where a tensor is not as it expects."""
+"""Values of general.architecture whose heads are tested. llama.cpp has graphs for more, and some of them end the
+process if a tensor has an unexpected shape."""
 
 _LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
 
-_HEAD = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such layer has once
+_HEAD = ".nextn.eh_proj.weight"  # end of the name of a tensor that each NextN layer has once
 
 
 def head_missing(path: Path) -> str:
@@ -101,16 +98,16 @@ class Weights(NativeObject):
         self.notes: list[str] = []
         bindings.init_backend()
         self.has_head = head and self._can_load_head()
-        adapted = check_adapters(lora, self.path)
+        adapter_key = check_adapters(lora, self.path)
         self.plan = make_plan(self.path, n_gpu_layers, placement, demand)
         self._load()
-        self.adapters = _load_adapters(lora, self.handle)
+        self.adapters = load_adapters(lora, self.handle)
         self.on_gpu = self.plan.on_gpu
         # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
         marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
         placed = f"{_placement_key(self.plan.gpu_layers, placement)}{self.plan.key}"
-        self._loaded_as = f"{placed}{''.join(marks)}{adapted}"
+        self._loaded_as = f"{placed}{''.join(marks)}{adapter_key}"
 
     def _can_load_head(self) -> bool:
         """Return True if the model's own head can be run here; otherwise a note gives the reason."""
@@ -120,32 +117,17 @@ class Weights(NativeObject):
         return not why
 
     def _load(self) -> None:
-        params = llama.llama_model_default_params()
+        params, self.amx_broken = make_model_params(self.present, all_on_gpu=self.plan.all_on_gpu)
         self._placement_buffers = self.plan.apply(params)
-        bindings.set_mapped(llama, params, self.present.mmap)
-        params.use_extra_bufts = self.present.repack
         if self.has_head:
             params.load_mtp = True
-        self.amx_broken = self.present.repack and has_broken_amx(self.plan.all_on_gpu)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
-            params.use_extra_bufts = amx.hide()
-        before = devices.anonymous_memory()
-
-        @llama.llama_progress_callback  # type: ignore[untyped-decorator]
-        def loading(done: float, _data: Any) -> bool:
-            # The first call comes when all buffers are mapped and none is filled.
-            if done == 0:
-                devices.advise_huge_pages(before)
-            rpc.alive()
-            return True
-
-        params.progress_callback = loading
-        placed: dict[int, str] = {}
+        device_names: dict[int, str] = {}
 
         def note_layer(line: str) -> None:
             if match := _LAYER.match(line):
-                placed[int(match[1])] = match[2]
+                device_names[int(match[1])] = match[2]
 
         try:
             with bindings.log_listener(note_layer):
@@ -153,7 +135,7 @@ class Weights(NativeObject):
         except ModelError as error:
             raise self.plan.explain_error(error) from None
         self.vocabulary = Vocabulary.from_handle(self.path, self.handle, header)
-        self._placed = [placed[layer] for layer in sorted(placed)]
+        self._layer_devices = [device_names[layer] for layer in sorted(device_names)]
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
         if llama.llama_model_is_diffusion(self.handle):
@@ -175,30 +157,30 @@ class Weights(NativeObject):
     @property
     def layers(self) -> Counter[str]:
         """Number of layers by the name of their device, with the output layer; empty if llama.cpp does not log it."""
-        return Counter(self._placed)
+        return Counter(self._layer_devices)
 
     @property
     def cache_layers(self) -> Counter[str]:
         """Number of layers by the name of their device, without the output layer, which has no KV cache."""
         gpus = [device.name for device in self.plan.gpus] if self.on_gpu else []
-        return Counter(self._placed[:-1] or gpus or ["CPU"])
+        return Counter(self._layer_devices[:-1] or gpus or ["CPU"])
 
     @property
     def huge_pages(self) -> str | None:
-        return devices.huge_pages_told(self.present.mmap and not self.on_gpu)
+        return devices.describe_huge_pages(self.present.mmap and not self.on_gpu)
 
     @property
     def can_pool(self) -> bool:
-        """Whether sequences can share a pool of cells without changing what the model says."""
+        """True if sequences can share a pool of cells without a change of their logits."""
         return self.architecture not in BLOCKS_OF_CELLS
 
     @property
     def window(self) -> int:
-        """Tokens that a sliding window shows, the shortest if there are several; 0: none slides."""
-        told = int(llama.llama_model_n_swa(self.handle))
-        if told or not self.is_recurrent:
-            return told
-        # llama.cpp answers 0 for DeepSeek4, whose window is no measure of how far its cache can be cut. The file tells.
+        """Number of tokens in the shortest sliding window; 0 without one."""
+        size = int(llama.llama_model_n_swa(self.handle))
+        if size or not self.is_recurrent:
+            return size
+        # llama.cpp returns 0 for DeepSeek4, because its window does not limit how far its cache can be cut.
         return int(self.read_metadata(f"{self.architecture}.attention.sliding_window") or 0)
 
     def read_metadata(self, key: str) -> str | None:
@@ -207,7 +189,7 @@ class Weights(NativeObject):
         length = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
-    def choose_context_size(self, asked: int | None, texts: int) -> int:
+    def choose_context_size(self, requested: int | None, texts: int) -> int:
         """Return the context size of each sequence in tokens: the requested size, or the largest that fits."""
         heads = max(1, llama.llama_model_n_head(self.handle))
         head_width = llama.llama_model_n_embd(self.handle) // heads
@@ -218,39 +200,45 @@ class Weights(NativeObject):
         layers, kv_heads = llama.llama_model_n_layer(self.handle), llama.llama_model_n_head_kv(self.handle)
         per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
         self._token_bytes = max(1.0, texts * per_token)
-        if asked is None:
+        if requested is None:
             free = devices.free_bytes(self.devices, self.cache_layers, self.size_bytes if self.present.mmap else 0)
             free -= min(free, self.plan.asked.reserved) if self.on_gpu else 0
-            trained = self.n_ctx_train or 4096
-            fits = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
-            if fits >= trained:
-                return trained
-            size, each = min(trained, max(LEAST, fits)), f", {texts} times," if texts > 1 else ""
+            n_trained = self.n_ctx_train or 4096
+            largest = self._largest_context(free)
+            if largest >= n_trained:
+                return n_trained
+            size, each = min(n_trained, max(MIN_CONTEXT, largest)), f", {texts} times," if texts > 1 else ""
             self.notes.append(
-                f"context limited to {size} of the model's {trained} tokens to fit{each} in memory (set -c to override)"
+                f"context limited to {size} of the model's {n_trained} tokens to fit{each} in memory"
+                " (set -c to override)"
             )
             return size
         total = devices.total_bytes(self.devices, self.cache_layers)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
-        needed = texts * asked * per_token
-        if needed > total and not self.is_recurrent and not self.window:
+        size_bytes = texts * requested * per_token
+        if size_bytes > total and not self.is_recurrent and not self.window:
             each = f", {texts} of them" if texts > 1 else ""
             raise ModelError(
-                f"a context of {asked} tokens{each} needs {needed / 2**30:.1f} GiB for the KV cache, but the machine"
-                f" has {total / 2**30:.1f} GiB in total; try {self.advise_smaller_context(asked)}"
+                f"a context of {requested} tokens{each} needs {size_bytes / 2**30:.1f} GiB for the KV cache, but the"
+                f" machine has {total / 2**30:.1f} GiB in total; try {self.advise_smaller_context(requested)}"
             )
-        if asked > self.n_ctx_train > 0:
+        if requested > self.n_ctx_train > 0:
             self.notes.append(
-                f"warning: the context of {asked} tokens is larger than the {self.n_ctx_train} the model was trained on"
+                f"warning: the context of {requested} tokens is larger than the {self.n_ctx_train} the model was"
+                " trained on"
             )
-        return asked
+        return requested
+
+    def _largest_context(self, free: float) -> int:
+        """Return the size of a context whose KV cache takes half of the free memory, in tokens per sequence."""
+        return int(free / 2 / self._token_bytes) // GRAIN * GRAIN
 
     def advise_smaller_context(self, n_ctx: int) -> str:
         """Return advice after a context of `n_ctx` tokens per sequence did not fit, with a size that fits if known."""
         free = devices.free_bytes(devices.devices(), self.cache_layers, self.size_bytes if self.present.mmap else 0)
-        size = int(free / 2 / self._token_bytes) // GRAIN * GRAIN
+        size = self._largest_context(free)
         advice = "a smaller -c/--ctx-size"
-        if LEAST <= size < n_ctx:
+        if MIN_CONTEXT <= size < n_ctx:
             advice += f", such as {size}"
         return f"{advice}, or a smaller -ngl or a larger --n-cpu-moe" if self.on_gpu else advice
 
@@ -270,12 +258,12 @@ class Weights(NativeObject):
 
 
 BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
-"""Architectures that choose what to attend to by blocks of cells (llama-cpp-python 0.3.36). Where several sequences
-share a pool, logits would depend on where a text's cells lie (qwen4exp), or all is attended to instead (minimax-m3)."""
+"""Architectures whose attention selects blocks of cells (llama-cpp-python 0.3.36). If several sequences share a pool,
+logits depend on the places of a sequence's cells (qwen4exp), or all cells are attended to (minimax-m3)."""
 
 
 def machine_key(path: Path, settings: str) -> str:
-    """The name under which what was found out of a model file under some settings is kept. Raises OSError."""
+    """Return the key of measurements of a model file under some settings. Raises OSError."""
     return f"{model_key(path)}{hashlib.blake2b(settings.encode(), digest_size=12).hexdigest()}"
 
 
@@ -283,12 +271,12 @@ def model_key(path: Path) -> str:
     """Return the prefix of the keys for a model file; it changes with file, build, machine and GPUs. Raises OSError."""
     bindings.init_backend()
     size = path.stat().st_size
-    named = f"{size} {build()} {machine.name()}{devices.gpu_identity()}".encode()
-    return hashlib.blake2b(crash_check.edges(path, size) + named, digest_size=12).hexdigest()
+    parts = f"{size} {build()} {machine.name()}{devices.gpu_identity()}".encode()
+    return hashlib.blake2b(crash_check.edges(path, size) + parts, digest_size=12).hexdigest()
 
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str], placement: Placement | None = None) -> str:
-    """The name under which the fastest settings of a model are kept, which need not be loaded. Raises OSError."""
+    """Return the key of the fastest settings of a model file. Raises OSError."""
     cores = physical_cores(), logical_cores()
     return machine_key(
         path, f"tuned {_placement_key(n_gpu_layers, placement or Placement())} kv={tuple(cache_types)} cores={cores}"
@@ -301,60 +289,33 @@ def _placement_key(n_gpu_layers: int, placement: Placement) -> str:
     return f"ngl={max(AUTO, n_gpu_layers)}{f' rpc={far}' if far else ''}{placement.key()}"
 
 
+def make_model_params(settings: Settings, *, all_on_gpu: bool) -> tuple[Any, bool]:
+    """Return llama.cpp's parameters for loading a model, and whether its AMX kernels are off because they are broken.
+
+    Args:
+        settings: Settings of the model; only `mmap` and `repack` matter here.
+        all_on_gpu: Whether all weights are on GPUs.
+    """
+    params = llama.llama_model_default_params()
+    bindings.set_mapped(llama, params, settings.mmap)
+    params.use_extra_bufts = settings.repack
+    amx_broken = settings.repack and has_broken_amx(all_on_gpu)
+    if amx_broken:
+        params.use_extra_bufts = amx.hide()
+    before = devices.anonymous_memory()
+
+    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+    def on_progress(done: float, _data: Any) -> bool:
+        # The first call comes when all buffers are mapped and none is filled.
+        if done == 0:
+            devices.advise_huge_pages(before)
+        rpc.alive()
+        return True
+
+    params.progress_callback = on_progress
+    return params, amx_broken
+
+
 def has_broken_amx(all_on_gpu: bool) -> bool:
     """Return True if weights in RAM would be placed for AMX kernels that do not work."""
     return HAS_AMX in build() and not all_on_gpu and not amx.works(Path(libggml._name))
-
-
-# --------------------------------------------------------------------------- LoRA adapters
-
-Lora = tuple[str | os.PathLike[str], float]
-"""An adapter's file, and its scale."""
-
-Adapter = tuple[Any, float]
-"""llama.cpp's handle of an adapter, which the model frees, and its scale."""
-
-
-def check_adapters(lora: Sequence[Lora], model: Path) -> str:
-    """Refuse files that are no adapters for a model file; returns what tells these adapters, so scaled, from others.
-
-    Raises:
-        ModelError: a file is not one that llama.cpp can apply to the model.
-    """
-    marks = []
-    for name, scale in lora:
-        check_adapter_file(Path(name), model)
-        with open(name, "rb") as file:
-            contents = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
-        marks.append(f" lora={contents}*{scale:g}")
-    return "".join(marks)
-
-
-def _load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
-    """Load adapters that were checked; ModelError if llama.cpp refuses one, or tokens switch it on (aLoRA)."""
-    found = []
-    for name, scale in lora:
-        bindings.log_tail.clear()
-        handle = llama.llama_adapter_lora_init(model, os.fsencode(name))
-        if not handle:
-            raise ModelError(f"{name}: llama.cpp cannot load this adapter ({bindings.last_complaint()})")
-        if llama.llama_adapter_get_alora_n_invocation_tokens(handle):
-            raise ModelError(f"{name} is an activated adapter (aLoRA), which is not supported")
-        found.append((handle, scale))
-    return tuple(found)
-
-
-def open_context(model: Any, params: Any, adapters: Sequence[Adapter]) -> Any:
-    """llama.cpp's context of a model, with its adapters set; null if there is no memory for it."""
-    context = llama.llama_init_from_model(model, params)
-    if context and adapters:
-        set_adapters(context, adapters)
-    return context
-
-
-def set_adapters(context: Any, adapters: Sequence[Adapter]) -> None:
-    """Apply adapters to the following passes of a context; those with scale 0 are left out."""
-    used = [(handle, scale) for handle, scale in adapters if scale]
-    handles = (llama.llama_adapter_lora_p_ctypes * len(used))(*(handle for handle, _ in used))
-    scales = (ctypes.c_float * len(used))(*(scale for _, scale in used))
-    llama.llama_set_adapters_lora(context, handles, len(used), scales)

@@ -16,12 +16,12 @@ from typing import Any
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.decision import Exact
+from ngramspec.llama.adapters import Lora
 from ngramspec.llama.cache import UNQUANTISED, CacheType
 from ngramspec.llama.devices import ALL, AUTO
 from ngramspec.llama.placement import EVERY, SPLIT_MODES, Placement, SplitMode
 from ngramspec.llama.rpc import PATIENCE, workers
 from ngramspec.llama.target import DRAFT_LENGTHS, EXACTNESS, FLASH, MICRO_BATCHES, THREADS, TYPES
-from ngramspec.llama.weights import Lora
 from ngramspec.machine import Flash
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder

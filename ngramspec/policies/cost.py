@@ -185,10 +185,8 @@ class CostPolicy(Policy):
             numbers.rate, numbers.max_cost = rate, max_cost
             numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
             numbers.values = [self._draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
-        if curve.switch:
-            length, size = self._plan_recurring(curve, sizes, costs, rate, max_cost, longest)
-        else:
-            length, size = self._plan_best_value(curve, sizes, costs, rate, max_cost, longest)
+        choose = self._plan_recurring if curve.switch else self._plan_best_value
+        length, size = choose(curve, sizes, costs, rate, max_cost, longest)
         # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
         if length > len(draft.tokens):
             length = len(draft.tokens)

@@ -96,7 +96,7 @@ def told(given: str | None, sums: str | None, folder: Path, patch: pytest.Monkey
         if text is not None:
             (folder / name).write_text(text)
         patch.setattr(devices, name, folder / name)
-    return devices.huge_pages_told(mapped)
+    return devices.describe_huge_pages(mapped)
 
 
 def test_huge_pages_note_reports_system_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
