@@ -21,7 +21,8 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import LoadedModel
-from ngramspec.loading.settings import LoadSettings, LoadSettingsError
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.values import LoadSettingsError
 from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_complete

@@ -29,7 +29,8 @@ from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.load import make_model_drafter, open_target
-from ngramspec.loading.settings import LoadSettings, LoadSettingsError
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.values import LoadSettingsError
 from ngramspec.models.find import resolve
 from ngramspec.steps import Stats
 

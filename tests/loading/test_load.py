@@ -17,7 +17,8 @@ from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import model_tuning_path
-from ngramspec.loading.settings import LoadSettings, LoadSettingsError
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.values import LoadSettingsError
 from ngramspec.machine import Tuned, save_tuned
 from ngramspec.memory import Store
 from ngramspec.memory.memory import memory_folder
