@@ -1,16 +1,16 @@
-"""Properties of the llama.cpp build: its version, its devices, those that a model uses, and huge pages (Linux)."""
+"""Properties of the llama.cpp build: its version, its devices, and those that a model uses."""
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 import psutil
@@ -18,25 +18,18 @@ from llama_cpp import __version__ as binding_version
 
 from ngramspec.llama import bindings
 
-LARGE = 32 * 2**20  # bytes from which glibc's malloc maps every block on its own; the weights are one block
-
-_MAPS = Path("/proc/self/maps")
-_SUMS = Path("/proc/self/smaps_rollup")
 _NVIDIA = Path("/proc/driver/nvidia/version")
-_GIVEN_TO = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-Range = tuple[int, int]  # addresses from the first up to, and without, the second
 
 
 def build() -> str:
-    """The build behind `llama_cpp`: its version and what llama.cpp says of its backends."""
+    """Return the version of `llama_cpp`, and llama.cpp's description of its backends."""
     info = llama.llama_print_system_info().decode("utf-8", "replace")
     return f"llama-cpp-python {binding_version}; {' '.join(info.split())}"
 
 
 @cache
 def quantisation(file_type: int) -> str | None:
-    """The name of a file's `general.file_type`, as Q4_K_M; None for one that llama.cpp does not know."""
+    """Return the name of a file's `general.file_type`, such as Q4_K_M; `None` if llama.cpp does not know it."""
     for name, value in bindings.file_types(llama).items():
         if value == file_type and name.startswith(("LLAMA_FTYPE_ALL_", "LLAMA_FTYPE_MOSTLY_")):
             return name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
@@ -45,7 +38,7 @@ def quantisation(file_type: int) -> str | None:
 
 AUTO, ALL = -1, -2  # llama.cpp's numbers of GPU layers for "as many as fit" and "all"
 
-CPU, GPU, INTEGRATED = 0, 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
+GPU, INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +71,16 @@ class _Properties(ctypes.Structure):
 
 def devices() -> list[Device]:
     """Return the devices that the loaded ggml library has registered; empty if it does not export its registry."""
-    function, pointer, text = partial(bindings.ggml_function, llama), ctypes.c_void_p, ctypes.c_char_p
+    pointer = ctypes.c_void_p
     try:
-        count = function("ggml_backend_dev_count", ctypes.c_size_t)
-        get = function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
-        describe = function("ggml_backend_dev_get_props", None, pointer, ctypes.POINTER(_Properties))
-        registry = function("ggml_backend_dev_backend_reg", pointer, pointer)
-        backend = function("ggml_backend_reg_name", text, pointer)
+        handles = _handles("dev")
+        describe = _ggml("ggml_backend_dev_get_props", None, pointer, ctypes.POINTER(_Properties))
+        registry = _ggml("ggml_backend_dev_backend_reg", pointer, pointer)
+        backend = _ggml("ggml_backend_reg_name", ctypes.c_char_p, pointer)
     except AttributeError:
         return []
     result = []
-    for handle in map(get, range(count())):
+    for handle in handles:
         properties = _Properties()
         describe(handle, ctypes.byref(properties))
         result.append(
@@ -108,24 +100,25 @@ def devices() -> list[Device]:
 
 def device_handles() -> dict[str, int]:
     """Return ggml's handles of all devices by name."""
-    function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
-    get, name = function("ggml_backend_dev_get", pointer, ctypes.c_size_t), _text("ggml_backend_dev_name")
-    count = function("ggml_backend_dev_count", ctypes.c_size_t)()
-    return {_to_text(name(handle)): handle for handle in map(get, range(count))}
+    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    return {_to_text(name(handle)): handle for handle in _handles("dev")}
 
 
 def buffer_types() -> dict[str, int]:
     """Return ggml's handles of the types of buffers by name: one of each device, and CPU."""
-    of_device = bindings.ggml_function(llama, "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
-    name = _text("ggml_backend_buft_name")
-    types = [of_device(handle) for handle in device_handles().values()]
-    return {_to_text(name(handle)): handle for handle in types if handle}
+    of_device = _ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
+    name = _ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
+    return {_to_text(name(handle)): handle for handle in map(of_device, _handles("dev")) if handle}
 
 
-def _text(function: str) -> Callable[[int], bytes]:
-    """Return a function of ggml with a handle as its argument and a text as its result."""
-    text_function: Callable[[int], bytes] = bindings.ggml_function(llama, function, ctypes.c_char_p, ctypes.c_void_p)
-    return text_function
+def _handles(kind: Literal["dev", "reg"]) -> list[int]:
+    """Return ggml's handles of all devices, or of all backends ("reg"). Raises AttributeError if it exports none."""
+    count = _ggml(f"ggml_backend_{kind}_count", ctypes.c_size_t)
+    return [*map(_ggml(f"ggml_backend_{kind}_get", ctypes.c_void_p, ctypes.c_size_t), range(count()))]
+
+
+def _ggml(name: str, result: Any, *arguments: Any) -> Any:
+    return bindings.ggml_function(llama, name, result, *arguments)
 
 
 def _to_text(text: bytes | None) -> str:
@@ -163,23 +156,18 @@ def offloads_all(n_gpu_layers: int) -> bool:
 
 
 def total_bytes(devices: Sequence[Device], layers: Counter[str]) -> int:
-    """Return the largest KV cache in bytes that empty memory holds, split over the devices like the layers.
+    """Return the largest KV cache in bytes that empty memory can contain, split over the devices like the layers.
 
-    Args:
-        devices: Devices of the build.
-        layers: Number of layers by the name of their device; layers on other devices than GPUs are in RAM.
+    `layers` is the number of layers by the name of their device; layers on other devices than GPUs are in RAM.
     """
     gpus = {d.name: d.total for d in devices if d.is_gpu and d.total > 0}
     return _fitting(gpus, psutil.virtual_memory().total, 0, layers)
 
 
 def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped_bytes: int = 0) -> int:
-    """Return the largest KV cache in bytes that free memory holds, split over the devices like the layers.
+    """Return the largest KV cache in bytes that free memory can contain, as `total_bytes` does for empty memory.
 
-    Args:
-        devices: Devices of the build.
-        layers: Number of layers by the name of their device; layers on other devices than GPUs are in RAM.
-        mapped_bytes: Size of the weights if they are mapped; those in RAM still count as free there.
+    `mapped_bytes` is the size of the weights if they are mapped, because RAM that they use still counts as free.
     """
     gpus = {d.name: d.free for d in devices if d.is_gpu and d.total > 0}
     return _fitting(gpus, psutil.virtual_memory().available, mapped_bytes, layers)
@@ -231,7 +219,7 @@ def driver_version() -> str:
 
 def _version(name: str) -> str:
     try:
-        return _to_text(bindings.ggml_function(llama, name, ctypes.c_char_p)())
+        return _to_text(_ggml(name, ctypes.c_char_p)())
     except AttributeError:
         return ""
 
@@ -248,28 +236,18 @@ _GPU_BACKENDS = {
 def gpu_backends() -> list[str]:
     """Return the GPU backends that the build contains, with or without a device, sorted."""
     # A backend whose driver is missing may not register itself, but its library is there.
-    names = [path.name.partition("ggml-")[2].partition(".")[0] for path in _library_folder().glob("*ggml-*")]
+    folder = Path(bindings.ggml(llama)._name).parent
+    names = [path.name.partition("ggml-")[2].partition(".")[0] for path in folder.glob("*ggml-*")]
     try:
-        count = bindings.ggml_function(llama, "ggml_backend_reg_count", ctypes.c_size_t)
-        get = bindings.ggml_function(llama, "ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
-        name = bindings.ggml_function(llama, "ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
-        names += [_to_text(name(get(i))).lower() for i in range(count())]
+        name = _ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+        names += [_to_text(name(handle)).lower() for handle in _handles("reg")]
     except AttributeError:
         pass
     return sorted({_GPU_BACKENDS[name] for name in names if name in _GPU_BACKENDS})
 
 
-def _library_folder() -> Path:
-    return Path(bindings.ggml(llama)._name).parent
-
-
 def missing_gpu(gpus: Sequence[Device], n_gpu_layers: int) -> str | None:
-    """Return a warning if the user may expect a GPU and a model gets none; `None` if all is as expected.
-
-    Args:
-        gpus: GPUs that the model uses.
-        n_gpu_layers: Number of layers that should be on a GPU; AUTO means as many as fit, and ALL all of them.
-    """
+    """Return a warning if the user may expect a GPU and a model uses none; `None` if all is as expected."""
     if n_gpu_layers == 0 or gpus:
         return None
     check = "ngramspec info shows the build and its devices; -ngl 0 hides this warning"
@@ -278,66 +256,3 @@ def missing_gpu(gpus: Sequence[Device], n_gpu_layers: int) -> str | None:
     if n_gpu_layers != AUTO:
         return f"warning: running on the CPU: -ngl needs a llama-cpp-python that was built with a GPU backend. {check}"
     return None
-
-
-# --------------------------------------------------------------------------- huge pages
-#
-# Every pass reads all weights, 4 KiB at a time unless the pages are huge. With pages of 2 MiB the processor looks up
-# 512 times fewer addresses. Many distributions hand them out only to programs that ask (`/sys/kernel/mm/` says
-# `madvise`), and llama.cpp does not ask. This asks when the RAM into which it copies quantised layers is mapped and not
-# yet written: nothing is copied, and loading gets no slower. The mapped file's own pages are not helped.
-
-
-def anonymous_memory() -> list[Range]:
-    """Return the writable memory of this process without a file, ascending; empty if the system does not report it."""
-    try:
-        lines = _MAPS.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    blocks = []
-    for line in lines:
-        # start-end permissions offset device inode [name]; see proc_pid_maps(5).
-        addresses, permissions, _offset, _device, inode, *name = line.split(maxsplit=5)
-        if permissions == "rw-p" and inode == "0" and (not name or name[0].startswith("[anon:")):
-            start, end = addresses.split("-")
-            blocks.append((int(start, 16), int(end, 16)))
-    return blocks
-
-
-def advise_huge_pages(before: Sequence[Range]) -> int:
-    """Request huge pages for the large blocks that were mapped since `before`, a result of `anonymous_memory`.
-
-    The kernel reports adjacent blocks as one, so a block that has grown is requested as a whole.
-
-    Returns:
-        The number of bytes of the request.
-    """
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None:
-        return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    blocks = [(start, end - start) for start, end in anonymous_memory() if (start, end) not in before]
-    return sum(size for start, size in blocks if size >= LARGE and madvise(start, size, advice) == 0)
-
-
-def describe_huge_pages(mapped: bool) -> str | None:
-    """Describe in one line which programs get huge pages, how much this process uses, and how to use more.
-
-    Args:
-        mapped: Whether weights may be in the mapped file.
-
-    Returns:
-        The description; `None` if the system does not report it.
-    """
-    try:
-        # As in "always [madvise] never".
-        mode = _GIVEN_TO.read_text("ascii").split("[")[1].split("]")[0]
-        sums = dict(line.split(":", 1) for line in _SUMS.read_text("ascii").splitlines()[1:])
-        used = int(sums["AnonHugePages"].split()[0]) // 1024
-    except (OSError, ValueError, IndexError, KeyError):
-        return None
-    if mode == "never":
-        return f"not available; to enable them, run as root: echo madvise > {_GIVEN_TO}"
-    line = f"{used} MiB of this process, available to {'all' if mode == 'always' else 'programs that request them'}"
-    return f"{line}; mapped weights do not use them, but with --no-mmap they do" if mapped else line

@@ -17,12 +17,14 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import TargetError
+from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
+from ngramspec.llama.adapters import open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.hidden_states import States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence, append
+from ngramspec.llama.weights import Weights
 
 Pooling = Literal["none", "mean", "cls", "last"]
 """Pooling of token embeddings: their mean, the first ("cls") or the last one; "none" keeps one for each token."""
@@ -30,8 +32,26 @@ Pooling = Literal["none", "mean", "cls", "last"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings by their numbers in GGUF files
 
 
+def open_embedder(
+    weights: Weights, params: Any, pooling: Pooling | None, n_ctx: int, governor: ThreadGovernor
+) -> Embedder:
+    """Return an embedder that uses loaded weights in a new context; see `ngramspec.llama.target.Target.embedder`."""
+    if weights.read_metadata(f"{weights.architecture}.attention.causal") == "false":
+        raise ModelError(f"{weights.path} uses bidirectional attention; embeddings of such models are not supported")
+    if pooling is None:
+        number = int(weights.read_metadata(f"{weights.architecture}.pooling_type") or 0)
+        if number >= len(POOLINGS):
+            raise ModelError(f"{weights.path} is a ranking model; use --pooling mean to compute embeddings with it")
+        pooling = POOLINGS[number]
+    params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
+    context = open_context(weights.handle, params, weights.adapters)
+    if not context:
+        raise ModelError(f"{weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
+    return Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=governor)
+
+
 class Embedder:
-    """The embeddings of inputs; `ngramspec.llama.target.Target.embedder` creates one.
+    """The embeddings of inputs.
 
     Args:
         context: Context of the model for one sequence, which computes no embeddings yet; `close` frees it.
@@ -48,7 +68,7 @@ class Embedder:
         *,
         n_ctx: int,
         n_batch: int,
-        governor: ThreadGovernor | None = None,
+        governor: ThreadGovernor,
     ) -> None:
         model = llama.llama_get_model(context)
         self.pooling, self.n_ctx = pooling, n_ctx

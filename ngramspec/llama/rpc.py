@@ -24,7 +24,6 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, devices
-from ngramspec.llama.devices import CPU, GPU, INTEGRATED
 from ngramspec.llama.watchdog import Watchdog
 
 PATIENCE = 300.0
@@ -192,14 +191,7 @@ def registry() -> int:
 
 
 def _load_function(backend: int, name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function that only the RPC backend exports.
-
-    Args:
-        backend: Handle of the RPC backend.
-        name: Name of the function.
-        result: Type of its result.
-        *arguments: Types of its arguments.
-    """
+    """Return a function that only the RPC backend exports, with these types of its result and arguments."""
     find = _ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
 
@@ -253,11 +245,7 @@ def _is_listening(name: str) -> bool:
 
 
 def _stranger(message: str | None) -> str:
-    """Return the reason why a program that accepts connections is not a worker for this build.
-
-    Args:
-        message: ggml's error message; `None` means that the program did not respond.
-    """
+    """Return why a program with this error message, or `None` without a response, is not a worker for this build."""
     if message is None:
         return (
             f"accepts connections, but did not respond for {GREETING:g} s: it is serving another process, or it is not"
@@ -273,13 +261,7 @@ def _stranger(message: str | None) -> str:
 
 
 def _loss(names: Sequence[str], message: str | None, patience: float) -> str:
-    """Describe the lost worker and the cause, as far as known.
-
-    Args:
-        names: Names of all workers.
-        message: ggml's error message; `None` means that the worker did not respond.
-        patience: Seconds after which it counts as lost.
-    """
+    """Describe the lost worker and the cause as far as known, given ggml's message; `None` means no response."""
     for _ in range(ENDING if message else 1):
         time.sleep(0.2)
         if missing := [name for name in names if not _is_listening(name)]:
@@ -320,12 +302,10 @@ def listening_address(host: str, port: int) -> str:
 
 def list_lent_devices() -> list[tuple[int, str]]:
     """Return ggml's handles and descriptions of the devices that a worker lends: its GPUs, or its CPU without any."""
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    about = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    all_handles = [get(i) for i in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
-    handles = [d for d in all_handles if kind(d) in (GPU, INTEGRATED)] or [d for d in all_handles if kind(d) == CPU]
-    return [(device, about(device).decode(errors="replace")) for device in handles]
+    lent = [device for device in devices.devices() if device.is_gpu]
+    lent = lent or [device for device in devices.devices() if device.backend == "CPU"]
+    handles = devices.device_handles()
+    return [(handles[device.name], device.description) for device in lent]
 
 
 def serve(address: str, threads: int, cache: Path | None) -> None:

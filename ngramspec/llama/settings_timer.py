@@ -77,7 +77,7 @@ class SettingsTimer:
             trial.use_threads(settings.threads, settings.threads_batch)
             return trial
         depth, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
-        trial = self._open[key] = self._weights(settings).trial_of(settings, depth + room + 2 * READING.size)
+        trial = self._open[key] = self._weights(settings).trials.open(settings, depth + room + 2 * READING.size)
         trial.use_threads(settings.threads, settings.threads_batch)
         trial.begin(depth)
         return trial

@@ -5,34 +5,25 @@
     logits = sequence.evaluate(tokens)     # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
     sequence.rollback(length)              # the cache contains exactly its first `length` tokens again
 
-A target computes the logits that verify drafts. A `llama_decode` reads all weights once, for one token or for several.
-So a few more tokens in a decode call cost little, and rejected ones are removed from the cache afterwards.
+A `llama_decode` reads all weights once, for one token or for several, so a few more tokens in a pass cost little. For
+example, the cache contains 1000 tokens, the next token t is known, and a drafter proposes d1 to d4.
+`evaluate([t, d1, d2, d3, d4])` returns 5 rows of logits: row 0 verifies d1, and row 4 predicts the token after d4. If
+d3 is rejected, the next token comes from row 2, and `rollback(1003)` removes d3 and d4. One pass yielded 3 new tokens.
 
-Example: the cache contains a prompt of 1000 tokens, and the vocabulary has 32 000 tokens. The next token t is known,
-and a drafter proposes 4 tokens.
-
-1. `evaluate([t, d1, d2, d3, d4])` appends 5 tokens in one decode call and returns logits of shape (5, 32000). Row 0
-   verifies d1, row 1 verifies d2, and row 4 predicts the token after d4.
-2. The decoder accepts d1 and d2 and rejects d3. It takes the next token from row 2.
-3. `rollback(1003)` keeps the prompt, t, d1 and d2, and removes d3 and d4. One decode call has yielded 3 new tokens.
-4. `prefill` of a prompt of 1200 tokens, whose first 900 are in the cache, evaluates the other 300.
-
-A target has weights, a vocabulary and sequences. One pass reads the weights once for all sequences in it:
+One pass can also contain tokens of several sequences:
 
     with Target(path, texts=4) as target:
         first, second, third, fourth = target.sequences  # see `ngramspec.shared_model.SequenceModel`
         row = second.prefill(target.vocabulary.tokenize("Once"))
         rows = target.evaluate_together([Part(second, [5], 1), Part(third, [7, 8, 9], 3)])
 
-The module uses llama.cpp's low-level API and requests logits only for the positions that are read. So no buffer grows
-with n_ctx x n_vocab. A target knows nothing about drafts or acceptance.
+Only the logits that are read are requested, so no buffer grows with n_ctx x n_vocab.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -53,21 +44,20 @@ from ngramspec.exactness.decision import (
     ExactnessSelector,
 )
 from ngramspec.llama import bindings
-from ngramspec.llama.adapters import Lora, open_context, set_adapters
-from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
+from ngramspec.llama.adapters import Lora, set_adapters
+from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType
 from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
 from ngramspec.llama.contexts import (
     FLASH_TYPES,
     MICRO_BATCH,
     SNAPSHOTS,
     count_snapshots,
-    default_micro_batch,
     make_params,
     micro_batch_size,
     open_largest,
 )
 from ngramspec.llama.devices import AUTO
-from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
+from ngramspec.llama.embedder import Embedder, Pooling, open_embedder
 from ngramspec.llama.fitting import Demand
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
@@ -75,7 +65,7 @@ from ngramspec.llama.native import NativeObject
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import Placement
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.trial_context import ROOM, TrialContext
+from ngramspec.llama.setting_trials import SettingTrials
 from ngramspec.llama.weights import Weights
 from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
 from ngramspec.sampling.option import allow_choices, allow_int_range
@@ -145,7 +135,7 @@ class Target(NativeObject):
         exact: Resolved value with `texts`: "on" or "off", also if `exact` was "auto".
         exact_price: Time that the same text with and without drafts would take, as a multiple; `None` if unknown.
         exactness: Mode of requests that "auto" has chosen.
-        setting: Setting that the context was opened with: "fast" or "exact".
+        trials: Settings that the context can be opened with.
         heads: The model's own head, a draft model (see `ngramspec.llama.head`); `None` means that it is not loaded.
         n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
 
@@ -233,11 +223,7 @@ class Target(NativeObject):
         )
         self.n_seq = n_seq or (1 + LEAVES if may_branch and self.weights.on_gpu else 1)
         self._leaves = self.n_seq - 1 if may_branch else 0
-        attention_can_go = not self.weights.on_gpu and cache_type_v in UNQUANTISED
-        flash = "off" if flash_attn == "auto" and attention_can_go else flash_attn
-        # The requested micro-batch was chosen for the requested settings, so it may be too large for the exact ones.
-        micro = min(default_micro_batch(self.weights, flash), micro_batch) if micro_batch else None
-        self._under = {"fast": settings, "exact": replace(settings, flash_attn=flash, micro_batch=micro)}
+        self.trials = SettingTrials(self.weights, settings)
         self._longest = draft_max or SNAPSHOTS
         self._adapts = adapts
         n_ctx = self.weights.choose_context_size(n_ctx, self._texts)
@@ -256,10 +242,9 @@ class Target(NativeObject):
         if self._states:
             for states in self._states:
                 states.of_prompts = self.exact != "on"
-            params = self._params(self._under[self.setting], self._texts * (self.n_ctx + MAX_EVALUATE))
             self.heads = Heads(
                 self.weights.handle,
-                params,
+                self._params(self._settings, self._texts * (self.n_ctx + MAX_EVALUATE)),
                 self._states,
                 n_ctx=self.n_ctx,
                 pooled=self._pooled,
@@ -298,7 +283,7 @@ class Target(NativeObject):
         elif self.weights.is_recurrent and (self.weights.window or not self._count_snapshots(1, "fast")):
             self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
         else:
-            auto = ExactnessSelector(self, ways, self.vocabulary.tokenize(SAMPLE) if self.texts is None else ())
+            auto = ExactnessSelector(self.trials, ways, self.vocabulary.tokenize(SAMPLE) if self.texts is None else ())
             auto.measure()
             self.exactness, way, self.exact_price = auto.exactness, auto.mode, auto.relative_time
         if self.texts is not None:
@@ -324,7 +309,7 @@ class Target(NativeObject):
         return make_params(self.weights, settings, cells, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
 
     def _count_snapshots(self, limit: int, setting: str) -> int:
-        params = self._params(self._under[setting], MAX_EVALUATE, 1)
+        params = self._params(self.trials.by_name[setting], MAX_EVALUATE, 1)
         return count_snapshots(self.weights, params, limit, self._texts)
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
@@ -333,7 +318,7 @@ class Target(NativeObject):
                 f"{self.weights.path}: llama.cpp cannot evaluate several sequences of a"
                 f" {self.weights.architecture} model exactly; use one sequence, or exact='off'"
             )
-        settings = self._under[setting]
+        settings = self._settings = self.trials.by_name[setting]
         # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
         cells = self._texts * (n_ctx + MAX_EVALUATE)
         self._ctx, snapshots = open_largest(
@@ -346,7 +331,6 @@ class Target(NativeObject):
             )
         if 0 < snapshots < self._longest:
             self.weights.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
-        self.setting = setting
         # Flash attention on a CPU splits the context over the threads, so their number changes last bits.
         is_exact = self.exact == "on" or self.exactness.bit_identical
         adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.weights.on_gpu else self._adapts
@@ -405,37 +389,12 @@ class Target(NativeObject):
         for sequence in self.sequences:
             sequence.can_rollback = can_rollback
 
-    # ------------------------------------------------------------------ settings
-
     @property
     def flash_attn(self) -> str:
-        """Flash attention requested by the current setting: "auto", "on" or "off"."""
-        return self._under[self.setting].flash_attn
+        """Flash attention requested by the settings of the context: "auto", "on" or "off"."""
+        return self._settings.flash_attn
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """Settings that can be measured: "fast", and "exact" if its flash attention differs."""
-        return ("fast", "exact") if self._under["exact"].flash_attn != self.weights.present.flash_attn else ("fast",)
-
-    @property
-    def identity(self) -> str:
-        """Key of measurements under all `settings`."""
-        present = self.weights.present
-        micro = "" if present.micro_batch is None else f" ub={present.micro_batch}"
-        return self.weights.key(f"fa={present.flash_attn} kv={present.cache_types}{micro}")
-
-    def trial_of(self, settings: Settings, cells: int) -> TrialContext:
-        """Return a separate context under other settings, except `mmap` and `repack`, which cannot change.
-
-        Raises:
-            TargetError: The machine lacks the memory for the context.
-        """
-        self._check_open()
-        return TrialContext(self.weights.handle, make_params(self.weights, settings, cells), self.weights.adapters)
-
-    def trial(self, setting: str) -> TrialContext:
-        """Return a separate context under the setting "fast" or "exact"."""
-        return self.trial_of(self._under[setting], ROOM)
+    # ------------------------------------------------------------------ other uses of the weights
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """Return an embedder that uses this model's weights in a separate context; `close` frees it too.
@@ -447,24 +406,9 @@ class Target(NativeObject):
         Raises:
             ModelError: The model cannot compute embeddings, or the machine lacks the memory for the context.
         """
-        self._check_open()
-        if self.weights.read_metadata(f"{self.weights.architecture}.attention.causal") == "false":
-            raise ModelError(
-                f"{self.weights.path} uses bidirectional attention; embeddings of such models are not supported"
-            )
-        if pooling is None:
-            number = int(self.weights.read_metadata(f"{self.weights.architecture}.pooling_type") or 0)
-            if number >= len(POOLINGS):
-                raise ModelError(
-                    f"{self.weights.path} is a ranking model; use --pooling mean to compute embeddings with it"
-                )
-            pooling = POOLINGS[number]
-        params = make_params(self.weights, self._under[self.setting], n_ctx + MAX_EVALUATE)
-        params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
-        context = open_context(self.weights.handle, params, self.weights.adapters)
-        if not context:
-            raise ModelError(f"{self.weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
-        embedder = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=self.governor)
+        self.weights.check_open()
+        params = make_params(self.weights, self._settings, n_ctx + MAX_EVALUATE)
+        embedder = open_embedder(self.weights, params, pooling, n_ctx, self.governor)
         self._embedders = (*self._embedders, embedder)
         return embedder
 
@@ -473,7 +417,7 @@ class Target(NativeObject):
 
         The caller clears sequences whose tokens were evaluated with other scales. Embedders keep the first scales.
         """
-        self._check_open()
+        self.weights.check_open()
         adapters = [(handle, scale) for (handle, _), scale in zip(self.weights.adapters, scales, strict=True)]
         set_adapters(self._ctx, adapters)
         if self.heads is not None:
@@ -490,7 +434,7 @@ class Target(NativeObject):
         return self.fetch_together()
 
     def submit_together(self, parts: Sequence[Part]) -> None:
-        self._check_open()
+        self.weights.check_open()
         own = self.sequences
         if not parts or len({part.sequence.number for part in parts if part.sequence in own}) < len(parts):
             raise ValueError("a pass requires at least one part, and at most one for each sequence of this model")
@@ -543,7 +487,7 @@ class Target(NativeObject):
             ValueError: The target was loaded for one sequence, its KV cache cannot branch, or the length of `root` is
                 not that of the cache.
         """
-        self._check_open()
+        self.weights.check_open()
         if self.n_seq < 2 or not self.can_branch:
             raise ValueError(
                 "a tree needs a target with n_seq above 1 and a memory that is not recurrent, nor read in blocks"
@@ -573,7 +517,3 @@ class Target(NativeObject):
     @property
     def closed(self) -> bool:
         return not self.weights.handle
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("the target is closed")

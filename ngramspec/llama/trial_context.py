@@ -1,6 +1,6 @@
 """`TrialContext`: a small context of a loaded model that measures a setting for `exact="auto"` and `tune`.
 
-    with target.trial("fast") as trial:
+    with target.trials.trial("fast") as trial:
         trial.begin(1024)                   # length of the context
         trial.seconds(8)                    # time of a pass over 8 tokens
         trial.identity(1024).agreeing       # the sizes of passes that agree bit for bit with single tokens
@@ -125,10 +125,9 @@ class TrialContext:
         return Identity(agreeing(1), tuple(n for n in agreeing(MAX_DRAFT_SIZE) if n > 1))
 
     def rounding(self, text: Sequence[int]) -> float:
-        """Return the largest difference of a logit between passes and single tokens after an ordinary text.
+        """Return the largest difference of a logit between passes and single tokens after a text.
 
-        Args:
-            text: Tokens, repeated as needed. Random tokens would exaggerate the difference.
+        The text is repeated as needed. Random tokens would exaggerate the difference.
         """
         text = [*text] * -(-READ // len(text))
         self.start(0)

@@ -38,21 +38,9 @@ CHATML = (
 
 _INFILL_BUFFER = 512  # size in bytes of the infill sampler's buffer for a token's text; a longer text ends the process
 
-_KINDS = {
-    llama.LLAMA_TOKEN_ATTR_UNKNOWN: "unknown",
-    llama.LLAMA_TOKEN_ATTR_UNUSED: "unused",
-    llama.LLAMA_TOKEN_ATTR_NORMAL: "normal",
-    llama.LLAMA_TOKEN_ATTR_CONTROL: "control",
-    llama.LLAMA_TOKEN_ATTR_USER_DEFINED: "user-defined",
-    llama.LLAMA_TOKEN_ATTR_BYTE: "byte",
-}
-
 
 class Vocabulary(NativeObject):
     """The tokenizer of a GGUF file, which converts text to tokens and back; the file need not contain weights.
-
-    Args:
-        path: Path of the file.
 
     Attributes:
         vocabulary_hash: Hash of the vocabulary (16 bytes), equal if every token id has the same text.
@@ -77,13 +65,7 @@ class Vocabulary(NativeObject):
 
     @classmethod
     def from_handle(cls, path: str | os.PathLike[str], model: Any, header: GGUFHeader | None = None) -> Self:
-        """Return the vocabulary of a model that other code has loaded from a file and frees.
-
-        Args:
-            path: Path of the file.
-            model: llama.cpp's handle of the model.
-            header: Header of the file; `None` means that it is read.
-        """
+        """Return the vocabulary of a model that other code loaded from a file, with this header if known, and frees."""
         vocabulary = cls.__new__(cls)
         vocabulary.path, vocabulary._is_borrowed = Path(path), True
         vocabulary._take(model, header or read_header(vocabulary.path))
@@ -99,10 +81,8 @@ class Vocabulary(NativeObject):
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        Args:
-            text: Text to tokenize.
-            special: Whether to parse special tokens in the text.
-            add_bos: Whether to add the start token (or another prefix) if the model requires it.
+        With `special`, special tokens in it are parsed. With `add_bos`, the start token (or another prefix) is added if
+        the model requires it.
         """
         self._check_open()
         raw = text.encode("utf-8", "surrogatepass")
@@ -159,10 +139,7 @@ class Vocabulary(NativeObject):
         return raw.decode("utf-8", "replace") if raw else None
 
     def use_chat_template(self, template: str) -> None:
-        """Format conversations with another template than the model's.
-
-        Args:
-            template: Jinja template, or the name of one of llama.cpp's templates.
+        """Format conversations with another template in Jinja, or with one of llama.cpp's templates by its name.
 
         Raises:
             ModelError: The template is not valid Jinja, or exceeds a limit.
@@ -242,17 +219,12 @@ class Vocabulary(NativeObject):
     def ends(self) -> tuple[str, str]:
         """Texts of the start and end tokens; "" for one that the vocabulary lacks."""
         self._check_open()
-        return (
-            self._special_text(llama.llama_vocab_bos(self._vocab)),
-            self._special_text(llama.llama_vocab_eos(self._vocab)),
-        )
+        bos, eos = llama.llama_vocab_bos(self._vocab), llama.llama_vocab_eos(self._vocab)
+        return self._special_text(bos), self._special_text(eos)
 
     @cached_property
     def longest_token(self) -> int:
-        """Maximum number of bytes in a token, which limits the text that can fit in a context.
-
-        A text does not fit if it has more characters than this number times the context size.
-        """
+        """Maximum bytes in a token; a text with more characters than this times the context size does not fit."""
         return max(len(self.piece(token)) for token in range(self.n_vocab))
 
     @cached_property
@@ -309,10 +281,7 @@ class Vocabulary(NativeObject):
         return FillInTokens(*(token if token >= 0 else None for token in ids))
 
     def grammar(self, text: str) -> Grammar:
-        """Return a grammar in its initial state.
-
-        Args:
-            text: Grammar in GBNF or `Lark`.
+        """Return a grammar in GBNF or `Lark` in its initial state.
 
         Raises:
             GrammarError: The text is neither.
@@ -389,10 +358,7 @@ class Vocabulary(NativeObject):
 
 
 def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
-    """Load a model file with llama.cpp's parameters.
-
-    Returns:
-        llama.cpp's handle of the model, and the header of the file.
+    """Load a model file with llama.cpp's parameters, and return its handle and the header of the file.
 
     Raises:
         ModelError: The file cannot be loaded, or has no vocabulary.
@@ -417,43 +383,3 @@ def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
 
 def _refuse(values: Mapping[str, Any]) -> str:
     raise ModelError("a template that does not work")
-
-
-# --------------------------------------------------------------------------- draft models
-
-
-def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
-    """Return how many token ids, from 0 on, have the same text and kind in a model and its draft model.
-
-    Later tokens may be unused ones, as padding.
-
-    Raises:
-        ModelError: The vocabularies differ in other ways.
-    """
-    n_common = min(target.n_vocab, draft.n_vocab)
-    same = next((token for token in range(n_common) if _token(target, token) != _token(draft, token)), n_common)
-    if all(
-        _token(vocabulary, token)[1] == "unused"
-        for vocabulary in (target, draft)
-        for token in range(same, vocabulary.n_vocab)
-    ):
-        return same
-    ours, theirs = (_describe_token(vocabulary, same) for vocabulary in (target, draft))
-    raise ModelError(
-        f"{draft.path} cannot draft for {target.path}: their vocabularies differ at token {same} of {target.n_vocab}"
-        f" and {draft.n_vocab}: {ours} and, in the draft model, {theirs}; use a model of the same family"
-    )
-
-
-def _describe_token(vocabulary: Vocabulary, token: int) -> str:
-    if token >= vocabulary.n_vocab:
-        return "missing"
-    text, kind = _token(vocabulary, token)
-    return f"{text.decode('utf-8', 'replace')!r} ({kind})"
-
-
-def _token(vocabulary: Vocabulary, token: int) -> tuple[bytes, str]:
-    """Return the text and the kind of a token."""
-    attributes = llama.llama_vocab_get_attr(vocabulary._vocab, token)
-    kind = next((name for bit, name in _KINDS.items() if attributes & bit), "of no kind")
-    return llama.llama_vocab_get_text(vocabulary._vocab, token), kind

@@ -17,7 +17,7 @@ from llama_cpp._ggml import libggml
 from ngramspec import machine
 from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, crash_check, devices, rpc
+from ngramspec.llama import amx, bindings, crash_check, devices, huge_pages, rpc
 from ngramspec.llama.adapters import Lora, check_adapters, load_adapters
 from ngramspec.llama.cache import bytes_per_token, is_recurrent
 from ngramspec.llama.devices import AUTO, build
@@ -167,7 +167,7 @@ class Weights(NativeObject):
 
     @property
     def huge_pages(self) -> str | None:
-        return devices.describe_huge_pages(self.present.mmap and not self.on_gpu)
+        return huge_pages.describe_huge_pages(self.present.mmap and not self.on_gpu)
 
     @property
     def can_pool(self) -> bool:
@@ -249,6 +249,11 @@ class Weights(NativeObject):
         devices = [d.name for d in self.devices]
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
 
+    def check_open(self) -> None:
+        """Raise ValueError after `close`."""
+        if not self.handle:
+            raise ValueError("the target is closed")
+
     def close(self) -> None:
         """Free the model; the vocabulary cannot be used afterwards either."""
         if self.handle:
@@ -290,25 +295,20 @@ def _placement_key(n_gpu_layers: int, placement: Placement) -> str:
 
 
 def make_model_params(settings: Settings, *, all_on_gpu: bool) -> tuple[Any, bool]:
-    """Return llama.cpp's parameters for loading a model, and whether its AMX kernels are off because they are broken.
-
-    Args:
-        settings: Settings of the model; only `mmap` and `repack` matter here.
-        all_on_gpu: Whether all weights are on GPUs.
-    """
+    """Return llama.cpp's parameters for loading a model, and whether its AMX kernels are off, being broken."""
     params = llama.llama_model_default_params()
     bindings.set_mapped(llama, params, settings.mmap)
     params.use_extra_bufts = settings.repack
     amx_broken = settings.repack and has_broken_amx(all_on_gpu)
     if amx_broken:
         params.use_extra_bufts = amx.hide()
-    before = devices.anonymous_memory()
+    before = huge_pages.anonymous_memory()
 
     @llama.llama_progress_callback  # type: ignore[untyped-decorator]
     def on_progress(done: float, _data: Any) -> bool:
         # The first call comes when all buffers are mapped and none is filled.
         if done == 0:
-            devices.advise_huge_pages(before)
+            huge_pages.advise_huge_pages(before)
         rpc.alive()
         return True
 

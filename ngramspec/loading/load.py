@@ -25,10 +25,12 @@ from ngramspec.drafting.mixture.weight_files import file_of
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.rpc import PATIENCE, connect, workers
+from ngramspec.llama.same_vocabulary import common_tokens
 from ngramspec.llama.target import Target
-from ngramspec.llama.vocabulary import Vocabulary, common_tokens
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import tuning_key
-from ngramspec.loading.settings import MODEL_ONLY, NO_DEVICE, LoadSettings, LoadSettingsError
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.values import MODEL_ONLY, NO_DEVICE, LoadSettingsError
 from ngramspec.machine import flags, load_tuned, tuning_path
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
@@ -163,14 +165,7 @@ def open_resolved(
 
 
 def open_target(path: Path, settings: LoadSettings, on_note: OnNote = lambda _: None, **more: Any) -> Target:
-    """Load only a model, from a checked file. All targets and draft models are made here.
-
-    Args:
-        path: File of the model.
-        settings: Settings; tuned ones are not applied.
-        on_note: Function that receives notes for the user.
-        more: Arguments of `Target` that are not in `settings`.
-    """
+    """Load only a model, from a checked file, without tuned settings; `more` are further arguments of `Target`."""
     target = Target(path, **{**settings.target_arguments, **more})
     for line in target.weights.notes:
         on_note(line)
@@ -292,13 +287,9 @@ def make_model_drafter(target: Vocabulary, model: Target) -> DraftModel:
 
 
 def open_memory(name: str | None, target: Vocabulary, *, on_note: OnNote, keep: bool) -> Memory:
-    """Return a memory for the tokenizer of a target.
+    """Return a memory for a tokenizer: the named one, or the default memory, which need not exist.
 
-    Args:
-        name: Name of the memory; `None` means the default memory, which need not exist.
-        target: Vocabulary of the target.
-        on_note: Function that receives notes for the user.
-        keep: Save answers for later sessions, if the user has enabled that.
+    With `keep`, it saves answers for later sessions, if the user has enabled that.
 
     Raises:
         NGramSpecError: `name` is given, and the memory contains nothing for this tokenizer.

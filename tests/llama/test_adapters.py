@@ -50,7 +50,7 @@ def said(model: Path, **settings: Any) -> list[Any]:
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
         found += [rows.copy() for rows in target.evaluate_together(parts)]
         found.append(embed(target.embedder("mean", 128), TEXT))
-        for trial in (target.trial("fast"), target.trial_of(target.weights.present, 256)):
+        for trial in (target.trials.trial("fast"), target.trials.open(target.weights.present, 256)):
             with trial:
                 # Trials start from the state of a second context.
                 trial.start(128)
@@ -125,7 +125,7 @@ def test_target_keys_with_other_adapter_or_scale_differ(model: Path, lora: Lora,
     keys = []
     for adapters in ([], [(file, 1)], [(file, 0.5)], [(like_it, 1)], [(file, 1), (file, 1)], [(renamed, 1)]):
         with Target(model, lora=adapters, **SMALL) as target:
-            keys.append((target.sequences[0].fingerprint, target.identity))
+            keys.append((target.sequences[0].fingerprint, target.trials.identity))
     assert len({key for pair in keys[:-1] for key in pair}) == 10
     assert keys[-1] == keys[1]
 

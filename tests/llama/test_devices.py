@@ -156,7 +156,7 @@ def test_devices_returns_properties_that_ggml_reports(monkeypatch: pytest.Monkey
 
 def keys() -> tuple[str, str, str]:
     with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
-        return target.sequences[0].fingerprint, target.identity, tuning_key(DEMO, -1, ("f16", "f16"))
+        return target.sequences[0].fingerprint, target.trials.identity, tuning_key(DEMO, -1, ("f16", "f16"))
 
 
 def test_keys_change_with_gpus_that_the_model_uses(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_cache_checkpoint_before_draft_stays_where_the_state_is(empty: Target) -
 
 def test_trial_agreeing_sizes_match_those_of_target() -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
-        with target.trial("fast") as trial:
+        with target.trials.trial("fast") as trial:
             agreeing = trial.identity(0).agreeing
         text = random_tokens(target.vocabulary.n_vocab, 0, REAL + SIZES[-1])
         target.sequences[0].evaluate(text[:REAL])

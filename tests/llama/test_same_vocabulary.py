@@ -11,7 +11,8 @@ import pytest
 from support.vocabulary_files import FIRST_WORD, WORDS, write_words
 
 from ngramspec.errors import ModelError
-from ngramspec.llama.vocabulary import Vocabulary, common_tokens
+from ngramspec.llama.same_vocabulary import common_tokens
+from ngramspec.llama.vocabulary import Vocabulary
 
 ALL = FIRST_WORD + len(WORDS)
 

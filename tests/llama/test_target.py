@@ -20,7 +20,7 @@ from support.hold_pass import hold_one_pass
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, devices
+from ngramspec.llama import amx, bindings, devices, huge_pages
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -231,8 +231,8 @@ def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(devices, "anonymous_memory", lambda: "before")
-    monkeypatch.setattr(devices, "advise_huge_pages", asked.append)
+    monkeypatch.setattr(huge_pages, "anonymous_memory", lambda: "before")
+    monkeypatch.setattr(huge_pages, "advise_huge_pages", asked.append)
     with Target(DEMO, n_ctx=64, threads=1):
         assert asked == ["before"]
 
