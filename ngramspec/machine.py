@@ -98,11 +98,7 @@ class Measure(NamedTuple):
         return self.size >= MIN_PREFILL
 
     def label(self, depth: int) -> str:
-        """Return the name of the measure in a report.
-
-        Args:
-            depth: Number of tokens of the long context.
-        """
+        """Return the name of the measure in a report, where the long context has `depth` tokens."""
         name = f"prefill {self.size}" if self.is_prefill else f"T({self.size})"
         return f"{name} at {depth}" if self.deep else name
 

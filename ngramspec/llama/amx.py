@@ -37,11 +37,7 @@ _PATIENCE = 60.0
 
 
 def works(library: Path) -> bool:
-    """Return True if the AMX kernels of an installed llama.cpp work; False if the child reached no verdict.
-
-    Args:
-        library: Path of ggml's shared library, in the folder with the other parts of ggml.
-    """
+    """Return True if the AMX kernels work of ggml's `library` and the files next to it; False without a verdict."""
     parts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in library.parent.glob("*ggml*") if f.is_file()]
     about = f"{machine.name()} {sorted(parts)}".encode()
     return crash_check.verdict("amx", about, [__name__], _PATIENCE, _judge) == _WORKS

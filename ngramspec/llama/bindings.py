@@ -96,13 +96,7 @@ def ggml(api: Any) -> Any:
 
 
 def ggml_function(api: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the ggml library.
-
-    Args:
-        api: Module of llama.cpp's functions.
-        name: Name of the function.
-        result: Type of its result.
-        *arguments: Types of its arguments.
+    """Return a function of the ggml library with these types of its result and arguments.
 
     Raises:
         AttributeError: The library lacks the function.

@@ -56,15 +56,9 @@ def micro_batch_size(weights: Weights, settings: Settings) -> int:
 def make_params(
     weights: Weights, settings: Settings, cells: int, *, n_seq: int = 1, pooled: bool = False, snapshots: int = 0
 ) -> Any:
-    """Return llama.cpp's parameters of a context.
+    """Return llama.cpp's parameters of a context with `cells` cells for all sequences together.
 
-    Args:
-        weights: The loaded model.
-        settings: Settings of the context.
-        cells: Number of cells of the KV cache, for all sequences together.
-        n_seq: Number of llama.cpp's sequences.
-        pooled: Whether the sequences share one pool of cells.
-        snapshots: Number of snapshots of a recurrent state.
+    If `pooled`, the sequences share one pool of cells. `snapshots` is the number of snapshots of a recurrent state.
     """
     params = llama.llama_context_default_params()
     params.n_ctx = cells
@@ -85,8 +79,7 @@ def count_snapshots(weights: Weights, params: Any, limit: int, texts: int) -> in
 
     Args:
         weights: The loaded model.
-        params: Parameters of a context of a few cells with one snapshot. It supports snapshots if a large context does,
-            and its states are as large.
+        params: Parameters of a context of a few cells with one snapshot, whose states are as large as in a large one.
         limit: Maximum number of snapshots.
         texts: Number of sequences, each with separate snapshots.
     """
@@ -109,12 +102,7 @@ def count_snapshots(weights: Weights, params: Any, limit: int, texts: int) -> in
 
 
 def open_largest(weights: Weights, params_of: Callable[[int], Any], snapshots: int) -> tuple[Any, int]:
-    """Open a context with as many snapshots as fit.
-
-    Args:
-        weights: The loaded model.
-        params_of: Function that returns the parameters of a context with a number of snapshots.
-        snapshots: Maximum number of snapshots.
+    """Open a context with `snapshots` snapshots, or as many as fit; `params_of` returns its parameters.
 
     Returns:
         llama.cpp's context, null if it does not fit, and its number of snapshots.

@@ -132,11 +132,7 @@ _N_CTX = 256
 
 
 def check(path: Path, build: str) -> GGUFHeader | None:
-    """Reject a damaged file, which would end the process; a file with which the child hangs is not rejected.
-
-    Args:
-        path: Path of the file.
-        build: Name of the build of llama.cpp that will load the file.
+    """Reject a damaged file, with which `build` of llama.cpp would crash; a file that makes it hang is not rejected.
 
     Returns:
         The header; `None` if the file is not a GGUF file, which llama.cpp reports itself.

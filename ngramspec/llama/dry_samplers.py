@@ -15,8 +15,7 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.llama import bindings
 from ngramspec.sampling.settings import Sampling
 
-_MAX_SAMPLERS = 32
-"""Maximum number of samplers that are kept."""
+_MAX_SAMPLERS = 32  # maximum number of samplers that are kept
 
 
 def dry_window(sampling: Sampling, n_ctx: int) -> int:
@@ -30,11 +29,7 @@ def window(last_n: int, n_ctx: int) -> int:
 
 
 class DrySamplers:
-    """The DRY samplers of one vocabulary; any thread may call the methods.
-
-    Args:
-        vocab: llama.cpp's handle of the vocabulary.
-    """
+    """The DRY samplers of one vocabulary; any thread may call the methods."""
 
     def __init__(self, vocab: Any) -> None:
         self._vocab = vocab

@@ -19,22 +19,15 @@ from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.grammars.worker import compile_grammar, worker
 from ngramspec.tokens import ending_tokens
 
+# Limits on unused grammars that stay compiled. Each may have grown to 200 MB while it was used.
 _MAX_KEPT = 8
-"""Maximum number of unused grammars that stay compiled; each may have grown to 200 MB while it was used."""
-
-_MAX_CHARACTERS = MAX_SIZE
-"""Maximum total length in characters of the unused compiled grammars; each character takes 100 to 200 bytes."""
+_MAX_CHARACTERS = MAX_SIZE  # in all grammars together; each character takes 100 to 200 bytes
 
 Bools = NDArray[np.bool_]
 
 
 class Grammar:
-    """A grammar at one position of a sequence, shared by the sampler, the verifier and the drafter.
-
-    Args:
-        vocabulary: Vocabulary of the tokens.
-        start: State of llguidance at the start of a text; it is copied.
-    """
+    """A grammar at one position of a sequence, shared by the sampler, the verifier and the drafter."""
 
     def __init__(self, vocabulary: Any, start: LLMatcher) -> None:
         self.vocabulary = vocabulary
@@ -162,14 +155,12 @@ class Grammars:
         """Vocabulary for llguidance, created for the first grammar in up to a few seconds."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = _make_tokenizer(self._vocabulary)
+                ends = list(ending_tokens(self._vocabulary))
+                self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(self._vocabulary)), eos_token=ends or None)
             return self._tokenizer
 
     def begin(self, text: str) -> Grammar:
-        """Return a grammar in its initial state.
-
-        Args:
-            text: Grammar in GBNF or `Lark`.
+        """Return a grammar in GBNF or `Lark` in its initial state.
 
         Raises:
             GrammarError: The text is not a grammar, or exceeds a limit.
@@ -253,8 +244,3 @@ class _Tokens:
 
     def __call__(self, text: bytes) -> list[int]:
         raise NotImplementedError
-
-
-def _make_tokenizer(vocabulary: Any) -> LLTokenizer:
-    ends = list(ending_tokens(vocabulary))
-    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=ends or None)

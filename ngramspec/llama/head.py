@@ -125,10 +125,6 @@ class Head(EvaluatesAtOnce):
     def appending(self, tokens: Sequence[int], rows: int) -> Generator[HeadFeed, HeadRows, Logits]:
         """Append tokens, and evaluate them and all owed tokens pass by pass.
 
-        Args:
-            tokens: Tokens to append.
-            rows: Number of the last tokens that need logits.
-
         Yields:
             The input of the next pass; the caller sends its result.
 
@@ -346,7 +342,6 @@ class Heads:
             raise ValueError("the context is closed")
 
     def set_adapters(self, adapters: Sequence[Adapter]) -> None:
-        """Apply adapters to the following passes."""
         set_adapters(self._ctx, adapters)
 
     def close(self) -> None:

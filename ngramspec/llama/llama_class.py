@@ -47,10 +47,6 @@ def check_adapter(model_path: str, lora_path: str | None, lora_scale: float) -> 
 def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
     """Prepare this process before a `Llama` is created: connect RPC workers, and disable AMX if it is broken.
 
-    Args:
-        n_gpu_layers: Number of layers on GPUs.
-        rpc_servers: Workers HOST:PORT,...; `None` means none.
-
     Raises:
         ValueError: A name is not HOST:PORT.
         ModelError: The workers cannot be connected, as in `ngramspec.llama.rpc.connect`.

@@ -162,11 +162,7 @@ class Plan:
         return {"n_gpu_layers": ALL if self.gpu_layers < 0 else self.gpu_layers, "placement": placement}
 
     def summary(self, layers: Mapping[str, int]) -> dict[str, Any]:
-        """Return which weights are on which devices, as JSON data.
-
-        Args:
-            layers: Number of layers by the name of their device, with the output layer.
-        """
+        """Return as JSON data which weights are on which devices, given the number of layers by device."""
         return {"gpus": [gpu.name for gpu in self.gpus], "layers": dict(layers), "cpu_experts": self.cpu_experts}
 
     def apply(self, params: Any) -> list[Any]:

@@ -129,12 +129,7 @@ class SyntheticModels:
             self._open[name] = self._load(path)
 
     def seconds(self, name: str, size: int) -> float:
-        """Return the time of a pass over `size` tokens; from MIN_PREFILL tokens on, only the last has logits.
-
-        Args:
-            name: Name of a quantisation or of an output layer.
-            size: Number of tokens.
-        """
+        """Return the time of a pass of a quantisation or output layer; see `TrialContext.seconds`."""
         return self._open[name][1].seconds(size)
 
     def close(self) -> None:

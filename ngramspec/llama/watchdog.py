@@ -103,13 +103,7 @@ class Watchdog:
         self._last_alive = time.monotonic()
 
     def watch(self, module: Any, calls: Sequence[str], frees: Sequence[str]) -> None:
-        """Replace functions of a module by watched ones.
-
-        Args:
-            module: Module that contains the functions.
-            calls: Names of functions to run with `__call__`.
-            frees: Names of functions to run with `free`.
-        """
+        """Replace functions of a module by watched ones, which run with `__call__`, or with `free`."""
         for run, names in ((self.__call__, calls), (self.free, frees)):
             for name in names:
                 setattr(module, name, partial(run, getattr(module, name)))

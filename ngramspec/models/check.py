@@ -145,11 +145,7 @@ def _check_pair(
 
 
 def check_complete(path: Path, what: str = "model") -> GGUFHeader:
-    """Return the header of a complete GGUF file, with or without weights.
-
-    Args:
-        path: Path of the file.
-        what: Noun for the file in messages.
+    """Return the header of a complete GGUF file, with or without weights; `what` is the noun for it in messages.
 
     Raises:
         ModelError: The file does not exist, is not GGUF or is truncated.

@@ -150,11 +150,7 @@ def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path
 
 
 def find_ollama(name: str, env: Mapping[str, str]) -> Path:
-    """Return the GGUF file of a model that Ollama has pulled.
-
-    Args:
-        name: `ollama:NAME` or `ollama:hf.co/owner/repo`, optionally with a tag.
-        env: Environment variables.
+    """Return the file of a model that Ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`, maybe with a tag.
 
     Raises:
         ModelError: Ollama has not pulled the model.
