@@ -1,9 +1,7 @@
 """Contexts of a loaded model: llama.cpp's parameters for them, and the snapshots of recurrent states that fit.
 
-    params = make_params(weights, settings, cells)          # of a context for one sequence
-    snapshots = count_snapshots(weights, params, 16, 1)     # that its memory has room for
-    params_of = partial(make_params, weights, settings, cells, n_seq=1)
-    context, snapshots = open_largest(weights, lambda n: params_of(snapshots=n), snapshots)
+    snapshots = count_snapshots(weights, make_params(weights, settings, 64, snapshots=1), 16, 1)
+    context, snapshots = open_largest(weights, lambda n: make_params(weights, settings, cells, snapshots=n), snapshots)
 
 Example: a recurrent model with a state of 20 MB, 1 GB of free memory and one sequence. A snapshot takes as much space
 as the state, and snapshots may take a sixteenth of the free memory, 64 MB. So 3 of the 16 requested snapshots fit, and
@@ -60,17 +58,22 @@ def make_params(
 
     If `pooled`, the sequences share one pool of cells. `snapshots` is the number of snapshots of a recurrent state.
     """
-    params = llama.llama_context_default_params()
-    params.n_ctx = cells
-    params.n_batch = params.n_ubatch = micro_batch_size(weights, settings)
-    params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
+    params = make_small_params(settings, cells, micro_batch_size(weights, settings))
     params.n_seq_max = n_seq
     params.kv_unified = pooled
+    params.n_rs_seq = snapshots
+    params.op_offload = weights.plan.asked.op_offload
+    return params
+
+
+def make_small_params(settings: Settings, cells: int, micro_batch: int) -> Any:
+    """Return llama.cpp's parameters of a context for one sequence, with its defaults for all that is not given."""
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = cells, micro_batch, micro_batch
+    params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
     params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
     params.flash_attn_type = FLASH_TYPES[settings.flash_attn]
     params.type_k, params.type_v = (CACHE_TYPES[cache_type][0] for cache_type in settings.cache_types)
-    params.n_rs_seq = snapshots
-    params.op_offload = weights.plan.asked.op_offload
     return params
 
 

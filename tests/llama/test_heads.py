@@ -93,11 +93,7 @@ def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
 
 @CASES
 def test_heads_in_joint_batch_return_logits_of_each_text_alone(
-    files: Files,
-    references: References,
-    name: str,
-    pooled: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    files: Files, references: References, name: str, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = references[name]
     if pooled:
@@ -131,11 +127,7 @@ def test_heads_in_joint_batch_return_logits_of_each_text_alone(
 
 @CASES
 def test_sequence_adopt_copies_hidden_states_for_its_head(
-    files: Files,
-    references: References,
-    name: str,
-    pooled: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    files: Files, references: References, name: str, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pooled:
         use_pooled_cache(monkeypatch)
