@@ -10,8 +10,7 @@ from ngramspec.backend import Logits, Vocabulary
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.request import GREEDY, Request
 from ngramspec.sampling.distribution import Logprobs, distribution_logprobs, logprobs
-from ngramspec.sampling.recording_sampler import RecordingSampler
-from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, Sampler, TokenBanSampler
+from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, RecordingSampler, Sampler, TokenBanSampler
 from ngramspec.tokens import ending_tokens
 
 

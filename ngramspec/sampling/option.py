@@ -44,11 +44,7 @@ class Option:
     needs_sampling: bool = False  # whether the setting chooses among tokens, and so contradicts temperature 0
 
     def read(self, value: Any) -> Any:
-        """Return the value of a command line argument, or of one text in its place.
-
-        Raises:
-            ValueError: The text is invalid.
-        """
+        """Return the value of a command line argument, or of one text in its place; see `parse`."""
         if self.parse is None:
             return value
         return self.parse([value] if self.repeatable and isinstance(value, str) else value)

@@ -91,10 +91,8 @@ def _tokens_after(tag: str, prompt: Sequence[int], piece: Callable[[int], bytes]
 class ReasoningCounter:
     """Counts the tokens of reasoning in one text.
 
-    Args:
-        budget: Budget of the text.
-        can_close: Predicate that returns False if a grammar forbids the closing tokens at the current position. The
-            block then stays open until the grammar allows them.
+    `can_close` returns False if a grammar forbids the closing tokens at the current position. The block then stays open
+    until the grammar allows them.
     """
 
     def __init__(self, budget: ReasoningBudget, can_close: Callable[[Sequence[int]], bool]) -> None:

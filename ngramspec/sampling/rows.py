@@ -47,13 +47,7 @@ class Candidates:
         self._ids, self._logits, self._p = (self.data[name] for name in ("id", "logit", "p"))
 
     def take_all(self, row: Any) -> cython.Py_ssize_t:
-        """Copy a row of logits in the order of its ids.
-
-        Args:
-            row: Logits of shape (n,), float32.
-
-        Returns:
-            Number of tokens.
+        """Copy a row of logits of shape (n,), float32, in the order of its ids; return n.
 
         Raises:
             BadLogits: A logit is nan or +inf, or none is finite.
@@ -80,18 +74,7 @@ class Candidates:
         return n
 
     def take_largest(self, row: Any, count: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Copy the largest logits of a row, the lowest ids among equals, in the order of their ids.
-
-        Args:
-            row: Logits of shape (n,), float32.
-            count: Number of tokens.
-
-        Returns:
-            Number of tokens.
-
-        Raises:
-            BadLogits: A logit is nan or +inf, or none is finite.
-        """
+        """Copy the `count` largest logits of a row, the lowest ids among equals, as `take_all` does."""
         n: cython.Py_ssize_t = row.shape[0]
         if n > self._ids.shape[0]:
             raise ValueError(f"the row has {n} logits for a vocabulary of {self._ids.shape[0]} tokens")
@@ -145,15 +128,12 @@ class Candidates:
         return n
 
     def move_to_end(self, count: cython.Py_ssize_t, ids: Any, row: Any) -> cython.Py_ssize_t:
-        """Move tokens to the end, or add them there.
+        """Move tokens to the end of the `count` tokens so far, or add them there; return their number.
 
         Args:
             count: Number of tokens so far, in the order of their ids.
             ids: Token ids, ascending, int32.
             row: Logits of shape (n,), float32.
-
-        Returns:
-            Number of tokens.
         """
         n: cython.Py_ssize_t = 0
         k: cython.Py_ssize_t = 0
@@ -218,11 +198,7 @@ class Candidates:
         position: cython.longlong,
         attempt: cython.ulonglong,
     ) -> cython.int:
-        """Draw one of `count` tokens from index `first`, as `gumbel_pick` does from their softmax.
-
-        Raises:
-            NoTokenLeft: a logit is nan or +inf, or none is finite.
-        """
+        """Draw one of the tokens of `best`, as `gumbel_pick` does from their softmax."""
         token: cython.int = self.best(first, count)
         if count == 1:
             return token
@@ -262,12 +238,7 @@ class Candidates:
 
 
 class CoupledChoice:
-    """A `Chooser` that draws the tokens of a draft with the noise of the verifier.
-
-    Args:
-        seed: Seed of the sampling.
-        position: Index of the first token of the draft.
-    """
+    """A `Chooser` that draws the tokens of a draft, which begins at `position`, with the noise of the verifier."""
 
     def __init__(self, seed: int, position: int) -> None:
         self._seed, self._position = seed, position
@@ -300,7 +271,7 @@ def append_most_likely(rows: Any, draft: Sequence[int], tokens: Any) -> cython.b
         tokens: List of token ids.
 
     Returns:
-        True if all rows have the draft's tokens; False if the last token is not the draft's.
+        True if all appended tokens are the draft's.
 
     Raises:
         BadLogits: A logit is nan or +inf, or none is finite; `tokens` has the tokens of the earlier rows.

@@ -1,7 +1,8 @@
 """Interfaces of a sampler and of its grammar, which `ngramspec.llama` implements, and samplers that wrap another one.
 
 `TokenBanSampler` applies the minimum length and the forbidden words of `TextRules`, and `BudgetSampler` their budget of
-reasoning. `CloseCalls` counts the tokens that rounding could have decided, if drafts may change last bits.
+reasoning. `RecordingSampler` keeps the distributions that tokens were drawn from. `CloseCalls` counts the tokens that
+rounding could have decided, if drafts may change last bits.
 """
 
 from __future__ import annotations
@@ -115,13 +116,7 @@ class WrappedSampler:
 
 
 class TokenBanSampler(WrappedSampler):
-    """A sampler that sets the logits of forbidden tokens to -inf.
-
-    Args:
-        sampler: Sampler that draws the tokens.
-        rules: Rules of the text.
-        stop_tokens: All tokens that end the text.
-    """
+    """A sampler that sets the logits of forbidden tokens to -inf; `stop_tokens` are all tokens that end the text."""
 
     def __init__(self, sampler: Sampler, rules: TextRules, stop_tokens: Sequence[int]) -> None:
         super().__init__(sampler)
@@ -188,6 +183,30 @@ class BudgetSampler(WrappedSampler):
     def _can_close(self, tokens: Sequence[int]) -> bool:
         grammar = self._sampler.grammar
         return grammar is None or grammar.count_allowed(tokens) == len(tokens)
+
+
+class RecordingSampler(WrappedSampler):
+    """A sampler that keeps the distribution of every token that it draws, after all samplers."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__(sampler)
+        self._distributions: list[Distribution] = []
+
+    def pop_distributions(self) -> list[Distribution]:
+        """Return the distributions since the last call, one for each token."""
+        distributions, self._distributions = self._distributions, []
+        return distributions
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        distribution = self._sampler.distribution(logits)
+        self._distributions.append(distribution)
+        return distribution
+
+    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
+        distributions = [] if distributions is None else distributions
+        token = self._sampler.draw(logits, position, distributions)
+        self._distributions.append(distributions[-1])
+        return token
 
 
 class CloseCalls(WrappedSampler):

@@ -18,8 +18,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.distribution import distribution_logprobs, gumbel_pick
-from ngramspec.sampling.recording_sampler import RecordingSampler
-from ngramspec.sampling.sampler import CloseCalls
+from ngramspec.sampling.sampler import CloseCalls, RecordingSampler
 from ngramspec.sampling.settings import Sampling
 
 VOCAB = 16
