@@ -16,13 +16,11 @@ class NGramDrafter(Drafter):
 
     def __init__(self, predictor: NGramPredictor | None = None) -> None:
         self.predictor = NGramPredictor() if predictor is None else predictor
-        self._unread: list[int] = []
         self._estimator = AcceptanceEstimator()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.predictor.reset()
         self.predictor.update_batch(prompt)
-        self._unread.clear()
         self._estimator.begin()
 
     def propose(
@@ -33,9 +31,6 @@ class NGramDrafter(Drafter):
         fixed_length: bool = False,
         price: MarginalCost | None = None,
     ) -> Draft:
-        # The tokens are read in batches, so that a policy that requests no drafts does not pay for each token.
-        self.predictor.update_batch(self._unread)
-        self._unread.clear()
         estimator = self._estimator
         estimator.open(price)
         draft = self.predictor.predict(limit, choose, estimator.add_guess)
@@ -46,5 +41,5 @@ class NGramDrafter(Drafter):
         return Draft(draft.tokens, draft.q, draft.match_lengths, draft.context_counts, tuple(probs), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        self._unread += tokens
+        self.predictor.update_batch(tokens)
         return self._estimator.record_outcome(tokens)

@@ -118,13 +118,9 @@ _MASK = (1 << 64) - 1
 
 
 def roll(keys: Sequence[int], token: int, orders: int) -> list[int]:
-    """Return the keys of the contexts of 1 to `orders` tokens that end at `token`.
+    """Return the keys of the contexts of 1 to `orders` tokens that end at `token`, given those at the previous token.
 
-    Args:
-        keys: Keys of the contexts that end at the previous token: `keys[k - 1]` is the hash of the last k tokens. Near
-            the start of a text there are fewer.
-        token: Next token.
-        orders: Maximum number of keys.
+    `keys[k - 1]` is the hash of the last k tokens; near the start of a text there are fewer keys.
     """
     prime = FNV_PRIME
     next_keys = [((FNV_BASIS ^ token) * prime) & _MASK]
@@ -204,24 +200,9 @@ class NGramPredictor:
         self._history.append(token)
 
     def update_batch(self, tokens: Sequence[int]) -> None:
-        """Append many tokens, such as a prompt, faster than one by one."""
-        prime = FNV_PRIME
-        newest = []
-        ending = [((FNV_BASIS ^ token) * prime) & _MASK for token in tokens]  # keys that end at each token
-        for order, table in enumerate(self._tables):
-            if not ending:
-                break
-            newest.append(ending.pop())
-            contexts = self._keys[order : order + 1] + ending  # keys of length order + 1, one per follower
-            followers = tokens[len(tokens) - len(contexts) :]
-            add = table.add
-            ending = []
-            for key, token in zip(contexts, followers, strict=True):
-                add(key, token)
-                ending.append(((key ^ token) * prime) & _MASK)
-        if tokens:
-            self._keys = newest
-        self._history.extend(tokens)
+        """Append many tokens, such as a prompt."""
+        for token in tokens:
+            self.update(token)
 
     def predict(
         self,

@@ -59,12 +59,6 @@ class TokenIndex:
         every link is at least `NOWHERE` and less than its position, and every head is at least `NOWHERE` and less than
         `size`. Adding a token writes into `heads`, and copies the other arrays when they are full.
 
-        Args:
-            tokens: Token ids.
-            links: Previous position with the same hash, for each token.
-            heads: Last position of each chain.
-            size: Number of tokens in the text.
-
         Raises:
             ValueError: The lengths do not match.
         """
@@ -78,12 +72,7 @@ class TokenIndex:
 
     @classmethod
     def build(cls, tokens: Ints, chains: int) -> TokenIndex:
-        """Return an index of a whole text, which is used without a copy. O(len(tokens)).
-
-        Args:
-            tokens: Token ids.
-            chains: Number of heads, a power of two.
-        """
+        """Return an index of a whole text, used without a copy, with `chains` heads, a power of two. O(len(tokens))."""
         size = len(tokens)
         index = cls.from_arrays(tokens, array("i", bytes(4 * size)), array("i", [NOWHERE]) * chains, size)
         index._enter_all()

@@ -31,7 +31,6 @@ class SuffixAutomaton:
     continuation is lost.
 
     Attributes:
-        size: Number of tokens in the text.
         last: State of the whole text.
         length: Length of the longest context, by state.
         link: State of the longest suffix that also occurred elsewhere, by state; NOWHERE for the empty context.
@@ -43,7 +42,7 @@ class SuffixAutomaton:
     """
 
     def __init__(self) -> None:
-        self.size = self.last = 0
+        self.last = 0
         self.length: list[int] = []
         self.link: list[int] = []
         self.goals: list[dict[int, int]] = []
@@ -54,14 +53,12 @@ class SuffixAutomaton:
         self._state(0, NOWHERE)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens at the end."""
+        """Add tokens at the end. Amortised O(1) per token."""
         for token in tokens:
-            self.add(token)
+            self._add(token)
 
-    def add(self, token: int) -> None:
-        """Add a token at the end. Amortised O(1)."""
+    def _add(self, token: int) -> None:
         new, p = self._state(self.length[self.last] + 1, 0), self.last
-        self.size += 1
         self.last = new
         # Each context that this token never followed gets a transition. No transition is ever removed.
         while p != NOWHERE and token not in self.goals[p]:
@@ -98,7 +95,6 @@ class SuffixAutomaton:
         return copy
 
     def _state(self, length: int, link: int) -> int:
-        """Add a state without transitions and return it."""
         self.length.append(length)
         self.link.append(link)
         self.goals.append({})
@@ -109,7 +105,6 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def _count(self, state: int, token: int) -> None:
-        """Count an occurrence of a transition."""
         counts = self.counts[state]
         counts[token] = count = counts.get(token, 0) + 1
         self.total[state] += 1

@@ -53,14 +53,9 @@ class SuccessorDrafter(Drafter):
 
     @abstractmethod
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
-        """Return the successors of the draft so far.
+        """Return the successors of the draft `tokens`, the length of their context, and the estimator's match length.
 
-        Args:
-            tokens: Tokens of the draft so far, which follow the context.
-
-        Returns:
-            The successors, the length of the context that they rest on, and the match length for the estimator; `None`
-            if no successors are known.
+        `None` means that no successors are known.
         """
 
     def propose(
@@ -237,17 +232,15 @@ class NasdDrafter(NGramDrafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
-        self._rows: list[NDArray[np.intp]] = []
+        self._rows: list[list[int]] = []
 
     def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
-        self._rows = [largest(row, FILLER) for row in rows]
+        self._rows = [largest(row, FILLER)[:FILLER].tolist() for row in rows]
 
     def accept(self, tokens: Sequence[int]) -> int:
-        for token, likeliest in zip(tokens, self._rows, strict=False):
-            for alternative in likeliest[:FILLER].tolist():
+        for at, token in enumerate(tokens):
+            for alternative in self._rows[at] if at < len(self._rows) else ():
                 self.predictor.count_candidate(alternative)
             self.predictor.update(token)
-        n_counted, self._rows = len(self._rows), []
-        hits = super().accept(tokens)
-        del self._unread[: min(n_counted, len(tokens))]
-        return hits
+        self._rows = []
+        return self._estimator.record_outcome(tokens)
