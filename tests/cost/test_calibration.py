@@ -41,13 +41,18 @@ def target_on(clock: Clock, *, slope: float = 0.1, single: float = 1e-3, odd: in
     )
 
 
-def measured(target: MockTarget, folder: Path) -> Calibration:
+def run_process(target: MockTarget, folder: Path) -> Calibration:
+    """Return the calibration of a process that measures the curve, or one size of it again."""
     calibration = Calibration.load(target, folder)
-    calibration.ensure_exact(target)
-    target.prefill([1, 2])
     calibration.ensure_curve(target, 100)
     calibration.save()
     return calibration
+
+
+def measured(target: MockTarget, folder: Path) -> Calibration:
+    Calibration.load(target, folder).ensure_exact(target)
+    target.prefill([1, 2])
+    return run_process(target, folder)
 
 
 def test_calibration_load_returns_saved_measurements(clock: Clock, tmp_path: Path) -> None:
@@ -78,9 +83,7 @@ def test_ensure_curve_restores_kv_cache(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     for _ in range(3):  # One process measures, and two later ones time again.
         target.prefill([1, 2, 3])
-        calibration = Calibration.load(target, tmp_path)
-        calibration.ensure_curve(target, 100)
-        calibration.save()
+        calibration = run_process(target, tmp_path)
         assert target.tokens == [1, 2, 3]
     calibration.ensure_exact(target)
     assert target.tokens == []
@@ -90,16 +93,13 @@ def test_ensure_curve_in_later_process_refines_cached_curve(clock: Clock, tmp_pa
     # The first process was disturbed and measured the maximum cost for every batch.
     target = target_on(clock, slope=1.5)
     target.prefill([1])
-    calibration = Calibration.load(target, tmp_path)
-    calibration.ensure_curve(target, 100)
-    calibration.save()
+    run_process(target, tmp_path)
     calm, costs = target_on(clock, slope=0.1), []
     calm.prefill([1])
     for _ in range(len(SIZES)):
         before = calm.passes
-        calibration = Calibration.load(calm, tmp_path)
-        curve = calibration.ensure_curve(calm, 100)
-        calibration.save()
+        curve = run_process(calm, tmp_path).curve
+        assert curve is not None
         assert calm.passes - before < target.passes / 3
         costs.append(sum(curve.ratio(n) for n in SIZES))
     assert costs == sorted(costs, reverse=True)
@@ -114,9 +114,7 @@ def test_ensure_curve_after_disturbed_measurement_measures_all_sizes(
     # Threads that wait for each other made all sizes slow and steep, although the machine seemed idle.
     busy = target_on(clock, slope=0.9, single=slowdown)
     busy.prefill([1])
-    calibration = Calibration.load(busy, tmp_path)
-    calibration.ensure_curve(busy, 100)
-    calibration.save()
+    calibration = run_process(busy, tmp_path)
     assert calibration.curve is not None
     assert not calibration.needs_measuring
     idle = target_on(clock)

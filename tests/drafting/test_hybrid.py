@@ -193,15 +193,6 @@ def test_hybrid_beside_uses_next_sequence_and_shares_learning() -> None:
 # --------------------------------------------------------------------------- gain of a call
 
 
-def test_second_opinion_with_agreement_increases_probability() -> None:
-    opinion = AgreementModel()
-    assert opinion.estimate(CONSENSUS, 0.6, 0.6) > 0.6 > opinion.estimate(MODEL, 0.6, 0.6)
-    assert opinion.estimate(NGRAMS, 0.6, 0.6) < 0.6
-    assert opinion.estimate(MODEL, 0.1, 0.9) > opinion.estimate(NGRAMS, 0.1, 0.9)
-    assert opinion.estimate(NGRAMS, 0.97, 0.3) > opinion.estimate(MODEL, 0.97, 0.3)
-    assert all(0 < opinion.estimate(case, p, m) < 1 for case in range(3) for p in (0, 1) for m in (0, 1))
-
-
 def test_second_opinion_learns_gain_and_partly_forgets_at_new_text() -> None:
     """A model that failed is expected to fail again, but is still tried in a new text."""
     for p in (0.0, 0.2, 0.6, 0.99):

@@ -82,11 +82,6 @@ def test_choose_with_agreeing_sizes_keeps_fast() -> None:
         assert measured.choose(DECODING_MODES) == "fast"
 
 
-def test_choose_with_free_padding_selects_padded() -> None:
-    assert known(padded=1.02).choose(DECODING_MODES) == "padded"
-    assert known(padded=1.02).missing(DECODING_MODES) is None
-
-
 @pytest.mark.parametrize("ways", [DECODING_MODES, ("fast", "padded"), ("fast",)])
 @pytest.mark.parametrize("exact", [NONE, SPLIT, ALL, None])
 def test_choose_never_selects_differing_or_unavailable_way(

@@ -141,10 +141,11 @@ def test_exact_auto_with_expensive_exact_settings_measures_rounding(tmp_path: Pa
     assert measured == [*FAST_STEPS, "rounding"]
 
 
-def test_exact_auto_with_free_padding_selects_padded(tmp_path: Path) -> None:
+def test_exact_auto_with_free_padding_selects_padded(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
     model.times_of["padded"] = model.times_of["fast"]
     assert chosen(model, tmp_path) == ("padded", ExactnessMode(SIZES[1:], bit_identical=True))
+    assert measured == FAST_STEPS
 
 
 def test_exact_auto_in_later_process_keeps_stored_choice(tmp_path: Path, measured: list[str]) -> None:

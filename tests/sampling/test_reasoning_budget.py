@@ -71,10 +71,20 @@ def closed(
     return "".join(written)
 
 
-def test_reasoning_budget_counts_tokens_after_opening_tag() -> None:
+def test_reasoning_budget_closes_blocks_after_their_limit() -> None:
     assert closed(["a", "<t>", "b", "c", "d"], 2) == "a<t>bc[</t>]d"
     assert closed(["<t>", "\n", "b", "c"], 2) == "<t>\nb[</t>]c"
     assert closed(["a", "b", "c"], 1) == "abc"
+    # A limit of 0 closes a block as soon as it is opened.
+    assert closed(["a", "<t>", "b"], 0) == "a<t>[</t>]b"
+    # The model may close a block itself.
+    assert closed(["<t>", "a", "</t>", "b", "c"], 2) == "<t>a</t>bc"
+    assert closed(["<t>", "a", "b", "</t>", "c"], 2) == "<t>ab[</t>]</t>c"  # llama.cpp closes it too.
+    # Each block has the whole budget, and is closed with its own tag.
+    text = ["<t>", "a", "b", "c", "<t>", "d", "</t>", "e", "f", "<t>", "g", "h", "i"]
+    assert closed(text, 2) == "<t>ab[</t>]c<t>d</t>ef<t>gh[</t>]i"
+    tags = {"<t>": "</t>", "[T]": "[/T]"}
+    assert closed(["[T]", "a", "</t>", "b"], 3, tags=tags) == "[T]a</t>b[[/T]]"
 
 
 def test_reasoning_budget_of_block_open_in_prompt_counts_prompt_tokens() -> None:
@@ -82,26 +92,12 @@ def test_reasoning_budget_of_block_open_in_prompt_counts_prompt_tokens() -> None
     assert closed(["a", "b", "c"], 3, prompt=["<t>", "x", "<t>"], start="<t>\n") == "abc[</t>]"
     assert closed(["a", "b", "c"], 3, prompt=["x<", "t", ">\n", "so", " far"], start="<t>\n") == "a[</t>]bc"
     assert closed(["a", "b"], 3, prompt=["<t>", "so", "very", "far", "on"], start="<t>\n") == "[</t>]ab"
-
-
-def test_reasoning_budget_of_zero_closes_block_immediately() -> None:
-    assert closed(["a", "<t>", "b"], 0) == "a<t>[</t>]b"
     assert closed(["a"], 0, prompt=["<t>", "\n"], start="<t>\n") == "[</t>]a"
 
 
 def test_reasoning_budget_inserts_message_before_closing_tag() -> None:
     assert closed(["<t>", "a", "b"], 1, message="so") == "<t>a[s][o][</t>]b"
     assert closed(["<t>", "a", "</t>", "b"], 9, message="so") == "<t>a</t>b"
-
-
-def test_reasoning_budget_keeps_block_that_the_model_closes() -> None:
-    assert closed(["<t>", "a", "</t>", "b", "c"], 2) == "<t>a</t>bc"
-    assert closed(["<t>", "a", "b", "</t>", "c"], 2) == "<t>ab[</t>]</t>c"  # llama.cpp closes it too.
-
-
-def test_reasoning_budget_applies_to_each_block() -> None:
-    text = ["<t>", "a", "b", "c", "<t>", "d", "</t>", "e", "f", "<t>", "g", "h", "i"]
-    assert closed(text, 2) == "<t>ab[</t>]c<t>d</t>ef<t>gh[</t>]i"
 
 
 def test_reasoning_budget_detects_tags_across_token_borders() -> None:
@@ -111,17 +107,9 @@ def test_reasoning_budget_detects_tags_across_token_borders() -> None:
     assert closed(["<t", "<t", ">", "a", "b"], 1) == "<t<t>a[</t>]b"
 
 
-def test_reasoning_budget_closes_block_with_its_own_tag() -> None:
-    tags = {"<t>": "</t>", "[T]": "[/T]"}
-    assert closed(["[T]", "a", "</t>", "b"], 3, tags=tags) == "[T]a</t>b[[/T]]"
-
-
-def test_reasoning_budget_completes_character_before_closing_tag() -> None:
+def test_reasoning_budget_waits_for_whole_character_and_grammar() -> None:
     euro = "€".encode()
     assert closed(["<t>", "a", euro[:1], euro[1:2], euro[2:], "b"], 2) == "<t>a\ufffd\ufffd\ufffd[</t>]b"
-
-
-def test_reasoning_budget_waits_while_grammar_forbids_closing_tag() -> None:
     assert closed(["<t>", "a", "b", "c", "d"], 1, forbidden_until=2) == "<t>abc[</t>]d"
 
 
