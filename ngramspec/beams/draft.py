@@ -138,14 +138,9 @@ contained all nodes that the search chose."""
 
 
 class BeamPlan:
-    """The drafts of one search.
+    """The drafts of one search: up to `farthest` rounds, each of `width` texts.
 
-    Args:
-        drafter: Drafter that makes the guesses.
-        curve: Cost of a pass by its size; `None` means that all passes cost the same.
-        width: Number of texts that each round takes.
-        farthest: Maximum number of rounds of a draft.
-        is_eog: Predicate for tokens that end a generation.
+    Without a curve, all passes cost the same.
     """
 
     def __init__(
@@ -267,13 +262,9 @@ class BeamPlan:
         return MarginalCost(self._rate(curve), slopes)
 
     def learn(self, size: int, seconds: float, other_seconds: float, rounds: Sequence[Sequence[Node]]) -> None:
-        """Learn the result of the last planned pass.
+        """Learn the result of the last planned pass, of `size` tokens.
 
-        Args:
-            size: Number of tokens of the pass.
-            seconds: Time of the pass.
-            other_seconds: Time of all other work.
-            rounds: Last nodes of the live texts after each round since the pass.
+        `rounds` are the last nodes of the live texts after each round since the pass.
         """
         for (nodes_drafted, _, coverage), nodes in zip(self._layers, rounds, strict=False):
             keys = {(node.parent, node.token) for node in nodes_drafted}

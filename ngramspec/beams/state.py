@@ -34,14 +34,7 @@ Extension = tuple[float, Beam, int]  # extended text: new score, text before the
 
 
 class BeamState:
-    """The state of one search.
-
-    Args:
-        vocabulary: Vocabulary of the target.
-        beams: Number of texts to keep.
-        root: Node of the prompt.
-        stop: Stop strings, which end a text.
-    """
+    """The state of one search, which keeps `beams` texts after the node of the prompt, `root`."""
 
     def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
@@ -55,9 +48,7 @@ class BeamState:
     def extensions(self, read: Callable[[Node], TopLogprobs | None]) -> list[Extension] | None:
         """Return the best `beams` results of a round, the best one first; `None` if the round needs a missing row.
 
-        Args:
-            read: Function that returns at least the target's `beams` most likely tokens after a node; `None` if that
-                row is missing.
+        `read` returns at least the target's `beams` most likely tokens after a node; `None` if that row is missing.
         """
         candidates: list[Extension] = []
         missing = -math.inf
@@ -67,9 +58,7 @@ class BeamState:
                 missing = max(missing, beam.score)
             else:
                 candidates += [(beam.score + logprob, beam, token) for token, logprob in likely]
-        candidates.sort(
-            key=lambda extension: -extension[0]
-        )  # stable: equal scores stay in the order of texts and tokens
+        candidates.sort(key=lambda extension: -extension[0])  # equal scores stay in the order of texts and tokens
         del candidates[self._beams :]
         # No extension of a text scores more than the text.
         enough = len(candidates) == self._beams and candidates[-1][0] > missing
@@ -104,11 +93,7 @@ class BeamState:
         return [beam.node for beam in live]
 
     def hypotheses(self, out_of: StopReason | None) -> list[Hypothesis]:
-        """Return the best texts so far, at most `beams`, the best one first.
-
-        Args:
-            out_of: Reason why the live texts end here; `None` if they continue.
-        """
+        """Return the best texts so far; `out_of` is the reason why the live ones end here, `None` if they continue."""
         beams: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
         beams.sort(key=lambda entry: -entry[0].score)
         return [self._hypothesis(beam, stop) for beam, stop in beams[: self._beams] if beam.node.parent is not None]

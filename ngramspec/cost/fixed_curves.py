@@ -94,11 +94,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
 
 
 def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurve:
-    """Return the curve of a JSON object {"1": 1.0, ...}.
-
-    Args:
-        points: Cost by batch size; may contain the key "switch" with the cost of a change of size.
-        where: Beginning of error messages.
+    """Return the curve of a JSON object {"1": 1.0, ...}, which may contain the key "switch"; see `make_fixed_curve`.
 
     Raises:
         NGramSpecError: A size or a cost is invalid.

@@ -51,7 +51,6 @@ CHANGE_ROUNDS = 8  # number of rounds, each with two changes of size
 FEWEST_ROUNDS = 4  # minimum number of rounds that separate the cost of a change from noise
 CHANGE_SHARE = 0.3  # maximum share of the budget for timing changes
 
-
 BUDGET = 2.0  # maximum seconds of measuring, or 5 % of the generation if that is more
 LONGEST = 8.0  # maximum seconds of measuring in any case
 ROUNDS = 4  # maximum number of rounds, each with one run per size
@@ -64,7 +63,7 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     A slow model has fewer points. The cost of a change of size is timed after the first round.
 
     Args:
-        target: Model whose context has room for at least one token.
+        target: Model to measure.
         tokens: Number of tokens to be generated.
         sizes: Batch sizes, the most informative first; `sizes_to_time` adds those of long drafts.
 

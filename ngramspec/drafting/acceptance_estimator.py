@@ -37,11 +37,7 @@ class DecayingRate:
         self._prior, self._strength = prior, strength
 
     def add(self, hit: float) -> None:
-        """Count an outcome.
-
-        Args:
-            hit: True or False, or a share of a hit.
-        """
+        """Count an outcome: True or False, or a share of a hit."""
         self._hits = self._hits * self._fade + hit
         self._tries = self._tries * self._fade + 1.0
 
@@ -112,12 +108,7 @@ def length_class(match: int) -> int:
 
 
 def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
-    """Return the token that `choose` picks.
-
-    Args:
-        choose: See `Chooser`.
-        offset: Position in the draft.
-        weights: Weights of the tokens to choose from.
+    """Return the token that a `Chooser` picks.
 
     Raises:
         ValueError: `choose` returned another token.
@@ -133,8 +124,7 @@ class AcceptanceEstimator:
 
     A guess is described by (match, count, support): the length of its context, how often the guessed token followed it,
     and how often any token did. Its cell depends on these numbers and on the number of right guesses before it. The
-    rate of a cell is shrunk towards the rate of all guesses with its match length, and this rate towards a prior. Each
-    guess takes constant time.
+    rate of a cell is shrunk towards the rate of all guesses with its match length, and this rate towards a prior.
 
     Attributes:
         acceptance_probs: Estimates for the guesses of the chain so far.
@@ -166,12 +156,7 @@ class AcceptanceEstimator:
         self.open(None)
 
     def open(self, price: MarginalCost | None, min_chain_prob: float = MIN_CHAIN_PROB) -> None:
-        """Start a chain.
-
-        Args:
-            price: Cost of one more token; `None` means that it is not considered.
-            min_chain_prob: Minimum probability that all of the chain is accepted.
-        """
+        """Start a chain, which ends when a longer one cannot pay, or is accepted with less than `min_chain_prob`."""
         self.acceptance_probs: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
@@ -180,13 +165,7 @@ class AcceptanceEstimator:
         self._reach = 1.0
 
     def add_guess(self, match: int, count: float, support: int) -> bool:
-        """Estimate the next guess of the chain; return True if one more guess may pay.
-
-        Args:
-            match: Length of the context.
-            count: Number of times that the guessed token followed it.
-            support: Number of occurrences of the context.
-        """
+        """Estimate the next guess of the chain; return True if one more guess may pay."""
         key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
         p = self.estimate(key)
         self._cells.append(key)
@@ -198,10 +177,7 @@ class AcceptanceEstimator:
     def estimate_undrawn(self, match: int, q: Mapping[int, float], support: int) -> float:
         """Return the estimate for the first guess before it is sampled from `q`; see `Drafter.propose`, `fixed_length`.
 
-        Args:
-            match: Length of the context.
-            q: Distribution to sample from. Only its largest value matters, as the share of the guess.
-            support: Number of occurrences of the context.
+        Only the largest value of `q` matters, as the share of the guess.
         """
         return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
@@ -209,12 +185,8 @@ class AcceptanceEstimator:
         """Return a draft with added estimates; unchanged if it has estimates or is empty.
 
         The cell of a guess then depends on its position in the draft and on the number of right guesses before the
-        draft. It also depends on the match length, if the drafter provides it.
-
-        Args:
-            draft: The drafter's proposal.
-            limit: Argument of `Drafter.propose`.
-            fixed_length: Argument of `Drafter.propose`.
+        draft. It also depends on the match length, if the drafter provides it. `limit` and `fixed_length` are those of
+        `Drafter.propose`.
         """
         if draft.acceptance_probs or not draft.tokens:
             self._guesses = ()
@@ -232,11 +204,7 @@ class AcceptanceEstimator:
         self._guesses = guesses
 
     def record_outcome(self, tokens: Sequence[int]) -> int:
-        """Learn from the tokens that were emitted, whether the chain was verified or not.
-
-        Returns:
-            Number of right guesses in the chain.
-        """
+        """Learn from the emitted tokens, whether the chain was verified or not; return its number of right guesses."""
         hits = 0
         for guess, key, token in zip(self._guesses, self._cells, tokens, strict=False):
             right = guess == token
@@ -294,12 +262,7 @@ class CalibrationTable:
     right: list[int] = field(default_factory=lambda: [0] * BINS)  # number of right guesses by bin
 
     def add(self, proposal: Draft, truth: Sequence[int]) -> None:
-        """Count a proposal.
-
-        Args:
-            proposal: The draft.
-            truth: The tokens that were emitted.
-        """
+        """Count a proposal, given the tokens that were emitted."""
         for guess, p, token in zip(proposal.tokens, proposal.acceptance_probs, truth, strict=False):
             number = min(BINS - 1, int(p * BINS))
             self.seen[number] += 1

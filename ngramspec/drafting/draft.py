@@ -78,7 +78,7 @@ class MarginalCost:
     """The cost of one more draft token. A drafter that receives it ends a draft when a longer one cannot pay.
 
     Args:
-        rate: Recent throughput, in tokens per unit of time.
+        rate: Recent throughput, in tokens per unit of time, which is by convention a decode call of one token.
         slopes: Entry k is the minimum time that one more token costs a draft of k tokens: the lowest slope of the cost
             curve from there on. At least one entry more than a draft can have tokens.
         seconds: Length of the unit of time, for drafters that take time themselves; 0 means unknown.
@@ -87,8 +87,6 @@ class MarginalCost:
         costs: Function that computes the attribute `costs` when it is first read, which only drafters with a draft
             model do. By default it sums the slopes.
         texts: Number of sequences that are drafted for at this cost at the same time.
-
-    The caller chooses the unit of time, by convention a decode call of one token.
     """
 
     def __init__(

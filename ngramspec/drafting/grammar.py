@@ -8,7 +8,7 @@ space nearly everywhere. The guess is then the white space that last followed th
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,9 +33,6 @@ class _Layout:
     mark: bytes = b""  # last character that is not white space
     space: bytes = b""  # white space after `mark`
 
-    def copy(self) -> _Layout:
-        return _Layout(dict(self.habits), self.mark, self.space)
-
     def read(self, text: bytes) -> None:
         """Read the next part of the text."""
         for i in range(len(text)):
@@ -47,11 +44,7 @@ class _Layout:
                 self.mark, self.space = character, b""
 
     def guess(self, characters: Collection[bytes]) -> bytes | None:
-        """Return the next character by the white space so far, or `None` if it does not determine one.
-
-        Args:
-            characters: Characters that the grammar allows.
-        """
+        """Return the next of the allowed characters by the white space so far; `None` if it does not determine one."""
         marks = [character for character in characters if character not in _SPACE]
         habit = self.habits.get(self.mark)
         if habit is None or len(marks) == len(characters):
@@ -78,11 +71,6 @@ class GrammarGuide:
 
         With `fixed_length` the draft is not cut, because a drawn token must not decide if it stays in the draft. It is
         only replaced entirely if the grammar forces the text. `legal` then returns its allowed length for the batch.
-
-        Args:
-            draft: The drafter's proposal.
-            limit: Maximum number of tokens.
-            fixed_length: See `Drafter.propose`.
         """
         legal = 0 if fixed_length else self.grammar.count_allowed(draft.tokens)
         self._forced_positions = range(0)
@@ -108,13 +96,7 @@ class GrammarGuide:
         return self.grammar.count_allowed(draft.tokens)
 
     def learn(self, n_sent: int, n_accepted: int, tokens: Sequence[int]) -> None:
-        """Learn from a decode call.
-
-        Args:
-            n_sent: Number of verified tokens of the last draft that `shape` returned.
-            n_accepted: Number of accepted tokens.
-            tokens: Emitted tokens.
-        """
+        """Learn from a decode call that verified `n_sent` tokens of the last draft of `shape` and emitted `tokens`."""
         for i in self._forced_positions:
             if i < n_sent and i <= n_accepted:
                 (self._final if i == self._forced_positions[-1] else self._inner).add(i < n_accepted)
@@ -126,7 +108,7 @@ class GrammarGuide:
         n_accepted = 0
         try:
             text = b""
-            ahead = self._layout.copy()
+            ahead = replace(self._layout, habits=dict(self._layout.habits))
             for token in draft:
                 self.grammar.accept(token)
                 n_accepted += 1

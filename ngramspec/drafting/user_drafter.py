@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 class UserDrafter(Drafter):
     """Calls a user's drafter, and checks its drafts.
 
-    Only `propose` raises the errors of the user's code: when it is called, no emitted token can be lost.
-
-    Args:
-        name: Class as FILE.py:Class.
-        vocabulary: Vocabulary of the tokens; `None` means unknown.
+    Only `propose` raises the errors of the user's code: when it is called, no emitted token can be lost. The arguments
+    are those of `make_drafter`.
 
     Raises:
         UserCodeError: The class cannot be loaded or constructed.
@@ -97,7 +94,7 @@ class UserDrafter(Drafter):
                 # A token that was not drawn has probability 1, because it does not depend on random numbers.
                 q = [{token: 1.0} for token in tokens]
             lengths_and_counts = _clip_counts(draft.match_lengths, tokens), _clip_counts(draft.context_counts, tokens)
-            chances = tuple(_probability(p) for p in draft.acceptance_probs[: len(tokens)])
+            chances = tuple(min(1.0, max(0.0, float(p))) for p in draft.acceptance_probs[: len(tokens)])  # nan: 0
         if fixed_length or len(chances) < len(tokens):
             chances = ()  # the caller then estimates them from earlier outcomes, without using the drawn tokens
         self._tokens = tokens
@@ -148,8 +145,3 @@ class UserDrafter(Drafter):
 def _clip_counts(numbers: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
     """Return a number of at least 0 for each token; empty if there are too few numbers."""
     return tuple(max(0, int(n)) for n in numbers[: len(tokens)]) if len(numbers) >= len(tokens) else ()
-
-
-def _probability(p: float) -> float:
-    """Return a number between 0 and 1; 0 for nan."""
-    return min(1.0, max(0.0, float(p)))

@@ -159,14 +159,9 @@ class Measurements:
         return relative is not None and relative <= TOLERANCE
 
     def missing(self, modes: Sequence[DecodingMode]) -> str | None:
-        """Return the next measurement that the choice requires.
+        """Return the next measurement that the choice among `modes` requires; `None` if it needs no further one.
 
-        Args:
-            modes: Modes that may be chosen.
-
-        Returns:
-            "times", or the setting ("fast" or "exact") whose batch sizes must be compared; `None` if the choice needs
-            no further measurement.
+        It is "times", or the setting ("fast" or "exact") whose batch sizes must be compared.
         """
         fast = self.identity("fast")
         if fast is None:
@@ -248,10 +243,7 @@ class ExactnessSelector:
 
     @property
     def relative_time(self) -> float | None:
-        """Relative time of bit-identical text: time of a usual request over its time with the fastest settings.
-
-        `None` if that is unknown, or if the text is bit-identical already.
-        """
+        """Minimum `Measurements.relative_time` of bit-identical text; `None` if unknown, or if it is so already."""
         if self.exactness.bit_identical:
             return None
         times = [self.measurements.relative_time(mode) for mode in self._modes if mode != "fast"]
@@ -268,11 +260,7 @@ class ExactnessSelector:
         return ExactnessMode(max_logit_shift=max_shift, agreeing=(1,) if identity is None else identity.agreeing)
 
     def measure(self, budget: float | None = None) -> None:
-        """Run the measurements that are still missing, as far as the time allows.
-
-        Args:
-            budget: Maximum seconds; `None` means `BUDGET`.
-        """
+        """Run the measurements that are still missing, in at most `budget` seconds; `None` means `BUDGET`."""
         ends = time.perf_counter() + (BUDGET if budget is None else budget)
         with suppress(TargetError):
             while (missing := self._missing()) is not None and self._measure(missing, ends):
@@ -286,11 +274,7 @@ class ExactnessSelector:
         return self.measurements.missing(self._modes) or ("rounding" if needs_rounding else None)
 
     def _measure(self, measurement: str, ends: float) -> bool:
-        """Run one measurement, at the next depth, if a first decode call shows that there is enough time.
-
-        Returns:
-            True if the measurement was made.
-        """
+        """Run one measurement, at the next depth, if a first decode call shows that there is enough time for it."""
         if time.perf_counter() >= ends:
             return False
         settings = self._model.settings if measurement == "times" else ("exact" if measurement == "exact" else "fast",)

@@ -59,15 +59,8 @@ def add_files(
 
     A file whose size and time of modification have not changed is not read again, and a changed file is replaced. A
     file of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written until
-    everything has been read, so the memory is unchanged if anything fails before.
-
-    Args:
-        store: Store of the memory.
-        tokenizer: Tokenizer of the store.
-        paths: Files and folders.
-        threads: Number of threads that tokenize.
-        progress: Function that is called with the bytes done and the bytes in all.
-        may_be_empty: Whether a path may contain no text.
+    everything has been read, so the memory is unchanged if anything fails before. `progress` is called with the bytes
+    done and the bytes in all.
 
     Raises:
         MemoryFileError: A path does not exist or contains no text (unless it `may_be_empty`), or the store cannot be
@@ -115,10 +108,7 @@ def add_files(
 
 
 def remove_files(store: Store, path: Path) -> int:
-    """Drop the file `path`, or all files below it, from a memory, even if they no longer exist.
-
-    Returns:
-        Number of dropped files.
+    """Drop the file `path`, or all files below it, from a memory, even if they no longer exist; return their number.
 
     Raises:
         MemoryFileError: The store cannot be used or written.
@@ -228,17 +218,7 @@ def watch_folders(
     threads: int = 1,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[AddResult]:
-    """Update a memory whenever files below some folders change; this never ends by itself.
-
-    Args:
-        store: Store of the memory.
-        tokenizer: Tokenizer of the store.
-        folders: Folders to watch.
-        threads: Number of threads that tokenize.
-        sleep: Function that waits between updates.
-
-    Yields:
-        The result of each update.
+    """Update a memory whenever files below some folders change, and yield each result; this never ends by itself.
 
     Raises:
         MemoryFileError: A folder was deleted, was replaced by another one or cannot be watched, or the store cannot be

@@ -25,11 +25,6 @@ class Memory(TextIndexSet):
     `indexes` contains the store's index, an index of the answers that were remembered later, and those of the texts
     added in this process. Without a store it contains only the latter. `refresh` reads the store again if it was
     rewritten.
-
-    Args:
-        contents: Contents of the store.
-        store: Store of the memory; `None` means that there is no store.
-        saves_answers: Whether answers are saved in the store.
     """
 
     def __init__(

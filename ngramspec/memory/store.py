@@ -141,11 +141,7 @@ class Store:
         return sum(path.stat().st_size for path in (self.path, self._index_path) if path.exists())
 
     def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
-        """Replace all documents, entirely or not at all.
-
-        Args:
-            change: Returns the documents to store, given the present ones: some of these, and new ones.
-        """
+        """Replace all documents, entirely or not at all, by the result of `change`: some of them, and new ones."""
         with self._write_transaction() as db:
             _replace_documents(db, change)
         self.read()  # builds the index
@@ -256,7 +252,6 @@ class Store:
 
 
 def _has_tables(db: sqlite3.Connection) -> bool:
-    """Return True if the database has tables."""
     return _execute_with_retries(db, "SELECT name FROM sqlite_master").fetchone() is not None
 
 

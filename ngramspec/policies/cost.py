@@ -180,13 +180,22 @@ class CostPolicy(Policy):
         if restore is not None:
             return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
         max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs))
-        longest = self._draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
+        draft_value: DraftValue = self._draft_value
+        longest = draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
         if numbers is not None:
             numbers.rate, numbers.max_cost = rate, max_cost
             numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
-            numbers.values = [self._draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
-        choose = self._plan_recurring if curve.switch else self._plan_best_value
-        length, size = choose(curve, sizes, costs, rate, max_cost, longest)
+            numbers.values = [draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
+        if curve.switch:
+            candidates = [
+                Candidate(k, draft_value.gross[k], size, cost)
+                for k, (size, cost) in enumerate(costs[1 : 2 + longest])
+                if k == 0 or cost <= max_cost
+            ]
+            best = self._recurring.choose(candidates, curve, sizes, rate, max_cost)
+            length, size = best.length, best.size
+        else:
+            length, size = self._plan_best_value(curve, sizes, costs, rate, max_cost, longest)
         # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
         if length > len(draft.tokens):
             length = len(draft.tokens)
@@ -197,28 +206,6 @@ class CostPolicy(Policy):
         """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one."""
         longest = min(len(draft.acceptance_probs), len(costs) - 2)
         return min((costs[n][1] for n in range(2, longest + 2) if costs[n][1] <= self.SURE * n), default=0.0)
-
-    def _plan_recurring(
-        self,
-        curve: CostCurve,
-        sizes: Sequence[int],
-        costs: Costs,
-        rate: cython.double,
-        max_cost: cython.double,
-        longest: cython.Py_ssize_t,
-    ) -> tuple[int, int]:
-        """Return the best plan if a change of batch size has a cost; the arguments are those of `_plan_best_value`."""
-        k: cython.Py_ssize_t
-        cost: cython.double
-        draft_value: DraftValue = self._draft_value
-        plain, plain_cost = costs[1]
-        candidates = [Candidate(0, draft_value.gross[0], plain, plain_cost)]
-        for k in range(1, longest + 1):
-            size, cost = costs[1 + k]
-            if cost <= max_cost:
-                candidates.append(Candidate(k, draft_value.gross[k], size, cost))
-        best = self._recurring.choose(candidates, curve, sizes, rate, max_cost)
-        return best.length, best.size
 
     def _plan_best_value(
         self,
@@ -231,13 +218,7 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         """Return the plan with the highest value in tokens: (draft tokens, batch size).
 
-        Args:
-            curve: Cost of a decode call.
-            sizes: Allowed batch sizes.
-            costs: Size and cost of the cheapest batch for n tokens, by n.
-            rate: Recent throughput, in tokens per T(1).
-            max_cost: Maximum cost of the batch of a draft.
-            longest: Maximum length of the draft; `DraftValue` contains the value of each length.
+        `DraftValue` contains the value of each length up to `longest`. The batch of a draft costs at most `max_cost`.
         """
         k: cython.Py_ssize_t
         size: cython.Py_ssize_t
@@ -359,9 +340,7 @@ class CostPolicy(Policy):
 def _by_reach(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the draft tokens and the batch size of each sequence: the best K tokens of all, for every K up to `room`.
 
-    Args:
-        reaches: For each sequence and draft token, the probability that it and all before it are accepted.
-        room: Maximum number of draft tokens in total.
+    `reaches` contains the probability of each draft token of each sequence that it and all before it are accepted.
     """
     lengths = [0] * len(reaches)
     # Sorting is stable, so a token never comes before an earlier token of its draft.

@@ -58,9 +58,9 @@ class DraftValue:
         """Compute `gross` for each length of a draft, up to the length that is returned; no batch fits longer ones.
 
         Args:
-            acceptance_probs: Probability of each guess that it is right if all before it are.
-            costs: Entry n is (size, time) of the cheapest batch for n tokens.
-            rate: Value of a unit of this time, lambda, in tokens.
+            acceptance_probs: See `Draft`.
+            costs: See `CostCurve.optimal_batches`.
+            rate: Value of a unit of time, lambda, in tokens.
             max_cost: Maximum time of a later decode call with a draft. It does not limit the first call: the caller
                 compares the lengths that it may take.
         """

@@ -60,12 +60,7 @@ class LossBudget:
         return not self._is_expensive or self.remaining(self._plain_seconds, 1.0) >= 0
 
     def record(self, done: Step, drafting: bool) -> None:
-        """Book a pass.
-
-        Args:
-            done: Record of the pass.
-            drafting: True if it has a draft, or keeps a batch size that drafts will use; see `RecurringSizes`.
-        """
+        """Book a pass; `drafting` means that it has a draft, or keeps a batch size for drafts (`RecurringSizes`)."""
         pass_seconds = done.seconds - done.interruption_seconds
         seconds = pass_seconds + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds

@@ -92,11 +92,7 @@ class RecurringSizes:
                 yield longest._replace(size=size, cost=cost)
 
     def record_pass(self) -> bool:
-        """Record a pass; without a choice before, it counts as plain.
-
-        Returns:
-            True if the pass kept the last size without having a draft.
-        """
+        """Record a pass, plain without a choice before; return True if it kept the last size without having a draft."""
         if self._shares and not self._has_choice:
             self._learn({self._plain: 1.0})
             self._overpaid = 0.0

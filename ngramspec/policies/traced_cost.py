@@ -42,11 +42,7 @@ from ngramspec.steps import Step
 
 
 class TracedCostPolicy(Policy):
-    """Wraps a `CostPolicy` and stores the numbers and the reason of each draft length in `Step.policy_details`.
-
-    Args:
-        policy: Policy that makes all decisions.
-    """
+    """Wraps a `CostPolicy` and stores the numbers and the reason of each draft length in `Step.policy_details`."""
 
     def __init__(self, policy: CostPolicy) -> None:
         self.name = policy.name

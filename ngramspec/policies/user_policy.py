@@ -18,11 +18,7 @@ from ngramspec.user_class import UserCodeError, construct, load_class, user_code
 
 
 class UserPolicy(Policy):
-    """Calls a user's policy, and limits its plans to possible ones.
-
-    Args:
-        name: Class as FILE.py:Class.
-        draft_max: Maximum draft length, passed to the constructor; `None` means no argument.
+    """Calls a user's policy, and limits its plans to possible ones; the arguments are those of `make_policy`.
 
     Raises:
         UserCodeError: The class cannot be loaded or constructed, or one of its methods fails.

@@ -74,13 +74,7 @@ class Prospects:
             rate.carry(CARRY_WEIGHT)
 
     def add(self, agrees: bool, chance: float, right: bool) -> None:
-        """Count a result of the model.
-
-        Args:
-            agrees: True if the model made the guess of the n-grams.
-            chance: Probability of the chosen guess.
-            right: True if the chosen guess was right.
-        """
+        """Count a result of the model; `chance` is the probability of the chosen guess, which was `right` or not."""
         self.agreement.add(agrees)
         if agrees:
             self.consensus.add(right)
@@ -112,11 +106,7 @@ class AgreementModel:
         return clone
 
     def begin(self) -> None:
-        """Start a request.
-
-        Earlier results of the model now count less; otherwise a model that failed in one text would never be called
-        again.
-        """
+        """Let earlier results count less; otherwise a model that failed in one text would never be called again."""
         for record in (*self._records, self._all):
             record.begin()
 
@@ -126,11 +116,7 @@ class AgreementModel:
         return _sigmoid(bias + p_weight * _log_odds(p or NONE) + m_weight * _log_odds(m))
 
     def prospects(self, p: float | None = None) -> Prospects:
-        """Return the expected results of the model.
-
-        Args:
-            p: Probability of the n-grams' guess; 0 means that they have none, and `None` the mean over all positions.
-        """
+        """Return the expected results of the model if the n-grams' guess has probability p; `None` means any guess."""
         return self._all if p is None else self._records[_class(p)]
 
     def learn(self, observation: Observation, token: int) -> None:

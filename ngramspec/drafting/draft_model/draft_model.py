@@ -91,16 +91,15 @@ class DraftModel(ModelDrafter):
     def read_chain(
         self, guesses: Sequence[int], n_read: int, gain: float = math.inf
     ) -> Generator[PassRequest, Logits | None, Logits | None]:
-        """Request a pass of the model over the next guesses of the chain.
+        """Request a pass of the model over the next guesses of the chain, which may be empty only in the first call.
 
         Args:
-            guesses: Tokens of the chain to read; may be empty only in the first call of a draft.
+            guesses: Tokens of the chain to read.
             n_read: Number of tokens of the chain that the model has read and that are still valid; 0 in the first call.
             gain: Expected gain; see `PassRequest`.
 
         Returns:
-            The logits after each guess, and in the first call also those after the text. `None` means that the request
-            was declined.
+            The logits after each guess, and in the first call also those after the text; `None` if it was declined.
         """
         first = not self._caught_up
         last = len(self._text) - 1

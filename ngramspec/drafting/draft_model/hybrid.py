@@ -29,14 +29,7 @@ from typing import NamedTuple, Self
 
 from ngramspec.backend import Logits
 from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
-from ngramspec.drafting.draft_model.agreement import (
-    ALONE,
-    CONSENSUS,
-    MODEL,
-    NGRAMS,
-    AgreementModel,
-    Observation,
-)
+from ngramspec.drafting.draft_model.agreement import ALONE, CONSENSUS, MODEL, NGRAMS, AgreementModel, Observation
 from ngramspec.drafting.draft_model.call_plan import CallPlan, plan_call
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.model import ModelGuess
@@ -61,12 +54,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
     """Drafts with n-grams, and with a model if that is expected to pay.
 
     With `fixed_length` (see `Drafter.propose`) one of the two makes the whole draft: the one with the higher expected
-    gain before any token is drawn.
-
-    Args:
-        model: Draft model.
-        memory: Texts to look up; see `MixtureDrafter`.
-        state_path: File for the statistics about tokens; see `MixtureDrafter`.
+    gain before any token is drawn. The arguments after `model` are those of `MixtureDrafter`.
     """
 
     name = "hybrid"
@@ -179,11 +167,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
                 return n_final
 
     def _guess(self, n_final: int, limit: int, choose: Chooser | None, price: MarginalCost, reach: float) -> int:
-        """Continue the chain with n-grams after `n_final` guesses, to one guess more than pays.
-
-        Returns:
-            Length of the chain without that last guess.
-        """
+        """Continue the chain with n-grams to one guess more than pays; return its length without that guess."""
         guesser = self.guesser
         chain = self._chain = self._chain[:n_final]
         if guesser.pending != n_final:
@@ -216,9 +200,8 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
     ) -> Generator[PassRequest, Logits | None, tuple[int, float, int] | None]:
         """Let the model read the guesses of the plan, and decide on these and on the next one.
 
-        Returns:
-            Number of final guesses, the probability that all are right, and the number of guesses that the model has
-            read; `None` if the request was declined.
+        Return the number of final guesses, the probability that all are right, and the number of guesses that the model
+        has read; `None` if the request was declined.
         """
         chain = self._chain
         end = n_final + plan.n_guesses

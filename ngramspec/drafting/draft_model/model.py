@@ -251,7 +251,7 @@ class ModelDrafter(StepwiseDrafter):
     # ------------------------------------------------------------------ model
 
     def _catch_up(self) -> Asking:
-        """Read the rest of the text into the cache, and return the logits after it."""
+        """Read the rest of the text, and return the logits after it."""
         last = len(self._text) - 1
         self._n_cached = min(self._n_cached, last)
         if not self._has_read and self._n_cached < last:
@@ -293,15 +293,8 @@ def _inside(p: float) -> float:
 def model_guess(row: Logits, offset: int, choose: Chooser | None, sampling: Sampling) -> ModelGuess | None:
     """Return the guess of a model at position `offset` of a draft; `None` if the logits are not finite.
 
-    Args:
-        row: Logits of the position.
-        offset: Position in the draft, which is passed to `choose`.
-        choose: See `Chooser`; `None` means greedy decoding.
-        sampling: Sampling settings of the target.
-
-    Returns:
-        The token, its probability, and the distribution that it was drawn from, at the temperature of the target's
-        sampling. The distribution is empty in greedy decoding.
+    It is the token, its probability, and the distribution that it was drawn from, at the temperature of the target's
+    `sampling`; empty in greedy decoding.
     """
     best = int(row.argmax())
     if not math.isfinite(row[best]):

@@ -271,12 +271,7 @@ def draft_single(drafting: Drafting) -> Draft:
 
 
 def draft_batch(draftings: Sequence[Drafting], price: MarginalCost | None) -> list[Draft]:
-    """Make the drafts of several sequences together.
-
-    Args:
-        draftings: Generators that were not started yet.
-        price: Cost of one more token, the same for all.
-    """
+    """Make the drafts of several sequences together; no generator was started yet."""
     if len(draftings) == 1:
         return [draft_single(draftings[0])]
     drafts = [NO_DRAFT] * len(draftings)

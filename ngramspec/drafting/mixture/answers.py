@@ -37,12 +37,9 @@ NO_TOKEN = cython.declare(cython.int, -1)
 class RejectedRowPredictions:
     """Stores the answers of one text, and corrects the probabilities of candidates by them.
 
-    Args:
-        cells: Maximum number of candidates that wait for their outcome.
-
     Attributes:
-        aligned: Answer in place at the position of the last `find_predictions`; -1 means that there is no answer.
-        pooled: Answer after the same context; -1 means that there is no answer.
+        place_token: Answer in place at the position of the last `find_predictions`; NO_TOKEN without an answer.
+        pool_token: Answer after the same context; NO_TOKEN without an answer.
     """
 
     def __init__(self, cells: int) -> None:
@@ -60,8 +57,6 @@ class RejectedRowPredictions:
 
     def begin(self) -> None:
         """Drop the answers; the correction keeps its statistics."""
-        if self._n_calls == 0:
-            return
         self._n_calls = 0
         for i in range(PLACES):
             self._places[i] = NO_TOKEN
@@ -69,13 +64,7 @@ class RejectedRowPredictions:
             self._runs[i] = 0
 
     def record(self, h: History, start: cython.Py_ssize_t, answers: Sequence[int]) -> None:
-        """Store the answers of a decode call.
-
-        Args:
-            h: Tokens: the text and the accepted tokens, and from `start` on the rejected ones.
-            start: Position of the first rejected token.
-            answers: Answer after that token, after the next one, and so on.
-        """
+        """Store the answers of a decode call after the rejected tokens, which `h` contains from position `start` on."""
         t = h.tokens
         self._n_calls += 1
         for at, answer in enumerate(answers, start + 1):
@@ -93,7 +82,7 @@ class RejectedRowPredictions:
                 token = t[at - order]
                 state = mix(state, token + 1)
                 slot = (state & (POOL_SLOTS - 1)) * ORDERS + order - 1
-                if self._runs[slot] == 0 or self._checks[slot] != state or self._answers[slot] != answer:
+                if self._checks[slot] != state or self._answers[slot] != answer:
                     self._runs[slot] = 0
                 self._checks[slot] = state
                 self._answers[slot] = answer
@@ -131,14 +120,9 @@ class RejectedRowPredictions:
     def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, top: cython.int, length: cython.int
     ) -> cython.double:
-        """Return the probability of a candidate, corrected by the answers of the last `find_predictions`.
+        """Return the probability of a candidate, which was `p`, corrected by the last `find_predictions`.
 
-        Args:
-            cell: Cell of the candidate.
-            token: Token id of the candidate.
-            p: Probability of the candidate before the correction.
-            top: Number of the last source that saw the candidate, plus 1; 0 if none did.
-            length: Class of the longest match.
+        `top` is the number of the last source that saw the candidate, plus 1, or 0 if none did.
         """
         facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS

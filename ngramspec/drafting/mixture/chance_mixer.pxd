@@ -1,7 +1,5 @@
 cimport cython
 
-cdef double _within(double z, double limit) noexcept
-
 cdef class ChanceMixer:
     cdef public int[::1] states
     cdef public int[::1] views
@@ -30,8 +28,6 @@ cdef class ChanceMixer:
         rate=cython.double, step=cython.double
     )
     cpdef void learn(self, Py_ssize_t cell, bint right) noexcept
-    @cython.locals(i=cython.Py_ssize_t, at=cython.Py_ssize_t)
-    cdef void _learn_facts(self, Py_ssize_t cell, double error) noexcept
 
 cdef class Correction:
     cdef public int[::1] facts

@@ -49,10 +49,6 @@ WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
 
 
-def _within(z: cython.double, limit: cython.double) -> cython.double:
-    return limit if z > limit else -limit if z < -limit else z
-
-
 class ChanceMixer:
     """Estimates the probability that each guess is right, and learns from the outcomes.
 
@@ -137,13 +133,13 @@ class ChanceMixer:
             for i in range(SOURCES + 1):
                 weight = self._token_weights[w + i] if k == TOKENS else self._weights[w + i]
                 x += weight * self._inputs[at + i]
-            x = _within(x, 8.0)
+            x = min(max(x, -8.0), 8.0)
             self._outputs[cell * EXPERTS + k] = x
             z += self._blend[blend + k] * x
         for i in range(BIASES):
             fact = self.facts[cell * BIASES + i]
             z += self._bias[fact] if fact < FREE_ROOM else self._token_bias[fact - FREE_ROOM]
-        x = 1.0 / (1.0 + exp(-_within(z, 12.0)))
+        x = 1.0 / (1.0 + exp(-min(max(z, -12.0), 12.0)))
         self.p[cell] = x
         return x
 
@@ -171,17 +167,11 @@ class ChanceMixer:
             count = self._counts[at]
             rate = self._rate[at]
             rate += (y - rate) / (count + 3.0)
-            if rate < 0.002:
-                rate = 0.002
-            elif rate > 0.998:
-                rate = 0.998
+            rate = min(max(rate, 0.002), 0.998)
             if count < MEMORY:
                 self._counts[at] = count + 1.0
             self._rate[at] = rate
             self._log_odds[at] = log(rate / (1.0 - rate))
-        self._learn_facts(cell, error)
-
-    def _learn_facts(self, cell: cython.Py_ssize_t, error: cython.double) -> cython.void:
         for i in range(BIASES):
             at = self.facts[cell * BIASES + i]
             if at < FREE_ROOM:

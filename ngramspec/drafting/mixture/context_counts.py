@@ -151,14 +151,8 @@ class ContextCounts:
         """Gather the tokens that followed this context in memory; return the longest match length.
 
         A position of a chain continues from the places that matched at the previous position, while any still matches.
-        Their next tokens are adjacent in RAM. A new search would wait for a dozen distant accesses.
-
-        Args:
-            h: Tokens of the request.
-            memory: Token indexes to search.
-            at: Number of the position in the chain.
-            end: Number of tokens in `h` before the position, including the chain.
-            longest: Longest match length in the request.
+        Their next tokens are adjacent in RAM. A new search would wait for a dozen distant accesses. `longest` is the
+        longest match length in the request.
         """
         t = h.tokens
         before: cython.int = self._n_places if at > 0 else 0

@@ -43,13 +43,7 @@ class TextIndexSet:
         self.answers: AnswerStore | None = AnswerStore()
 
     def add_text(self, tokens: Sequence[int]) -> None:
-        """Add an answer to the memory of this process.
-
-        An answer that stays in the context need not be added, because the context is looked up anyway.
-
-        Args:
-            tokens: Token ids, none of them negative.
-        """
+        """Add an answer to the memory of this process, unless it stays in the context, which is looked up anyway."""
         if self._session_indexes[-1].size > MAX_TOKENS // 2:
             del self.indexes[-len(self._session_indexes) :]
             self._session_indexes = [self._session_indexes[-1], TokenIndex()]
@@ -223,12 +217,8 @@ class MixtureDrafter(Drafter):
     ) -> tuple[dict[int, float], ...]:
         """Extend the chain with tokens picked by `choose` and return q, the distributions of all its tokens.
 
-        Args:
-            limit: Maximum length of the chain.
-            choose: See `Chooser`.
-            price: Cost of one more token. `None` means that the drawn tokens must not decide the length.
-            start: Number of tokens that the chain already has.
-            reach: Probability that all of these are right.
+        A `price` of `None` means that the drawn tokens must not decide the length. The chain already has `start`
+        tokens, which are all right with probability `reach`.
         """
         guesser = self.guesser
         q = [{guesser.guesses[at]: 1.0} for at in range(start)]

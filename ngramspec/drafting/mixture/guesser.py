@@ -124,14 +124,8 @@ class Guesser(PositionScorer):
         """Extend the chain with the most likely tokens, in `guesses` and `acceptance_probs`; return its length.
 
         The chain ends when all of it is right with a probability below `min_probability`, or when one more token cannot
-        pay.
-
-        Args:
-            limit: Maximum length. The chain is also shorter than `price.slopes`, and at most `POSITIONS` long.
-            min_probability: Minimum probability that the whole chain is right.
-            price: Cost of one more token.
-            start: Number of tokens that the chain already has.
-            reach: Probability that all of these are right.
+        pay. It is also shorter than `price.slopes`, and at most `POSITIONS` long. It already has `start` tokens, which
+        are all right with probability `reach`.
         """
         at: cython.int
         c: cython.int
@@ -160,10 +154,7 @@ class Guesser(PositionScorer):
     def record_target_guesses(self, draft: Sequence[int], n_accepted: int, answers: Sequence[int]) -> None:
         """Store the target's predictions after rejected tokens as later candidates; called before `accept`.
 
-        Args:
-            draft: The draft, fewer than `POSITIONS` tokens.
-            n_accepted: Number of accepted draft tokens.
-            answers: Most likely token after the first rejected token, after the next one, and so on.
+        `answers` are the most likely tokens after the first rejected token, after the next one, and so on.
         """
         at: cython.Py_ssize_t
         for at in range(len(draft)):

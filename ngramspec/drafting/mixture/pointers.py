@@ -63,12 +63,9 @@ class Pointers:
             self._places[i] = NOWHERE
 
     def find_predictions(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
-        """Find the predictions of the places at position `end`, which is number `at` of a chain.
+        """Find the predictions of the places at position `end`, number `at` of a chain; return True if there is one.
 
         Along a chain, a place is followed only while its predictions equal the guesses.
-
-        Returns:
-            True if there is a prediction.
         """
         has_prediction: cython.bint = False
         for i in range(POINTERS):
@@ -182,14 +179,7 @@ class Pointers:
     def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, length: cython.int
     ) -> cython.double:
-        """Return the probability of a candidate, corrected by the predictions of the last `find_predictions`.
-
-        Args:
-            cell: Cell of the candidate.
-            token: Token id of the candidate.
-            p: Probability of the candidate before the correction.
-            length: Class of the longest match.
-        """
+        """Return the probability of a candidate, which was `p`, corrected by the last `find_predictions`."""
         facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS
         agree: cython.int = 0

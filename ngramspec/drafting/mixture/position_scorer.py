@@ -318,10 +318,7 @@ class PositionScorer:
     def score_branch_position(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
         """Gather the candidates for a position on a side branch; return the number of the most likely one, or -1.
 
-        Args:
-            at: Number of the position.
-            depth: Number of guesses before it, which the caller wrote into `history`.
-            fork: Number of these guesses that belong to the chain.
+        The caller wrote the `depth` guesses before it into `history`; the first `fork` of them belong to the chain.
         """
         self._branch_offset, self._fork = at - depth, fork
         self._chain_copy_place, self._chain_copy_length = NOWHERE, 0

@@ -36,14 +36,9 @@ class AnswerStore:
         self._rates = [DecayingRate(HITS, TRIES, fade=FADE) for _ in range(CLASSES)]
 
     def begin(self, prompt: Sequence[int], sampling: Sampling) -> CurrentAnswer:
-        """Start the answer to a request, which is stored as it grows.
-
-        Args:
-            prompt: Token ids.
-            sampling: Sampling settings of the request. The seed has no effect if they are greedy.
-        """
+        """Start the answer to a request, which is stored as it grows."""
         if sampling.greedy:
-            sampling = replace(sampling, seed=0)
+            sampling = replace(sampling, seed=0)  # the seed has no effect
         key = hash((tuple(prompt), sampling))
         # A dict keeps the order of insertion, so the first request is the least recently repeated one.
         earlier = self._answers.pop(key, [])
@@ -57,13 +52,8 @@ class AnswerStore:
 class CurrentAnswer:
     """An answer as it grows, and the earlier answers to the same request that agree with it.
 
-    Args:
-        tokens: The answer so far, which is stored.
-        earlier: Earlier answers, the latest first.
-        rates: Acceptance rates of the next token of an earlier answer, by class.
-
     Attributes:
-        earlier: Earlier answers that agree with this one so far, and continue.
+        earlier: Earlier answers that agree with this one so far, and continue; the latest first.
     """
 
     def __init__(self, tokens: array[int], earlier: list[array[int]], rates: Sequence[DecayingRate]) -> None:
@@ -75,9 +65,6 @@ class CurrentAnswer:
         """Return the next tokens of an earlier answer, and the probability of each if those before it are right.
 
         The tokens end before the first one whose probability is below `CERTAIN`.
-
-        Args:
-            limit: Maximum number of tokens.
         """
         if not self.earlier:
             return [], ()

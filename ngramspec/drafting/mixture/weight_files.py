@@ -38,11 +38,7 @@ def folder() -> Path:
 
 
 def file_of(vocabulary: bytes) -> Path:
-    """Return the user's file for a vocabulary.
-
-    Args:
-        vocabulary: The target's `vocabulary_hash`.
-    """
+    """Return the user's file for a target's `vocabulary_hash`."""
     return folder() / f"{vocabulary.hex()}.npz"
 
 
