@@ -11,19 +11,15 @@ import numpy as np
 import pytest
 from support.cli_runner import DEMO, run
 from support.decoder_loop import drive, make_decoder, pass_seconds
-from support.ear import Ear
+from support.ear import ask, run_engine
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 from support.serving import serve
 
-from ngramspec.batching.engine import Engine
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting import make_drafter, supports_prediction
 from ngramspec.drafting.draft import Draft
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
-from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError
@@ -313,24 +309,12 @@ def test_engine_with_user_drafter_constructs_one_per_sequence(write: Write) -> N
         "    def propose(self, limit, choose=None, **_): return [Draft((1, 2)), None][self.broken]"
     )
     model = MockShared(3, peak=6.0)
-    curve = CostCurve({1: 1e-3, 64: 2e-3})
     drafter = make_drafter(name, vocabulary=MockTarget(16))
     assert drafter.clone_for_sequence() is not drafter
-    engine = Engine(
-        model,
-        model.sequences[0],
-        calibration=Calibration.from_curve(curve),
-        drafter=drafter,
-        clock=model.clock.perf_counter,
-    )
     prompts = [[7, *PROMPT], [9, *PROMPT], [8, *PROMPT]]
-    try:
-        ears = [Ear() for _ in prompts]
-        for prompt, ear in zip(prompts, ears, strict=True):
-            engine.submit(Request(prompt, 30), ear)
+    with run_engine(model, drafter=drafter) as engine:
+        ears = [ask(engine, prompt, 30) for prompt in prompts]
         ends = [ear.wait() for ear in ears]
-    finally:
-        engine.stop()
     assert [isinstance(end, UserCodeError) for end in ends] == [False, True, False]
     assert "propose must return a Draft, not NoneType" in str(ends[1])
     for prompt, ear in ((prompts[0], ears[0]), (prompts[2], ears[2])):

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.ear import WAIT, Ear
+from support.ear import WAIT, Ear, ask, run_engine
 from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import Clock, MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
@@ -40,22 +39,26 @@ def seconds(n: int) -> float:
 
 
 class Drafted:
-    """Engine whose draft model is a blurred mock of the target.
+    """A target, and a blurred mock of it as its draft model.
 
     Args:
         sequences: Number of sequences of both models.
         cost: Cost of a pass of the draft model relative to the target's; `None` means no draft model.
         blur: Scale of the noise on the draft model's logits.
         apart: The draft model's sequences have separate caches.
-        options: Further arguments of the target's `MockShared`.
+
+    Attributes:
+        engine: Engine on the target while `run` is open.
     """
 
+    engine: Engine
+
     def __init__(
-        self, sequences: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, apart: bool = False, **options: Any
+        self, sequences: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, apart: bool = False
     ) -> None:
         clock = Clock(1e-7)
-        self.target = MockShared(sequences, seconds=seconds, clock=clock, n_vocab=N, peak=6.0, **options)
-        drafter = MixtureDrafter(TextIndexSet())
+        self.target = MockShared(sequences, seconds=seconds, clock=clock, n_vocab=N, peak=6.0)
+        self.drafter = MixtureDrafter(TextIndexSet())
         if cost is not None:
             self.cost = cost
             self.small = MockShared(
@@ -64,16 +67,7 @@ class Drafted:
             for sequence in self.small.sequences:
                 self._slow_and_blurred(sequence, blur)
             model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared_model=self.small)
-            drafter = HybridDrafter(model, TextIndexSet())
-        curve = CostCurve({1: PASS, 64: seconds(64)})
-        self.engine = Engine(
-            self.target,
-            self.target.sequences[0],
-            calibration=Calibration.from_curve(curve),
-            drafter=drafter,
-            cache_room=1 << 24,
-            clock=clock.perf_counter,
-        )
+            self.drafter = HybridDrafter(model, TextIndexSet())
 
     def _slow_and_blurred(self, sequence: Any, blur: float) -> None:
         prefill, row = sequence.prefill, sequence.row
@@ -89,19 +83,13 @@ class Drafted:
 
         sequence.prefill, sequence.row = slow, blurred
 
-    def ask(self, prompt: Sequence[int], tokens: int = 60, **rest: Any) -> Ear:
-        ear = Ear()
-        self.engine.submit(Request(prompt, tokens, **rest), ear)
-        return ear
-
 
 @contextmanager
 def drafted(*args: Any, **options: Any) -> Iterator[Drafted]:
     made = Drafted(*args, **options)
-    try:
+    curve = CostCurve({1: PASS, 64: seconds(64)})
+    with run_engine(made.target, curve=curve, drafter=made.drafter, cache_room=1 << 24) as made.engine:
         yield made
-    finally:
-        made.engine.stop()
 
 
 def prompts(n: int) -> list[list[int]]:
@@ -116,11 +104,11 @@ def alone(prompt: Sequence[int], tokens: int = 60, sampling: Sampling | None = N
 def test_draft_model_keeps_texts_of_plain_decoding(sequences: int, temperature: float, blur: float) -> None:
     with drafted(sequences, blur=blur) as made:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(5))]
-        ears = [made.ask(prompt, sampling=sampling) for prompt, sampling in asked]
+        ears = [ask(made.engine, prompt, sampling=sampling) for prompt, sampling in asked]
         for ear in ears:
             assert ear.wait().reason == "length"
         # These are the next turns, whose beginnings are in the sequences' caches.
-        more = [made.ask([*prompt, *ear.tokens, 5], 20) for (prompt, _), ear in zip(asked, ears, strict=True)]
+        more = [ask(made.engine, [*prompt, *ear.tokens, 5], 20) for (prompt, _), ear in zip(asked, ears, strict=True)]
         for ear in more:
             assert ear.wait().n_cached > 0
     for ear, later, (prompt, sampling) in zip(ears, more, asked, strict=True):
@@ -135,12 +123,11 @@ def test_draft_model_after_cancellation_serves_next_request() -> None:
         first, second = prompts(2)
         ear = Ear()
         ticket = made.engine.submit(Request(first, 3000), ear)
-        while not any(isinstance(event, Step) for event in ear.events):
-            ear.queue.get(timeout=WAIT)
+        ear.wait_for(Step)
         ticket.cancel()
         assert ear.wait().reason in ("cancelled", "length")
         for prompt in (second, [*first, *ear.tokens[:3]]):
-            again = made.ask(prompt)
+            again = ask(made.engine, prompt)
             again.wait()
             assert again.tokens == alone(prompt)
 
@@ -198,7 +185,7 @@ def test_draft_model_with_joint_batch_is_faster_than_separate_caches() -> None:
 
 def test_draft_model_prefill_counts_as_prefill_not_draft_time() -> None:
     with drafted(1) as made:
-        end = made.ask(list(range(300)), 200).wait()
+        end = ask(made.engine, list(range(300)), 200).wait()
         assert isinstance(end, Done)
         reads = [step for step in made.small.sequences[0].prefill_sizes if step > 100]
     assert reads
@@ -213,7 +200,7 @@ def test_draft_model_failure_ends_only_its_request() -> None:
             raise TargetError("no memory for the draft model")
 
         broken.prefill = broken.evaluate = fails
-        ears = [made.ask(prompt, 200) for prompt in prompts(2)]
+        ears = [ask(made.engine, prompt, 200) for prompt in prompts(2)]
         ends = [ear.wait() for ear in ears]
         assert [type(end) for end in ends] == [Done, TargetError]
         assert ears[0].tokens == alone(prompts(1)[0], 200)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ear import WAIT, Ear
+from support.ear import WAIT, Ear, ask, run_engine
 from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
@@ -29,27 +25,6 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import TextRules
 from ngramspec.shared_model import Part
 from ngramspec.steps import Step
-
-CHEAP = CostCurve({1: 1e-3, 64: 2e-3})
-"""Cost curve with which drafts pay."""
-
-
-@contextmanager
-def running(model: MockShared, **settings: Any) -> Iterator[Engine]:
-    settings.setdefault("calibration", Calibration.from_curve(CostCurve.from_json(CHEAP.to_json())))
-    settings.setdefault("drafter", MixtureDrafter(TextIndexSet()))
-    settings.setdefault("clock", model.clock.perf_counter)
-    engine = Engine(model, model.sequences[0], **settings)
-    try:
-        yield engine
-    finally:
-        engine.stop()
-
-
-def ask(engine: Engine, prompt: list[int], tokens: int = 60, **rest: Any) -> Ear:
-    ear = Ear()
-    engine.submit(Request(prompt, tokens, **rest), ear)
-    return ear
 
 
 def prompts(n: int, length: int = 30) -> list[list[int]]:
@@ -64,7 +39,7 @@ def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None,
 def test_engine_with_simultaneous_requests_keeps_text_of_each(sequences: int, split: bool, temperature: float) -> None:
     begin = threading.Event()
     model = MockShared(sequences, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
-    with running(model) as engine:
+    with run_engine(model) as engine:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(7))]
         ears = [ask(engine, prompt, sampling=sampling) for prompt, sampling in asked]
         begin.set()
@@ -89,7 +64,7 @@ def test_engine_with_many_requests_of_one_client_does_not_delay_others() -> None
 
         return listen
 
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ears = [Ear() for _ in range(8)]
         for number, ear in enumerate(ears[:6]):
             engine.submit(Request([number, 1], 8), listener("many", ear), number)
@@ -105,7 +80,7 @@ def test_engine_with_many_requests_of_one_client_does_not_delay_others() -> None
 
 def test_engine_sends_events_in_order_and_sums_counters() -> None:
     model = MockShared(2, peak=6.0, n_batch=16)
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ears = [ask(engine, prompt, 40) for prompt in prompts(3, 50)]
         ends = [ear.wait() for ear in ears]
         report = engine.report()
@@ -114,10 +89,9 @@ def test_engine_sends_events_in_order_and_sums_counters() -> None:
         assert kinds[0] is Started
         assert kinds[1] is Prefilled
         assert kinds[-1] is Done
-        steps = [event for event in ear.events if isinstance(event, Step)]
-        assert kinds[-1 - len(steps) : -1] == [Step] * len(steps)
+        assert kinds[-1 - len(ear.steps) : -1] == [Step] * len(ear.steps)
         assert end.stats.generated == 40 == len(ear.tokens)
-        assert sum(step.seconds for step in steps) == pytest.approx(end.stats.seconds + end.stats.prefill_seconds)
+        assert sum(step.seconds for step in ear.steps) == pytest.approx(end.stats.seconds + end.stats.prefill_seconds)
     assert report.stats.generated == 120
     assert report.stats.drafted == sum(end.stats.drafted for end in ends) > 0
     assert report.prompt_tokens + report.cached_tokens == sum(map(len, prompts(3, 50)))
@@ -128,7 +102,7 @@ def test_engine_sends_events_in_order_and_sums_counters() -> None:
 
 def test_engine_with_scored_request_returns_prompt_logprobs() -> None:
     prompt, model = prompts(1, 100)[0], MockShared(2, max_batch=16)
-    with running(model) as engine:
+    with run_engine(model) as engine:
         plain = ask(engine, prompt, 20, logprobs=2)
         plain.wait()
         ear = ask(engine, prompt, 20, logprobs=2, scored=True)
@@ -142,7 +116,7 @@ def test_engine_with_scored_request_returns_prompt_logprobs() -> None:
 
 def test_engine_with_known_prefix_reuses_cache() -> None:
     model = MockShared(2)
-    with running(model, cache_room=1 << 20) as engine:
+    with run_engine(model, cache_room=1 << 20) as engine:
         first, second, third = ([i] * 40 for i in (1, 2, 3))
         for prompt in (first, second, third):
             ask(engine, prompt, 5).wait()
@@ -155,7 +129,7 @@ def test_engine_with_known_prefix_reuses_cache() -> None:
         assert held.n_cached >= 40
         again = ask(engine, [*first, 5], 5, slot=1, cache_prompt=False).wait()
         assert again.n_cached == 0
-    with running(MockShared(1)) as engine:  # no second sequence
+    with run_engine(MockShared(1)) as engine:  # no second sequence
         for prompt in (first, second):
             ask(engine, prompt, 5).wait()
         assert ask(engine, [*first, 5], 5).wait().n_cached == 0
@@ -164,15 +138,14 @@ def test_engine_with_known_prefix_reuses_cache() -> None:
 def test_engine_cancel_ends_only_cancelled_requests() -> None:
     begin, gate = threading.Event(), threading.Event()
     model = MockShared(2, fails=lambda parts: not begin.wait(WAIT) or (len(parts) == 2 and not gate.wait(WAIT)))
-    with running(model) as engine:
+    with run_engine(model) as engine:
         asked = prompts(3)
         stays, goes, waits = Ear(), Ear(), Ear()
         engine.submit(Request(asked[0], 50), stays)
         ticket = engine.submit(Request(asked[1], 50), goes)
         queued = engine.submit(Request(asked[2], 50), waits)
         begin.set()
-        while not any(isinstance(event, Step) for event in goes.events):
-            goes.queue.get(timeout=WAIT)
+        goes.wait_for(Step)
         ticket.cancel()
         queued.cancel()
         gate.set()
@@ -192,7 +165,7 @@ def test_engine_decode_failure_ends_only_affected_request() -> None:
         return len(model.passes) > 8 and any(part.sequence.number in bad for part in parts)
 
     model = MockShared(3, fails=fails)
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ears = [ask(engine, prompt, 400) for prompt in prompts(3)]
         begin.set()
         ends = [ear.wait() for ear in ears]
@@ -206,14 +179,14 @@ def test_engine_decode_failure_ends_only_affected_request() -> None:
         assert ear in failed or len(ear.tokens) == 400
 
 
-def test_engine_unexpected_error_ends_request_and_keeps_engine_running() -> None:
+def test_engine_unexpected_error_ends_request_and_keeps_engine_run_engine() -> None:
     def breaks(_: object) -> bool:
         if broken:
             raise ZeroDivisionError("a bug")
         return False
 
     broken, seen = [1], list[BaseException]()
-    with running(MockShared(2, fails=breaks), on_crash=seen.append) as engine:
+    with run_engine(MockShared(2, fails=breaks), on_crash=seen.append) as engine:
         end = ask(engine, [1, 2, 3], 10).wait()
         assert isinstance(end, Exception)
         assert "ZeroDivisionError" in str(end)
@@ -234,19 +207,17 @@ def test_engine_unexpected_error_ends_request_and_keeps_engine_running() -> None
     ],
 )
 def test_engine_rejects_invalid_request_before_start(request_: Request, error: type[Exception]) -> None:
-    with running(MockShared(1)) as engine:
+    with run_engine(MockShared(1)) as engine:
         ear = Ear()
         engine.submit(request_, ear)
-        end = ear.wait()
-        assert isinstance(end, Exception)
-        assert isinstance(end, error)
+        assert isinstance(ear.wait(), error)
         assert len(ear.events) == 1
         assert ask(engine, [1, 2], 5).wait().reason == "length"
 
 
 def test_engine_with_zero_tokens_only_prefills_prompt() -> None:
     model = MockShared(1)
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ear = ask(engine, [1] * 50, 0)
         assert ear.wait().reason == "prefilled"
         assert not ear.tokens
@@ -257,14 +228,12 @@ def test_engine_stop_drains_or_cancels_and_rejects_new_requests() -> None:
     for drain, tokens, reason in ((WAIT, 30, "length"), (0.0, 1 << 19, "cancelled")):
         gate = threading.Event()
         model = MockShared(1, n_ctx=1 << 20, fails=lambda _, gate=gate: not gate.wait(WAIT))  # type: ignore[misc]
-        engine = Engine(model, model.sequences[0], calibration=Calibration.from_curve(CHEAP))
-        ears = [ask(engine, prompt, tokens) for prompt in prompts(2)]
-        threading.Timer(0.1, gate.set).start()
-        engine.stop(drain=drain)
-        assert [ear.wait().reason for ear in ears] == [reason, reason]
-        end = ask(engine, [1], 5).wait()
-        assert isinstance(end, Exception)
-        assert isinstance(end, ClosedError)
+        with run_engine(model, drafter=None) as engine:
+            ears = [ask(engine, prompt, tokens) for prompt in prompts(2)]
+            threading.Timer(0.1, gate.set).start()
+            engine.stop(drain=drain)
+            assert [ear.wait().reason for ear in ears] == [reason, reason]
+            assert isinstance(ask(engine, [1], 5).wait(), ClosedError)
 
 
 def test_engine_alternates_long_prefill_and_decoding() -> None:
@@ -282,9 +251,9 @@ def test_engine_alternates_long_prefill_and_decoding() -> None:
         return listen
 
     ear = {"writes": Ear(), "reads": Ear()}
-    with running(model) as engine:
+    with run_engine(model) as engine:
         engine.submit(Request([1, 2, 3], 2000), watch("writes"))
-        ear["writes"].queue.get(timeout=WAIT)
+        ear["writes"].wait_for(Started)
         engine.submit(Request([4] * 6000, 5), watch("reads"))
         both.set()
         for one in ear.values():
@@ -299,7 +268,7 @@ def test_engine_with_exact_sizes_keeps_batches_in_class() -> None:
     """Batches of 1 to 3 agree, so at most three texts share a pass, and drafts must not make it larger."""
     begin = threading.Event()
     model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
-    with running(model, exactness=ExactnessMode((1, 2, 3), bit_identical=True)) as engine:
+    with run_engine(model, exactness=ExactnessMode((1, 2, 3), bit_identical=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(4)]
         begin.set()
         for ear in ears:
@@ -310,7 +279,7 @@ def test_engine_with_exact_sizes_keeps_batches_in_class() -> None:
 
 def test_engine_with_padded_exact_sizes_decodes_one_sequence_per_call() -> None:
     model = MockShared(2, peak=6.0)
-    with running(model, exactness=ExactnessMode((4, 8), bit_identical=True)) as engine:
+    with run_engine(model, exactness=ExactnessMode((4, 8), bit_identical=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(2)]
         for ear in ears:
             ear.wait()
@@ -324,7 +293,7 @@ def test_engine_with_padded_exact_sizes_decodes_one_sequence_per_call() -> None:
 def test_engine_with_drafts_alone_drafts_only_for_single_sequence(replays: bool) -> None:
     model = MockShared(3, drafts_alone=True, replays=replays, peak=6.0)  # raises otherwise
     lengths = (40, 40, 120)
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ears = [ask(engine, prompt, length) for prompt, length in zip(prompts(3), lengths, strict=True)]
         for ear in ears:
             ear.wait()
@@ -336,7 +305,7 @@ def test_engine_with_drafts_alone_drafts_only_for_single_sequence(replays: bool)
 def test_engine_drafts_from_text_of_earlier_request() -> None:
     heard = TextIndexSet()
     model = MockShared(1, peak=3.0, n_vocab=64)
-    with running(model, drafter=MixtureDrafter(heard), memory=heard) as engine:
+    with run_engine(model, drafter=MixtureDrafter(heard), memory=heard) as engine:
         first = ask(engine, [1, 2, 3], 200).wait()
         second = ask(engine, [9, 1, 2, 3], 200).wait()
     assert second.stats.accepted > first.stats.accepted
@@ -344,11 +313,10 @@ def test_engine_drafts_from_text_of_earlier_request() -> None:
 
 def test_engine_error_while_saving_slot_frees_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MockShared(1)
-    with running(model, cache_room=1 << 20) as engine:
+    with run_engine(model, cache_room=1 << 20) as engine:
         ask(engine, [1] * 50, 5).wait()
         monkeypatch.setattr(model.sequences[0], "save_state", lambda: 1 / 0)
-        end = ask(engine, [2] * 50, 5).wait()
-        assert isinstance(end, Exception)
+        assert isinstance(ask(engine, [2] * 50, 5).wait(), Exception)
         monkeypatch.undo()
         assert ask(engine, [2] * 50, 5).wait().reason == "length"
 
@@ -356,7 +324,7 @@ def test_engine_error_while_saving_slot_frees_the_slot(monkeypatch: pytest.Monke
 def test_engine_saves_drafter_state_periodically_and_at_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "judge.npz"
     model = MockShared(2, peak=5.0)
-    with running(model, drafter=MixtureDrafter(TextIndexSet(), path)) as engine:
+    with run_engine(model, drafter=MixtureDrafter(TextIndexSet(), path)) as engine:
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
         assert not path.exists()
         monkeypatch.setattr("ngramspec.batching.engine.SAVE_SECONDS", 0.0)
@@ -377,7 +345,7 @@ def test_engine_report_describes_request_of_each_slot() -> None:
 
     model = MockShared(1, peak=3.0)
     vars(model.sequences[0])["piece"] = lambda token: b"\n" if token == 5 else b"a"
-    with running(model, drafter=None) as engine:
+    with run_engine(model, drafter=None) as engine:
         ask(engine, [1] * 40, 1).wait()
         request = Request([1] * 40, 60)
         engine.submit(request, listener)
@@ -391,7 +359,7 @@ def test_engine_report_describes_request_of_each_slot() -> None:
 
 def test_engine_rate_uses_wall_clock_seconds() -> None:
     model = MockShared(2, seconds=lambda n: 0.5)
-    with running(model, drafter=None) as engine:
+    with run_engine(model, drafter=None) as engine:
         end = ask(engine, prompts(1)[0], 20).wait()
         assert isinstance(end, Done)
         assert end.stats.tokens_per_second == pytest.approx(2.0, rel=0.01)
@@ -406,7 +374,7 @@ def test_engine_with_text_rules_enforces_them_and_keeps_text(temperature: float,
     rules = TextRules(min_tokens=len(free) + 20, stop_token_ids=frozenset({5}), bad_words=words)
     texts = []
     for drafter in (None, MixtureDrafter(TextIndexSet())):
-        with running(MockShared(1, peak=peak, eog=(3,)), drafter=drafter) as engine:
+        with run_engine(MockShared(1, peak=peak, eog=(3,)), drafter=drafter) as engine:
             ear = ask(engine, prompts(1)[0], 400, sampling=Sampling(temperature), rules=rules)
             ear.wait()
             texts.append(ear.tokens)
@@ -439,7 +407,7 @@ def steps(told: list[str], name: str, count: int, end: Any = None) -> Callable[[
 def test_engine_background_work_runs_in_steps_and_keeps_texts() -> None:
     told: list[str] = []
     model = MockShared(2, peak=5.0)
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ears = [ask(engine, prompt) for prompt in prompts(3)]
         done = [
             engine.run_between_passes(steps(told, "a", 3, 7)),
@@ -466,7 +434,7 @@ def test_engine_shares_time_between_decoding_and_background_work() -> None:
             told.append(f"work after {len(model.passes)}")
             model.clock.now += 8e-3  # as long as several passes
 
-    with running(model, drafter=None) as engine:
+    with run_engine(model, drafter=None) as engine:
         gate = threading.Event()
         held = ask(engine, prompts(1)[0], 200)
         while not held.tokens:
@@ -481,7 +449,7 @@ def test_engine_drops_cancelled_background_work_and_ends_it_at_stop() -> None:
     told: list[str] = []
     begin = threading.Event()
     model = MockShared(1, peak=5.0, fails=lambda _: not begin.wait(WAIT))
-    with running(model) as engine:
+    with run_engine(model) as engine:
         ear = ask(engine, prompts(1)[0], 5)
         left, kept = (
             engine.run_between_passes(steps(told, "left", 10**9)),

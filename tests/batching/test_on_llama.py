@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from architectures.files import write_models
-from support.ear import Ear
+from support.ear import ask, run_engine
 from support.grid import grid
 from support.pools import use_pooled_cache
 
-from ngramspec.backend import Logits
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
 from ngramspec.batching.writer import warm_up
 from ngramspec.cost.calibration import Calibration
@@ -21,13 +20,10 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import make_model_drafter
-from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
-from ngramspec.shared_model import Part
 
 N_CTX = 512
 MODELS = ("llama", "gemma3", "qwen35", "lfm2", "mamba2")
@@ -56,23 +52,11 @@ def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path
         else:
             known, exactness = Calibration.from_curve(CostCurve({1: 1.0, 64: 2.0})), ExactnessMode(max_logit_shift=1.0)
             known.ensure_curve(shared.sequences[0])
-        engine = Engine(
-            shared,
-            shared.vocabulary,
-            calibration=known,
-            exactness=exactness,
-            drafter=MixtureDrafter(TextIndexSet()),
-            cache_room=1 << 26,
-        )
-        ears = [Ear() for _ in prompts]
-        for prompt, ear in zip(prompts, ears, strict=True):
-            engine.submit(Request(prompt, 40), ear)
-        ends = [ear.wait() for ear in ears]
-        again = [Ear() for _ in prompts]
-        for prompt, first, ear in zip(prompts, ears, again, strict=True):
-            engine.submit(Request([*prompt, *first.tokens[:20]], 20), ear)
-        ends += [ear.wait() for ear in again]
-        engine.stop()
+        with run_engine(shared, calibration=known, exactness=exactness, cache_room=1 << 26) as engine:
+            ears = [ask(engine, prompt, 40) for prompt in prompts]
+            ends = [ear.wait() for ear in ears]
+            again = [ask(engine, [*prompt, *ear.tokens[:20]], 20) for prompt, ear in zip(prompts, ears, strict=True)]
+            ends += [ear.wait() for ear in again]
     for end in ends:
         assert isinstance(end, Done)
     for text, prompt_text, ear in zip(plain, ears, again, strict=True):
@@ -80,22 +64,7 @@ def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path
             assert prompt_text.tokens == text
             assert ear.tokens == text[20:]
             continue
-        assert prompt_text.tokens == text or any(
-            event.close_calls for event in prompt_text.events if hasattr(event, "close_calls")
-        )
-
-
-def noted_passes(shared: Target, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which each pass over several sequences appends its number of sequences."""
-    seen: list[int] = []
-    evaluate = shared.evaluate_together
-
-    def noted(parts: Sequence[Part]) -> list[Logits]:
-        seen.append(len(parts))
-        return evaluate(parts)
-
-    monkeypatch.setattr(shared, "evaluate_together", noted)
-    return seen
+        assert prompt_text.tokens == text or any(step.close_calls for step in prompt_text.steps)
 
 
 @grid(name=("llama", "gemma3", "qwen35", "mamba2"), apart=(True, False))
@@ -109,28 +78,21 @@ def test_engine_on_llama_gives_draft_model_one_sequence_per_text(
     with (
         Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
         Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="off") as small,
+        mock.patch.object(small, "evaluate_together", wraps=small.evaluate_together) as together,
     ):
         prompts = [[chance.randrange(3, shared.vocabulary.n_vocab - 3) for _ in range(30)] for _ in range(5)]
-        together = noted_passes(small, monkeypatch)
         found, counted = [], []
         for drafter in (None, HybridDrafter(make_model_drafter(shared.vocabulary, small))):
-            engine = Engine(
-                shared,
-                shared.vocabulary,
-                calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 1.2})),
-                exactness=ExactnessMode(range(1, 33), aligned=True),
-                drafter=drafter,
-                draft_max=8,
-            )
-            ears = [Ear() for _ in prompts]
-            for i, (prompt, ear) in enumerate(zip(prompts, ears, strict=True)):
-                engine.submit(Request(prompt, 40 + 10 * i, Sampling(0.8 * (i % 2), seed=i)), ear)
-            ends = [ear.wait() for ear in ears]
-            assert all(isinstance(end, Done) for end in ends)
-            found.append([ear.tokens for ear in ears])
-            counted.append(engine.report().stats)
-            engine.stop()
+            settings: dict[str, Any] = {"exactness": ExactnessMode(range(1, 33), aligned=True), "draft_max": 8}
+            with run_engine(shared, curve=make_fixed_curve({1: 1.0, 64: 1.2}), drafter=drafter, **settings) as engine:
+                ears = [
+                    ask(engine, prompt, 40 + 10 * i, sampling=Sampling(0.8 * (i % 2), seed=i))
+                    for i, prompt in enumerate(prompts)
+                ]
+                assert all(isinstance(ear.wait(), Done) for ear in ears)
+                found.append([ear.tokens for ear in ears])
+                counted.append(engine.report().stats)
         assert found[0] == found[1]
         assert counted[1].accepted > 0.5 * counted[1].drafted > 0
         assert shared.drafts_alone or all(sequence.tokens for sequence in small.sequences)
-        assert (max(together, default=0) > 1) == (not apart and not shared.drafts_alone)
+        assert any(len(call.args[0]) > 1 for call in together.mock_calls) == (not apart and not shared.drafts_alone)

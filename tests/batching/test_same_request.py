@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from support.ear import Ear
+from support.ear import ask, run_engine
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget
 
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Step
 
 PROMPT = list(range(100, 140))
 LENGTH, VOCABULARY = 96, 2048
@@ -24,24 +21,13 @@ def asks(*requests: Request) -> list[tuple[int, int, int]]:
     """Return the numbers of draft tokens, accepted tokens and decode calls of each request, one after the other."""
     curve, memory = make_fixed_curve(CURVES["cpu-1.5b-q4_0"][0]), TextIndexSet()
     model = MockShared(1, n_vocab=VOCABULARY, seconds=curve.ratio)
-    engine = Engine(
-        model,
-        model.sequences[0],
-        drafter=MixtureDrafter(memory),
-        memory=memory,
-        calibration=Calibration.from_curve(curve),
-        clock=model.clock.perf_counter,
-    )
     counts = []
-    try:
+    with run_engine(model, curve=curve, drafter=MixtureDrafter(memory), memory=memory) as engine:
         for request in requests:
-            ear = Ear()
-            engine.submit(request, ear)
+            ear = ask(engine, request.prompt, request.max_tokens, sampling=request.sampling)
             assert isinstance(ear.wait(), Done)
-            steps = [event for event in ear.events if isinstance(event, Step) and event.batch]
+            steps = [step for step in ear.steps if step.batch]
             counts.append((sum(len(step.drafted) for step in steps), sum(step.accepted for step in steps), len(steps)))
-    finally:
-        engine.stop()
     return counts
 
 

@@ -39,7 +39,16 @@ def test_access_accepts_known_host_names_and_rejects_others() -> None:
     known = ("localhost", "localhost:8080", "LOCALHOST", "127.0.0.1:1", "[::1]:8080", "[::1]", "192.168.1.5:80")
     for host in (*known, "me.lan:8080"):
         assert status(headers={"Host": host}, hosts=["me.lan"]) == 200, host
-    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "localhost.evil", "[x]"):
+    malformed = ("[localhost]evil", "localhost:evil.example", "[localhost]", "[::1]evil", "localhost:80@evil.example")
+    for host in (
+        "evil.example",
+        "evil.example:8080",
+        "127.0.0.1.evil.example",
+        "",
+        "localhost.evil",
+        "[x]",
+        *malformed,
+    ):
         assert status(headers={"Host": host}, hosts=["me.lan"]) == 403, host
         assert status("/health", headers={"Host": host}) == 403, host
 
@@ -82,6 +91,9 @@ def test_access_rejects_foreign_origins() -> None:
         ("http://localhost.evil.example", [], 403),
         ("http://localhost:3000.evil.example", [], 403),
         ("http://notlocalhost:3000", [], 403),
+        ("http://localhost", [], 200),
+        ("file://localhost", [], 403),
+        ("chrome-extension://localhost", [], 403),
         (own, [], 200),
         (GOOD, [GOOD], 200),
         ("https://evil.example", [GOOD], 403),
@@ -143,11 +155,6 @@ def test_page_with_matching_etag_returns_304() -> None:
     assert answer("/", {"If-None-Match": '"other"'}).text == first.text
 
 
-def test_access_rejects_malformed_host_header() -> None:
-    for host in ("[localhost]evil", "localhost:evil.example", "[localhost]", "[::1]evil", "localhost:80@evil.example"):
-        assert status(headers={"Host": host}) == 403, host
-
-
 def test_access_rejects_two_host_headers() -> None:
     async def run() -> int:
         async with open_client(make_server()[0]) as client:
@@ -156,13 +163,3 @@ def test_access_rejects_two_host_headers() -> None:
             return (await client.send(request)).status_code
 
     assert asyncio.run(run()) == 400
-
-
-def test_access_rejects_origins_with_other_schemes() -> None:
-    for origin, expected in (
-        ("http://localhost", 200),
-        ("https://localhost", 200),
-        ("file://localhost", 403),
-        ("chrome-extension://localhost", 403),
-    ):
-        assert status(headers={"Host": "localhost", "Origin": origin}) == expected, origin

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, make_server, open_client, parse_chunks, send
+from support.http import ask, demo_vocabulary, get_error, make_server, open_client, parse_chunks, send
 
 from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
@@ -37,12 +37,6 @@ def request_of(path: str, body: dict[str, Any], script: Script | None = None) ->
     return request
 
 
-def refused(path: str, body: Any, script: Script | None = None, status: int = 400) -> dict[str, Any]:
-    response = send(make_server(script)[0], path, body)
-    assert response.status_code == status, response.text
-    return response.json()["error"]
-
-
 def test_chat_completions_returns_message_usage_and_timings() -> None:
     told, _ = ask(CHATS, CHAT, Script(step=3, n_cached=4))
     assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
@@ -61,17 +55,13 @@ def test_chat_completions_returns_message_usage_and_timings() -> None:
     assert timings["predicted_per_second"] == pytest.approx((tokens - 3) / 0.25)
     undrafted, _ = ask(CHATS, CHAT, Script(step=1))
     assert not {"draft_n", "draft_n_accepted", "close_calls"} & set(undrafted["timings"])
-
-
-def test_chat_completions_of_one_token_reports_zero_rate() -> None:
-    told, _ = ask(CHATS, CHAT | {"max_tokens": 1})
-    timings = told["timings"]
-    assert (timings["predicted_n"], timings["predicted_ms"]) == (1, 250)
-    assert timings["predicted_per_second"] == timings["predicted_per_token_ms"] == 0
+    timings = ask(CHATS, CHAT | {"max_tokens": 1})[0]["timings"]  # There is no rate of a single token.
+    assert (timings["predicted_n"], timings["predicted_ms"], timings["predicted_per_second"]) == (1, 250, 0)
+    assert timings["predicted_per_token_ms"] == 0
 
 
 def test_chat_completions_stream_sends_chunks_in_order() -> None:
-    response = send(make_server()[0], CHATS, CHAT | {"stream": True})
+    response = send(make_server(Script(step=4))[0], CHATS, CHAT | {"stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     *told, done = parse_chunks(response.text)
     assert done == "[DONE]"
@@ -129,31 +119,6 @@ def test_chat_completions_accepts_limit_names_roles_and_content_parts() -> None:
         assert list(request.prompt) == demo_vocabulary().chat_prompt(plain)
 
 
-def test_chat_completions_with_required_tool_returns_tool_call() -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    body = CHAT | {"tools": tools, "tool_choice": "required"}
-    told, service = ask(CHATS, body, Script(call))
-    (choice,) = told["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "")
-    (called,) = choice["message"]["tool_calls"]
-    assert called["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
-    assert service.requests[0].sampling.grammar is not None
-
-
-def test_response_format_becomes_a_grammar() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    for path, body in (
-        (CHATS, CHAT | {"response_format": form}),
-        (TEXTS, {"prompt": "x", "response_format": {"type": "json_object"}}),
-    ):
-        grammar = request_of(path, body, Script('{"a": 1}')).sampling.grammar
-        assert grammar is not None
-        demo_vocabulary().grammar(grammar)
-
-
 def test_completions_accepts_text_tokens_and_lists() -> None:
     for prompt, count in (("ab", 1), (["ab", "cd"], 2), ([5, 6], 1), ([[5, 6], [7]], 2)):
         told, _ = ask(TEXTS, {"prompt": prompt})
@@ -167,7 +132,7 @@ def test_completions_accepts_text_tokens_and_lists() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_with_echo_and_logprobs_returns_prompt_and_columns(stream: bool) -> None:
     def parts(body: dict[str, Any]) -> list[Any]:
-        told, _ = ask(TEXTS, body | {"stream": stream}, Script(step=2))
+        told, _ = ask(TEXTS, body | {"stream": stream}, Script(step=4))
         return [one["choices"][0] for one in (told if stream else [told])]
 
     assert "".join(part["text"] for part in parts({"prompt": "Say: ", "echo": True})) == "Say: " + TEXT
@@ -210,7 +175,7 @@ def test_completions_with_echo_and_logprobs_scores_the_prompt(stream: bool) -> N
 
 
 def test_completion_streams_chunks_and_returns_selected_fields() -> None:
-    told, _ = ask(NATIVE, {"prompt": "x", "stream": True, "n_probs": 1})
+    told, _ = ask(NATIVE, {"prompt": "x", "stream": True, "n_probs": 1}, Script(step=4))
     assert [chunk["stop"] for chunk in told] == [False] * (len(told) - 1) + [True]
     assert "".join(chunk["content"] for chunk in told) == TEXT
     assert told[0]["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
@@ -349,17 +314,20 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
 @pytest.mark.parametrize("path", WRONG)
 def test_serve_rejects_invalid_fields_by_name(path: str) -> None:
     for body, param in WRONG[path]:
-        error = refused(path, body)
+        error = get_error(path, body)
         assert (error["type"], error["code"]) == ("invalid_request_error", 400), body
         assert error.get("param") == param, body
         assert param is None or error["message"].startswith(param.split("[")[0]), body
 
 
-def test_serve_rejects_too_long_prompt_with_known_error_code() -> None:
-    long = "word " * 1000
+@pytest.mark.parametrize("length", [1000, 2_000_000])
+def test_serve_rejects_too_long_prompt_with_known_error_code(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "word " * length
+    if length > 1000:  # It is not even tokenized.
+        monkeypatch.setattr(demo_vocabulary(), "tokenize", None)
     messages = {"messages": [{"role": "user", "content": long}]}
-    for path, said in ((CHATS, messages), (TEXTS, {"prompt": long}), (NATIVE, {"prompt": long})):
-        error = refused(path, said | {"stream": path != TEXTS})
+    for path, said in ((CHATS, messages), (TEXTS, {"prompt": long}), (NATIVE, {"prompt": [1, long]})):
+        error = get_error(path, said | {"stream": path != TEXTS})
         assert (error["code"], error["type"]) == ("context_length_exceeded", "exceed_context_size_error")
         tokens = f"({error['n_prompt_tokens']} tokens) exceeds the available context size ({error['n_ctx']} tokens)"
         assert tokens in error["message"]
@@ -377,10 +345,12 @@ def test_serve_engine_errors_are_http_errors_before_stream_start() -> None:
         (Script(error=NoTokenLeft("no token is left"), after=0), 400, "invalid_request_error"),
         (Script(error=BadLogits("the logit of token 3 is nan"), after=0), 500, "server_error"),
     ):
-        for stream in (False, True):
-            assert refused(CHATS, CHAT | {"stream": stream}, script, status)["type"] == kind
-            assert refused(TEXTS, {"prompt": "x", "stream": stream}, script, status)["type"] == kind
-    assert refused(TEXTS, {"prompt": "x"}, Script(error=grammar))["param"] == "grammar"
+        for path, body in ((CHATS, CHAT), (TEXTS, {"prompt": "x"})):
+            for stream in (False, True):
+                response = send(make_server(script)[0], path, body | {"stream": stream})
+                assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+    response = send(make_server(Script(error=grammar))[0], TEXTS, {"prompt": "x"})
+    assert response.json()["error"]["param"] == "grammar"
     told, _ = ask(CHATS, CHAT | {"stream": True}, Script(error=memory, after=2))
     assert told[1]["choices"][0]["delta"]["content"]
     assert told[-1] == {"error": {"code": 500, "message": "out of memory", "type": "server_error"}}
@@ -570,7 +540,7 @@ def test_tokenize_and_detokenize_round_trip_text() -> None:
     assert applied == vocabulary.chat_prompt(CHAT["messages"])[-len(applied) :]
 
 
-def test_request_log_contains_counters_and_no_text() -> None:
+def test_request_log_contains_counters_invalid_field_and_no_client_text() -> None:
     entries: list[Counters] = []
     server, _ = make_server(Script(step=3, n_cached=2))
 
@@ -578,44 +548,19 @@ def test_request_log_contains_counters_and_no_text() -> None:
         async with open_client(server, log=entries.append) as client:
             await client.post(NATIVE, json={"prompt": "secret", "stream": True})
             await client.get("/secret")
+            await client.post(CHATS, json={"messages": [{"role": "secret"}]})
+            await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
+            await client.post(NATIVE, json={"prompt": "secret " * 10_000})
 
     asyncio.run(run())
-    first, second = entries
+    first, second, *wrong = entries
     assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
     prompt_tokens = len(demo_vocabulary().tokenize("secret"))
     assert (first.prompt_tokens, first.cached_tokens, first.tokens, first.draft_tokens) == (prompt_tokens, 2, 7, 2)
     assert (second.path, second.status) == ("?", 404)
+    fields = ["messages[0].role", "", "context_length_exceeded"]
+    assert [(entry.status, entry.field) for entry in wrong] == [(400, field) for field in fields]
     assert "secret" not in repr(entries)
-
-
-def test_request_log_contains_invalid_field_and_no_client_text() -> None:
-    entries: list[Counters] = []
-
-    async def run() -> None:
-        async with open_client(make_server()[0], log=entries.append) as client:
-            await client.post(CHATS, json={"messages": [{"role": "wizard"}]})
-            await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
-            await client.post(NATIVE, json={"prompt": "word " * 10_000})
-
-    asyncio.run(run())
-    told = ["messages[0].role", "", "context_length_exceeded"]
-    assert [(entry.status, entry.field) for entry in entries] == [(400, field) for field in told]
-
-
-def test_serve_rejects_oversized_text_before_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = "word " * 2_000_000
-    server, service = make_server()
-    assert server.model is not None
-    monkeypatch.setattr(server.model.vocabulary, "tokenize", None)
-    for path, body in (
-        (CHATS, {"messages": [{"role": "user", "content": long}]}),
-        (TEXTS, {"prompt": long}),
-        (NATIVE, {"prompt": [1, long]}),
-    ):
-        error = send(server, path, body).json()["error"]
-        assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 512)
-        assert error["n_prompt_tokens"] > 512
-    assert service.tickets == []
 
 
 def test_chat_completions_sends_incomplete_tool_call_prefix_at_end() -> None:
@@ -625,12 +570,3 @@ def test_chat_completions_sends_incomplete_tool_call_prefix_at_end() -> None:
     streamed, _ = ask(CHATS, body | {"stream": True}, Script("Hello <tool_"))
     deltas = [chunk["choices"][0]["delta"] for chunk in streamed]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Hello <tool_"
-
-
-@pytest.mark.parametrize("path", [CHATS, TEXTS, NATIVE])
-def test_serve_stream_contains_text_of_last_step(path: str) -> None:
-    body: dict[str, Any] = {"stream": True} | (CHAT if path == CHATS else {"prompt": "x"})
-    told, _ = ask(path, body, Script(step=4))
-    parts = told if path == NATIVE else [chunk["choices"][0] for chunk in told]
-    pieces = [part.get("text") or (part.get("delta") or part).get("content") or "" for part in parts]
-    assert "".join(pieces) == TEXT

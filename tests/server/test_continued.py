@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, make_server, send
+from support.http import ask, demo_vocabulary, get_error
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tool_calls.continuation import make_assistant_prefill
@@ -57,25 +57,17 @@ def test_chat_completions_without_continuation_starts_new_turn() -> None:
 
 def test_chat_apis_reject_invalid_continuations() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        (CHATS, {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
-        (CHATS, {"messages": [USER, BEGUN, BEGUN]}, "messages"),
-        (
-            CHATS,
-            {"messages": TURNS, "continue_final_message": True, "add_generation_prompt": True},
-            "add_generation_prompt",
-        ),
-        (
-            CHATS,
-            {"messages": [USER, BEGUN | {"tool_calls": [call]}], "continue_final_message": True},
-            "continue_final_message",
-        ),
+    continues = {"continue_final_message": True}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"messages": [USER]} | continues, "continue_final_message"),
+        ({"messages": [USER, BEGUN, BEGUN]}, "messages"),
+        ({"messages": TURNS, "add_generation_prompt": True} | continues, "add_generation_prompt"),
+        ({"messages": [USER, BEGUN | {"tool_calls": [call]}]} | continues, "continue_final_message"),
     ]
-    for path, body, param in cases:
-        response = send(make_server()[0], path, body)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    for body, param in cases:
+        assert get_error(CHATS, body)["param"] == param
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
-    assert send(make_server()[0], MESSAGES, {"messages": [USER, use], "max_tokens": 9}).status_code == 400
+    get_error(MESSAGES, {"messages": [USER, use], "max_tokens": 9})
 
 
 MARKED = (
@@ -90,8 +82,8 @@ def test_continuation_formats_reasoning_as_the_template_does() -> None:
 
         def prompt(template: str, **body: Any) -> str:
             vocabulary.use_chat_template(template)
-            response = send(make_server(vocabulary=vocabulary)[0], "/apply-template", {"messages": TURNS} | body)
-            return str(response.json()["prompt"]).removeprefix("<user>2 + 2?<assistant>")
+            told, _ = ask("/apply-template", {"messages": TURNS} | body, vocabulary=vocabulary)
+            return str(told["prompt"]).removeprefix("<user>2 + 2?<assistant>")
 
         said = BEGUN["content"]
         thinking = [USER, BEGUN | {"reasoning_content": "hm"}]

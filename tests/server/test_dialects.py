@@ -18,10 +18,9 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import ThinkingVocabulary, make_server, run_server
+from support.http import ThinkingVocabulary, allows, make_server, run_server
 
 from ngramspec.errors import TargetError
-from ngramspec.request import Request
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -203,24 +202,9 @@ def test_responses_api_with_schema_and_tools_allows_tool_calls() -> None:
         assert other.responses.create(**asked).output_text == '{"answer": "x"}'
         other.responses.create(**asked, tool_choice="none")
         other.responses.create(**asked, tool_choice="required")
-        found = [allowed(engine.vocabulary, request) for request in engine.requests]
+        texts = {"answer": '{"answer": "x"}', "call": CALLS}
+        found = [{name for name, text in texts.items() if allows(engine, text, number)} for number in range(3)]
     assert found == [{"answer", "call"}, {"answer"}, {"call"}]
-
-
-def allowed(vocabulary: Any, request: Request) -> set[str]:
-    """Return the names of the complete texts that the grammar of a request allows."""
-    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
-    found = set()
-    for name, text in {"answer": '{"answer": "x"}', "call": CALLS}.items():
-        grammar = vocabulary.sampler(request.sampling).grammar
-        for token in vocabulary.tokenize(text, add_bos=False):
-            if not grammar.allows(token):
-                break
-            grammar.accept(token)
-        else:
-            if grammar.allows(end):
-                found.add(name)
-    return found
 
 
 def test_count_tokens_equals_input_tokens_of_message() -> None:

@@ -5,72 +5,63 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary
-
-from ngramspec.server.drafted_text import DraftedText
-from ngramspec.steps import Step
+from support.http import ThinkingVocabulary, ask, demo_vocabulary
 
 CHATS = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def step(*pieces: str, accepted: int = 0) -> Step:
-    return Step(tuple(range(len(pieces))), pieces, accepted=accepted)
+LOOK = {"type": "function", "function": {"name": "look"}}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "so"}}\n</tool_call>'
 
 
-def marked(text: DraftedText, part: str, *steps: Step) -> list[tuple[int, int]]:
-    text.add(steps)
-    return text.find(part)
+def drafted_characters(script: Script) -> list[bool]:
+    """Return for each character of an ASCII text whether it is drafted.
 
-
-def test_drafted_text_marks_accepted_draft_characters_across_chunks() -> None:
-    text = DraftedText()
-    assert marked(text, "a", step("abc", "de", accepted=1)) == [(0, 1)]
-    assert marked(text, "bcdefg", step("f", "gh", "ij", accepted=2)) == [(0, 2), (4, 6)]
-    assert marked(text, "hij") == [(0, 1)]
-    assert marked(text, "klmn", step("kl", "m", accepted=1), step("n", "o", accepted=1)) == [(0, 2), (3, 4)]
-
-
-def test_drafted_text_skips_text_that_the_parser_drops() -> None:
-    text = DraftedText()
-    assert marked(text, "so", step("<think>", "so", "</think>\n", "Yes", accepted=2)) == [(0, 2)]
-    assert marked(text, "Yes") == []
-    assert marked(text, "", step('{"name": "f", "x": ', '"Yes"', "}", "No", accepted=3)) == []
-    assert marked(text, '"Yes"') == [(0, 5)]
-    assert marked(text, "No") == []
-
-
-def test_drafted_text_marks_only_matching_text() -> None:
-    text = DraftedText()
-    assert marked(text, "xyz", step("abc", "def", accepted=1)) == []
-    assert marked(text, "abcdef") == [(0, 3)]
-
-
-def drafted_by(script: Script) -> str:
-    """Return the text of the script's draft tokens: in all steps except the first, all but the last of a full step."""
+    In all steps except the first, the script drafts all tokens except the last of a full step.
+    """
     tokens = demo_vocabulary().tokenize(script.text, add_bos=False)
     steps = [tokens[i : i + script.step] for i in range(0, len(tokens) + 1, script.step)]
-    return b"".join(demo_vocabulary().piece(t) for one in steps[1:] for t in one[: script.step - 1]).decode()
+    return [
+        number > 0 and i < script.step - 1
+        for number, step in enumerate(steps)
+        for i, token in enumerate(step)
+        for _ in demo_vocabulary().piece(token)
+    ]
 
 
-def test_chat_completions_drafted_spans_are_equal_streamed_or_whole() -> None:
-    smile, ascii_only = "Hello, world: a naïve 🙂 smile", "Hello, world: all of it"
-    for text, more in ((smile, {}), (smile, {"logprobs": True}), (ascii_only, {})):
-        script, body = Script(text=text, step=3), CHAT | {"return_drafts": True} | more
-        (choice,) = ask(CHATS, body, script)[0]["choices"]
-        whole = "".join(choice["message"]["content"][a:b] for a, b in choice["drafted"])
-        streamed = content = ""
-        for chunk in ask(CHATS, body | {"stream": True}, script)[0]:
-            one = chunk["choices"][0]
-            piece = one["delta"].get("content")
-            if piece:
-                content += piece
-                streamed += "".join(piece[a:b] for a, b in one["drafted"])
-        assert content == choice["message"]["content"] == text
-        assert streamed == whole != ""
-        if text == ascii_only:  # if no character spans several tokens
-            assert whole == drafted_by(script)
+@pytest.mark.parametrize(
+    ("before", "text", "after", "fields"),
+    [
+        ("", "Hello, world: a naïve 🙂 smile", "", {}),
+        ("", "Hello, world: a naïve 🙂 smile", "", {"logprobs": True}),
+        ("", "Hello, world: all of it", "", {}),
+        # The text before and after it contains the same words.
+        ("<think>\nso it is\n</think>\n\n", "so it is. so", f"\n{CALL}", {"tools": [LOOK]}),
+    ],
+)
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_chat_completions_drafted_spans_are_equal_streamed_or_whole(
+    before: str, text: str, after: str, fields: dict[str, Any], step: int
+) -> None:
+    script, body = Script(before + text + after, step=step), CHAT | {"return_drafts": True} | fields
+    with ThinkingVocabulary(DEMO) as vocabulary:
+        (choice,) = ask(CHATS, body, script, vocabulary=vocabulary)[0]["choices"]
+        chunks, _ = ask(CHATS, body | {"stream": True}, script, vocabulary=vocabulary)
+    whole = "".join(choice["message"]["content"][a:b] for a, b in choice["drafted"])
+    pieces = [
+        (piece, one["drafted"])
+        for chunk in chunks
+        for one in chunk["choices"]
+        if (piece := one["delta"].get("content"))
+    ]
+    assert "".join(piece for piece, _ in pieces) == choice["message"]["content"] == text
+    assert "".join(piece[a:b] for piece, spans in pieces for a, b in spans) == whole != ""
+    if text.isascii():  # so that no character spans several tokens
+        drafted = drafted_characters(script)[len(before) :]
+        assert whole == "".join(character for character, is_drafted in zip(text, drafted, strict=False) if is_drafted)
 
 
 def test_chat_completions_report_timings_and_drafts_on_request() -> None:

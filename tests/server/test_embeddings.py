@@ -5,34 +5,23 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
 from support.fake_embedder import CountingEmbedder
-from support.http import demo_vocabulary, make_server, run_server, send
+from support.http import ask, demo_vocabulary, get_error, make_server, run_server
 
 from ngramspec.server.embeddings import scale_vectors
-from ngramspec.server.state import Server
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 
 
-def server(**settings: Any) -> Server:
-    return make_server(embedder=CountingEmbedder(**settings))[0]
-
-
 def told(path: str, body: Any, **settings: Any) -> Any:
-    response = send(server(**settings), path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return ask(path, body, embedder=CountingEmbedder(**settings))[0]
 
 
 def refused(path: str, body: Any, status: int = 400, **settings: Any) -> dict[str, Any]:
-    response = send(server(**settings), path, body)
-    assert response.status_code == status, response.text
-    error: dict[str, Any] = response.json()["error"]
-    return error
+    return get_error(path, body, status, embedder=CountingEmbedder(**settings))
 
 
 def of(*texts: Any) -> Any:
@@ -78,7 +67,7 @@ def test_embeddings_in_base64_and_native_format_are_equal() -> None:
 
 
 def test_embeddings_work_with_openai_client() -> None:
-    with run_server(server()) as address:
+    with run_server(make_server(embedder=CountingEmbedder())[0]) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         answer = client.embeddings.create(model="demo", input=["hello", "there"])  # requests base64
         plain = client.embeddings.create(model="demo", input=[5, 6], encoding_format="float")
@@ -142,7 +131,6 @@ def test_embeddings_with_failed_decode_or_invalid_values_returns_500() -> None:
 
 def test_embeddings_without_embedder_returns_501_with_option() -> None:
     for path in (OPENAI, "/embeddings", NATIVE):
-        response: httpx.Response = send(make_server()[0], path, {"input": "hello"})
-        error = response.json()["error"]
-        assert (response.status_code, error["type"]) == (501, "not_supported_error")
+        error = get_error(path, {"input": "hello"}, 501)
+        assert error["type"] == "not_supported_error"
         assert "--embeddings" in error["message"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, make_server, send
+from support.http import ask, get_error
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.fill_in import Limits, fill_in
@@ -43,12 +43,8 @@ def prompt_of(coder: Vocabulary, fields: dict[str, Any], **settings: Any) -> lis
     return list(service.requests[0].prompt)
 
 
-def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the error of a request that is rejected before it reaches the engine."""
-    server, service = make_server(vocabulary=vocabulary)
-    response = send(server, path, {name: value for name, value in fields.items() if value is not ...})
-    assert (response.status_code, service.tickets) == (400, [])
-    return response.json()["error"]
+def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> Any:
+    return get_error(path, {name: value for name, value in fields.items() if value is not ...}, vocabulary=vocabulary)
 
 
 def test_infill_with_request_of_llama_vim_returns_suggestion(coder: Vocabulary) -> None:

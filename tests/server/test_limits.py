@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support.http import demo_vocabulary, make_server, send
+from support.http import demo_vocabulary, get_error, make_server, send
 
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
@@ -54,24 +54,17 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
     ],
 )
 def test_serve_rejects_oversized_fields_by_name(path: str, body: dict[str, Any], field: str) -> None:
-    server, service = make_server()
-    response = send(server, path, body)
-    error = response.json()["error"]
-    assert response.status_code == 400
-    assert error["message"].startswith(field)
-    assert service.tickets == []
+    assert get_error(path, body)["message"].startswith(field)
 
 
 @pytest.mark.parametrize("tokens", [[1] * 600, ["x", 1] * 300, ["x " * 500] * 2])
 def test_completion_rejects_mixed_prompt_beyond_the_context(tokens: list[Any]) -> None:
-    response = send(make_server(n_ctx=512)[0], NATIVE, {"prompt": [*tokens, 1]})
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert get_error(NATIVE, {"prompt": [*tokens, 1]}, n_ctx=512)["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("value", [[0] * MAX_VALUES, [[]] * (MAX_VALUES // 2), [{}] * (MAX_VALUES // 2)])
 def test_serve_rejects_json_with_too_many_values(value: list[Any]) -> None:
-    response = send(make_server()[0], NATIVE, {"prompt": "x", "unknown": value})
-    assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
+    assert get_error(NATIVE, {"prompt": "x", "unknown": value}, 413)["code"] == 413
 
 
 def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +95,10 @@ def test_serve_rejects_numbers_with_too_many_digits(digits: int, status: int) ->
 
 
 def test_serve_truncates_long_error_messages() -> None:
-    message = send(make_server()[0], NATIVE, PROMPT | {"samplers": ["x" * 900]}).json()["error"]["message"]
+    message = get_error(NATIVE, PROMPT | {"samplers": ["x" * 900]})["message"]
     assert message.startswith("samplers: unknown sampler 'xxx")
     schema = {"type": "object", "required": ["x" * 100_000], "properties": {"y" * 100_000: {"$ref": "z" * 100_000}}}
-    response = send(make_server()[0], NATIVE, PROMPT | {"json_schema": schema})
-    assert response.status_code == 400
-    assert len(response.json()["error"]["message"]) <= MAX_MESSAGE + 4
+    assert len(get_error(NATIVE, PROMPT | {"json_schema": schema})["message"]) <= MAX_MESSAGE + 4
 
 
 def test_completion_with_dry_prepares_sampler_before_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

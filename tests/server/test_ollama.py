@@ -14,10 +14,19 @@ from typing import Any
 import httpx
 import pytest
 from support.cli_runner import DEMO
-from support.fake_service import Script
-from support.http import ThinkingVocabulary, demo_vocabulary, make_server, open_client, run_server, send
+from support.fake_service import FakeService, Script
+from support import http
+from support.http import (
+    ThinkingVocabulary,
+    allows,
+    demo_vocabulary,
+    get_error,
+    make_server,
+    open_client,
+    run_server,
+    send,
+)
 from support.json_chat import Chat
-from support.ollama import ask, get_error
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import TargetError
@@ -33,6 +42,12 @@ PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "requ
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": PARAMETERS}}]
 CALLS = "\n".join(f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
 TURN = f"<think>\nLong thoughts.\n</think>\n\nI löok.\n{CALLS}"
+
+
+def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
+    """Return the JSON objects of a response, one or a stream of them, and the engine."""
+    parts, service = http.ask(path, body, script, **settings)
+    return parts if isinstance(parts, list) else [parts], service
 
 
 def content(part: dict[str, Any]) -> dict[str, Any]:
@@ -86,9 +101,6 @@ def test_ollama_chat_returns_reasoning_text_and_tool_calls(stream: bool, thinkin
     ]
     assert len({call["id"] for call in calls}) == 2
     assert parts[-1]["done_reason"] == "stop"
-
-
-def test_ollama_generate_separates_reasoning_from_text(thinking: Vocabulary) -> None:
     (whole,), _ = ask("/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking)
     assert whole["thinking"] == "Long thoughts."
     assert whole["response"].startswith("I löok.")  # Without tools, calls are text.
@@ -140,15 +152,7 @@ def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
 def test_ollama_options_reach_the_sampler() -> None:
     sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 5}
     penalties = {"repeat_penalty": 1.2, "repeat_last_n": 33, "presence_penalty": 1.5, "frequency_penalty": 1.0}
-    fixed = {
-        "num_ctx": 9,
-        "num_gpu": 1,
-        "num_thread": 8,
-        "num_batch": 2,
-        "num_keep": 5,
-        "use_mmap": True,
-        "numa": False,
-    }
+    fixed = {"num_ctx": 9, "num_gpu": 1, "num_thread": 8, "num_batch": 2, "num_keep": 5, "use_mmap": True}
     unknown = {"tfs_z": 1.0, "n": 3, "whatever": [1]}
     for path, body in (*BODIES.items(), ("/api/generate", PROMPT | {"raw": True})):
         options = sampling | penalties | fixed | unknown | {"num_predict": 4, "stop": ["END"], "penalize_newline": True}
@@ -165,25 +169,19 @@ def test_ollama_options_reach_the_sampler() -> None:
         assert service.requests[0].max_tokens == 512
 
 
-def grammar_of(path: str, body: dict[str, Any]) -> str | None:
-    _, service = ask(path, body, Script("{}"))
-    grammar = service.requests[0].sampling.grammar
-    if grammar is not None:
-        demo_vocabulary().grammar(grammar)
-    return grammar
-
-
 @pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
 def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
     path = "/api/chat" if "messages" in body else "/api/generate"
-    assert grammar_of(path, body) is grammar_of(path, body | {"format": ""}) is None
-    form = grammar_of(path, body | {"format": PARAMETERS})
-    json_form = grammar_of(path, body | {"format": "json"})
-    assert form is not None
-    assert json_form is not None
-    assert ("at" in form, form == json_form) == (True, False)
-    # Unsupported keywords are ignored, as in Ollama.
-    assert grammar_of(path, body | {"format": PARAMETERS | {"propertyNames": {"pattern": "a"}}}) is not None
+    for form, texts in (
+        (PARAMETERS, ['{"at": 1}', '{"b": 1}']),
+        ("json", ['{"b": 1}', "5"]),
+        # Unsupported keywords are ignored, as in Ollama.
+        (PARAMETERS | {"propertyNames": {"pattern": "b"}}, ['{"at": 1}', '{"b": 1}']),
+    ):
+        _, service = ask(path, body | {"format": form}, Script("{}"))
+        assert [allows(service, text) for text in texts] == [True, False]
+    for nothing in ({}, {"format": ""}):
+        assert ask(path, body | nothing)[1].requests[0].sampling.grammar is None
     assert get_error(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
 
 
@@ -307,27 +305,20 @@ def test_ollama_api_rejects_invalid_values_by_field_name() -> None:
         ("/api/generate", {"context": [10**9]}, "context must contain"),
         ("/api/generate", {"prompt": 5}, "prompt must be a string"),
     ]
-    for path in BODIES:
-        cases += [
-            (path, {"options": {"temperature": -1}}, "options.temperature must be"),
-            (path, {"options": {"num_predict": "x"}}, "options.num_predict must be"),
-            *(
-                (path, {"options": {"min_tokens": value}}, "options.min_tokens must be a whole number of at least 0")
-                for value in (-1, 1.5, "3", True)
-            ),
-            (path, {"options": {"stop_token_ids": [-1]}}, "stop_token_ids must contain"),
-            (path, {"options": {"lora": [{"id": 0}]}}, "lora: unknown adapter"),
-            (path, {"options": 5}, "options must be an object"),
-            (
-                path,
-                {"format": "json", "options": {"grammar": 'root ::= "a"'}},
-                "grammar cannot be combined with format",
-            ),
-            (path, {"keep_alive": "5 minutes"}, "keep_alive must be a number of seconds"),
-            (path, {"keep_alive": True}, "keep_alive must be a number of seconds"),
-            (path, {"stream": "no"}, "stream must be true or false"),
-            (path, {"top_logprobs": 2}, "top_logprobs requires logprobs"),
-        ]
+    common: list[tuple[dict[str, Any], str]] = [
+        ({"options": {"temperature": -1}}, "options.temperature must be"),
+        ({"options": {"num_predict": "x"}}, "options.num_predict must be"),
+        *(({"options": {"min_tokens": value}}, "options.min_tokens must be a whole") for value in (-1, 1.5, "3", True)),
+        ({"options": {"stop_token_ids": [-1]}}, "stop_token_ids must contain"),
+        ({"options": {"lora": [{"id": 0}]}}, "lora: unknown adapter"),
+        ({"options": 5}, "options must be an object"),
+        ({"format": "json", "options": {"grammar": 'root ::= "a"'}}, "grammar cannot be combined with format"),
+        ({"keep_alive": "5 minutes"}, "keep_alive must be a number of seconds"),
+        ({"keep_alive": True}, "keep_alive must be a number of seconds"),
+        ({"stream": "no"}, "stream must be true or false"),
+        ({"top_logprobs": 2}, "top_logprobs requires logprobs"),
+    ]
+    cases += [(path, fields, message) for path in BODIES for fields, message in common]
     for path, fields, message in cases:
         assert get_error(path, BODIES[path] | fields).startswith(message), (path, fields)
     long = {"messages": [USER | {"content": "word " * 4000}]}
@@ -337,13 +328,7 @@ def test_ollama_api_rejects_invalid_values_by_field_name() -> None:
 def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
     assert get_error("/api/nothing", {}, 404)
     assert get_error("/api/chat", None, 405, "GET")
-    for path, method in (
-        ("pull", "POST"),
-        ("push", "POST"),
-        ("create", "POST"),
-        ("copy", "POST"),
-        ("delete", "DELETE"),
-    ):
+    for path, method in [*((name, "POST") for name in ("pull", "push", "create", "copy")), ("delete", "DELETE")]:
         assert "restart it: ngramspec serve MODEL" in get_error(f"/api/{path}", {"model": "x"}, 501, method)
     assert "restart it" in get_error("/api/blobs/sha256:29", {}, 501)
     response = send(Server(), "/api/chat", CHAT)

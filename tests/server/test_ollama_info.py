@@ -12,8 +12,7 @@ from unittest import mock
 import numpy as np
 from support.cli_runner import DEMO
 from support.fake_embedder import CountingEmbedder
-from support.http import ThinkingVocabulary, demo_vocabulary, make_server, send
-from support.ollama import ask, get_error
+from support.http import ThinkingVocabulary, ask, demo_vocabulary, get_error, make_server, send
 
 META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
 
@@ -88,30 +87,30 @@ def vectors(*texts: list[int]) -> Any:
 
 def test_ollama_embed_returns_embeddings_of_both_endpoints() -> None:
     tokens = [demo_vocabulary().tokenize(text) for text in ("hello", "you are")]
-    (both,), _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=CountingEmbedder())
+    both, _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=CountingEmbedder())
     assert np.allclose(both["embeddings"], vectors(*tokens), atol=1e-6)
     assert (both["model"], both["prompt_eval_count"]) == ("m", sum(map(len, tokens)))
     assert isinstance(both["total_duration"], int)
-    (one,), _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=CountingEmbedder())
+    one, _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=CountingEmbedder())
     assert one["embeddings"] == [[1.0]]
-    (older,), _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=CountingEmbedder())
+    older, _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=CountingEmbedder())
     assert np.allclose(older["embedding"], vectors(tokens[0])[0], atol=1e-6)
     for path, body, empty in (
         ("/api/embed", {"input": ""}, {"embeddings": []}),
         ("/api/embed", {}, {"embeddings": []}),
         ("/api/embeddings", {}, {"embedding": []}),
     ):
-        (answer,), _ = ask(path, body, embedder=CountingEmbedder())
+        answer, _ = ask(path, body, embedder=CountingEmbedder())
         assert empty.items() <= answer.items()
 
 
 def test_ollama_embed_truncates_long_texts_unless_truncate_is_false() -> None:
     for text in ("word " * 30, "word " * 100_000):
-        (answer,), _ = ask("/api/embed", {"input": text}, embedder=CountingEmbedder())
+        answer, _ = ask("/api/embed", {"input": text}, embedder=CountingEmbedder())
         assert answer["prompt_eval_count"] == CountingEmbedder.n_ctx
         message = get_error("/api/embed", {"input": text, "truncate": False}, embedder=CountingEmbedder())
         assert "exceeds the available context size (16 tokens)" in message
-        (older,), _ = ask("/api/embeddings", {"prompt": text}, embedder=CountingEmbedder())
+        older, _ = ask("/api/embeddings", {"prompt": text}, embedder=CountingEmbedder())
         assert len(older["embedding"]) == 3
 
 

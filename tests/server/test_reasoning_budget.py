@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO
-from support.http import ask, parse_chunks, send
+from support.ear import run_engine
+from support.http import ask, get_error, parse_chunks, send
 from support.mock_shared import MockShared
 
-from ngramspec.batching.engine import Engine
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.llama.vocabulary import CHATML, Vocabulary
+from ngramspec.sampling.reasoning_budget import ReasoningBudget
 from ngramspec.server.state import ServedModel, Server
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -43,40 +42,28 @@ def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings:
     known = vocabulary()
     tokens = None if words is None else [known.tokenize(word, add_bos=False)[-1] for word in words]
     model = MockShared(2, vocabulary=known, words=tokens, peak=6.0)
-    curve = CostCurve({1: 1e-3, 64: 2e-3})
-    engine = Engine(
-        model,
-        known,
-        calibration=Calibration.from_curve(curve),
-        drafter=MixtureDrafter(TextIndexSet()) if drafted else None,
-        clock=model.clock.perf_counter,
-    )
-    try:
+    drafter = MixtureDrafter(TextIndexSet()) if drafted else None
+    with run_engine(model, vocabulary=known, drafter=drafter) as engine:
         yield Server(model=ServedModel(engine, known, "mock", **settings))
-    finally:
-        engine.stop()
 
 
 def answer(server: Server, path: str, **fields: Any) -> tuple[str, str]:
     """Return the reasoning and the content of an answer at temperature 0."""
     response = send(server, path, {**BODIES[path], "temperature": 0, **fields})
     assert response.status_code == 200, response.text
-    told = parse_chunks(response.text) if fields.get("stream") else response.json()
+    streams = fields.get("stream", False)
+    told = [chunk for chunk in parse_chunks(response.text) if chunk != "[DONE]"] if streams else response.json()
+    kinds, parts = ("reasoning", "message"), []
     if path == CHATS:
-        choices = [one["choices"][0]["delta"] for one in told if one != "[DONE]"] if fields.get("stream") else None
-        messages = choices or [told["choices"][0]["message"]]
         kinds = ("reasoning_content", "content")
-        reasoning, content = ("".join(one.get(kind) or "" for one in messages) for kind in kinds)
+        parts = [one["choices"][0]["delta"] for one in told] if streams else [told["choices"][0]["message"]]
     elif path == MESSAGES:
-        deltas = (
-            [one["delta"] for one in told if one["type"] == "content_block_delta"] if fields.get("stream") else None
-        )
-        blocks = deltas or told["content"]
-        reasoning, content = ("".join(one.get(kind, "") for one in blocks) for kind in ("thinking", "text"))
+        kinds = ("thinking", "text")
+        parts = [one["delta"] for one in told if one["type"] == "content_block_delta"] if streams else told["content"]
     else:
-        items = told[-1]["response"]["output"] if fields.get("stream") else told["output"]
-        texts = {item["type"]: "".join(part["text"] for part in item["content"]) for item in items}
-        reasoning, content = texts.get("reasoning", ""), texts.get("message", "")
+        items = told[-1]["response"]["output"] if streams else told["output"]
+        parts = [{item["type"]: part["text"]} for item in items for part in item["content"]]
+    reasoning, content = ("".join(part.get(kind) or "" for part in parts) for kind in kinds)
     return reasoning, content
 
 
@@ -146,10 +133,14 @@ def test_reasoning_budget_with_grammar_constrains_text_after_reasoning(drafted: 
         assert set(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])) == {"a"}
 
 
-def limit(path: str, template: str = OPENED, fields: dict[str, Any] | None = None, **model: Any) -> int | None:
+def budget_of(path: str, vocabulary: Vocabulary, fields: dict[str, Any], **model: Any) -> ReasoningBudget | None:
     """Return the budget of the request that reaches the engine."""
-    _, service = ask(path, BODIES[path] | (fields or {}), vocabulary=vocabulary(template), **model)
-    budget = service.requests[0].rules.reasoning
+    _, service = ask(path, BODIES[path] | fields, vocabulary=vocabulary, **model)
+    return service.requests[0].rules.reasoning
+
+
+def limit(path: str, template: str = OPENED, fields: dict[str, Any] | None = None, **model: Any) -> int | None:
+    budget = budget_of(path, vocabulary(template), fields or {}, **model)
     return None if budget is None else budget.limit
 
 
@@ -183,9 +174,7 @@ def test_reasoning_budget_message_of_request_overrides_server_default() -> None:
         ({"reasoning_budget_message": "then"}, "then"),
         ({"reasoning_budget_message": ""}, ""),
     ):
-        settings: dict[str, Any] = {"reasoning_budget": 5, "reasoning_message": "so"}
-        _, service = ask(CHATS, BODIES[CHATS] | fields, vocabulary=known, **settings)
-        budget = service.requests[0].rules.reasoning
+        budget = budget_of(CHATS, known, fields, reasoning_budget=5, reasoning_message="so")
         assert budget is not None
         assert b"".join(map(known.display_piece, budget.blocks[0].closing)).decode() == f"{message}</think>"
 
@@ -195,23 +184,17 @@ def test_reasoning_budget_without_reasoning_tags_has_no_effect() -> None:
 
 
 def test_reasoning_budget_of_gpt_oss_ends_block_with_end_of_message() -> None:
-    harmony = CHATML + "{# <|channel|> <|message|> #}"
-    known = vocabulary(harmony)
-    _, service = ask(CHATS, BODIES[CHATS] | {"reasoning_budget_tokens": 9}, vocabulary=known)
-    budget = service.requests[0].rules.reasoning
+    harmony = vocabulary(CHATML + "{# <|channel|> <|message|> #}")
+    budget = budget_of(CHATS, harmony, {"reasoning_budget_tokens": 9})
     assert budget is not None
     (block,) = budget.blocks
     assert (block.start, block.end, budget.open_block) == ("<|channel|>analysis<|message|>", "<|end|>", None)
 
 
 def test_reasoning_budget_counts_reasoning_of_message_to_continue() -> None:
-    body = {
-        "messages": [*TURN, {"role": "assistant", "reasoning_content": "one two", "content": ""}],
-        "reasoning_budget_tokens": 20,
-    }
     known = vocabulary()
-    _, service = ask(CHATS, BODIES[CHATS] | body, vocabulary=known)
-    budget = service.requests[0].rules.reasoning
+    messages = [*TURN, {"role": "assistant", "reasoning_content": "one two", "content": ""}]
+    budget = budget_of(CHATS, known, {"messages": messages, "reasoning_budget_tokens": 20})
     assert budget is not None
     assert budget.used == 1 + len(known.tokenize("one two", add_bos=False))
 
@@ -231,10 +214,7 @@ def test_reasoning_budget_counts_reasoning_of_message_to_continue() -> None:
 def test_reasoning_budget_with_invalid_value_is_rejected_by_field_name(
     path: str, field: str, more: dict[str, Any]
 ) -> None:
-    with serving() as server:
-        response = send(server, path, BODIES.get(path, {}) | more)
-    error = response.json()["error"]
-    assert response.status_code == 400
+    error = get_error(path, BODIES.get(path, {}) | more, vocabulary=vocabulary())
     assert error["message"].startswith(field)
 
 

@@ -14,8 +14,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.fake_service import Script
-from support.http import parse_chunks
-from support.json_chat import Chat, allows, answers, format_tool_call, vocabulary
+from support.http import allows, parse_chunks
+from support.json_chat import Chat, answers, format_tool_call, vocabulary
 
 from ngramspec.errors import TargetError
 

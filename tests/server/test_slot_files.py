@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO
-from support.ear import WAIT, Ear
+from support.ear import WAIT, Ear, run_engine
 from support.http import make_server, send
 from support.mock_shared import MockShared
 from support.tiny_adapters import write_adapter
 
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done, Event, Started
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
 from ngramspec.server.state import ServedModel, Server
@@ -32,13 +29,8 @@ PROMPT = "Once upon a time there was a small dog that lived in a very large hous
 @contextmanager
 def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
     """Run a server of the demo model with two slots."""
-    with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target:
-        known = Calibration.from_curve(CostCurve({1: 1.0, 64: 2.0}))
-        engine = Engine(target, target.vocabulary, calibration=known)
-        try:
-            yield Server(model=ServedModel(engine, target.vocabulary, "demo"), slot_folder=folder)
-        finally:
-            engine.stop()
+    with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target, run_engine(target) as engine:
+        yield Server(model=ServedModel(engine, target.vocabulary, "demo"), slot_folder=folder)
 
 
 def act(server: Server, slot: int, action: str, filename: str | None = "a.bin") -> dict[str, Any]:
@@ -183,9 +175,6 @@ def test_slot_restore_of_forged_file_keeps_slot_usable(tmp_path: Path) -> None:
 
 
 def test_on_slot_waits_for_running_request_of_the_slot() -> None:
-    model = MockShared(2)
-    known = Calibration.from_curve(CostCurve({1: 1e-3, 64: 2e-3}))
-    engine = Engine(model, model.sequences[0], calibration=known)
     ear, found = Ear(), list[Future[Any]]()
 
     def listener(event: Event) -> None:
@@ -197,13 +186,13 @@ def test_on_slot_waits_for_running_request_of_the_slot() -> None:
             assert left.cancel()
         ear(event)
 
-    engine.submit(Request([1, 2, 3], 20, slot=0), listener)
-    assert isinstance(ear.wait(), Done)
-    ended, length = found[0].result(WAIT)
-    assert (ended, found[1].result(WAIT)) == (True, False)
-    assert length >= 22
-    with pytest.raises(ZeroDivisionError):
-        found[2].result(WAIT)
-    engine.stop()
+    with run_engine(MockShared(2)) as engine:
+        engine.submit(Request([1, 2, 3], 20, slot=0), listener)
+        assert isinstance(ear.wait(), Done)
+        ended, length = found[0].result(WAIT)
+        assert (ended, found[1].result(WAIT)) == (True, False)
+        assert length >= 22
+        with pytest.raises(ZeroDivisionError):
+            found[2].result(WAIT)
     with pytest.raises(ClosedError):
         engine.on_slot(0, len).result(WAIT)  # type: ignore[arg-type]

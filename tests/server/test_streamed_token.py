@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import make_server, parse_chunks
+from support.http import ask, make_server, parse_chunks
 
 from ngramspec.server.app import make_app
 from ngramspec.server.state import Server
@@ -110,6 +110,26 @@ def test_stream_of_one_token_takes_few_function_calls(path: str) -> None:
     assert median(calls) <= MAX_CALLS, calls
 
 
+@pytest.fixture
+def wakes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list of the calls by which engines wake the event loop."""
+    calls, schedule = list[Any](), asyncio.BaseEventLoop.call_soon_threadsafe
+
+    def call_soon_threadsafe(loop: Any, call: Any, *arguments: Any, **options: Any) -> Any:
+        if getattr(call, "__name__", "") == "_wake":
+            calls.append(call)
+        return schedule(loop, call, *arguments, **options)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", call_soon_threadsafe)
+    return calls
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_response_without_stream_wakes_event_loop_once(path: str, wakes: list[Any]) -> None:
+    ask(path, BODIES[path] | {"stream": False}, Script("Hello, world: all of it"))
+    assert len(wakes) == 1
+
+
 def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeService]:
     """Run a stream whose loop is busy from the first chunk until the engine has taken all steps."""
     script.go = threading.Semaphore(1)
@@ -125,9 +145,10 @@ def late(path: str, body: dict[str, Any], script: Script) -> tuple[str, FakeServ
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_stream_with_busy_loop_joins_waiting_steps_into_one_chunk(path: str) -> None:
+def test_stream_with_busy_loop_joins_waiting_steps_into_one_chunk(path: str, wakes: list[Any]) -> None:
     text = "Hello, world: all of it"
     told, _ = late(path, BODIES[path], Script(text, step=2))
+    assert len(wakes) <= 3
     assert sum('"lo, world: all of it"' in line for line in told.splitlines()) == 1
 
 

@@ -16,11 +16,7 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import make_server, parse_chunks, run_server
 
-from ngramspec.request import Request
-from ngramspec.server.answer import Answer, Piece, TextEvent
-from ngramspec.server.call import Call, Counters
-from ngramspec.server.fields import Fields
-from ngramspec.server.generate import RequestStream
+from ngramspec.server.call import Counters
 
 pytestmark = pytest.mark.anyio
 
@@ -181,26 +177,3 @@ async def test_serve_ignores_request_with_incomplete_body() -> None:
         await writer.wait_closed()
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert service.tickets == []
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_request_stream_wakes_event_loop_once_for_many_steps(
-    streamed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, go = asyncio.get_running_loop(), threading.Semaphore(0)
-    server, service = make_server(Script(ends=False, go=go))
-    woken: list[object] = []
-    wake = loop.call_soon_threadsafe
-    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or wake(call))
-    call = Call(server, Fields({"stream": streamed}))
-    async with RequestStream(call, [Request([1], 20)], [Answer()]) as running:
-        go.release(30)
-        service.tickets[0].end.wait(PATIENCE)  # This blocks the loop.
-        assert len(woken) == 1
-        events: list[TextEvent] = []
-        while running.unfinished:
-            await running.arrival()
-            events += [event for _, event in running.next_events()]
-    counts = [len(event.steps) for event in events if isinstance(event, Piece) and event.steps]
-    assert counts == ([20] if streamed else [1] * 20)
-    assert len(woken) == 1

@@ -69,9 +69,30 @@ def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tup
     server, service = make_server(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text
-    if not response.headers["content-type"].startswith("text/event-stream"):
-        return response.json(), service
-    return [chunk for chunk in parse_chunks(response.text) if chunk != "[DONE]"], service
+    kind = response.headers["content-type"].partition(";")[0]
+    if kind == "application/x-ndjson":
+        return [json.loads(line) for line in response.text.splitlines()], service
+    if kind == "text/event-stream":
+        return [chunk for chunk in parse_chunks(response.text) if chunk != "[DONE]"], service
+    assert kind == "application/json"
+    return response.json(), service
+
+
+def get_error(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> Any:
+    """Return the error of a request that a scripted server rejects before the engine receives it."""
+    server, service = make_server(**settings)
+    response = send(server, path, body, method)
+    assert (response.status_code, service.tickets) == (status, []), (body, response.text)
+    return response.json()["error"]
+
+
+def allows(service: FakeService, text: str, number: int = -1) -> bool:
+    """Return True if the grammar of a request allows the complete text; by default it is the latest request."""
+    vocabulary, tokens = service.vocabulary, service.vocabulary.tokenize(text, add_bos=False)
+    grammar = vocabulary.sampler(service.requests[number].sampling).grammar
+    assert grammar is not None
+    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
+    return grammar.count_allowed([*tokens, end]) == len(tokens) + 1
 
 
 def parse_chunks(text: str) -> list[Any]:

@@ -82,14 +82,6 @@ def format_tool_call(name: str, arguments: str = "{}") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def allows(engine: FakeService, answer: str) -> bool:
-    """Return True if the grammar of the first request allows the complete response."""
-    grammar, tokens = vocabulary().sampler(engine.requests[0].sampling).grammar, vocabulary().tokenize(answer)[1:]
-    assert grammar is not None
-    end = next(token for token in range(vocabulary().n_vocab) if vocabulary().is_eog(token))
-    return grammar.count_allowed([*tokens, end]) == len(tokens) + 1
-
-
 FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_call>\n{"name": "loo', '{"at": [1]}', "</")
 
 
