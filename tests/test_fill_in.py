@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.mock_target import MockTarget
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.errors import ModelError
 from ngramspec.fill_in import FillInTokens, Limits, fill_in
 
 if TYPE_CHECKING:
@@ -136,23 +134,6 @@ def test_fill_in_tokens_come_from_token_names_or_metadata(
     keys = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in (("pre", 5), ("suf", 3), ("mid", 4))}
     with Vocabulary(write_vocabulary(tmp_path / "keys.gguf", fill_in=False, ids=keys)) as by_key:
         assert by_key.fill_in_tokens == FillInTokens(5, 3, 4)
-
-
-def test_fill_in_rejects_model_without_required_tokens(word_vocabulary: Vocabulary, tmp_path: Path) -> None:
-    from ngramspec.llama.vocabulary import Vocabulary
-
-    keys = {"tokenizer.ggml.fim_suf_token_id": 4}
-    with Vocabulary(write_vocabulary(tmp_path / "half.gguf", fill_in=False, ids=keys)) as half:
-        for tokenizer, missing in (
-            (word_vocabulary, "prefix, suffix, middle"),
-            (MockTarget(300), "prefix, suffix, middle"),
-            (half, "prefix, middle"),
-        ):
-            with pytest.raises(
-                ModelError,
-                match=rf"^this model does not support fill-in-the-middle: .* no token for {missing}; [^\n]*$",
-            ):
-                fill_in(tokenizer, "a", "b")
 
 
 def _parts(text: str) -> list[str]:

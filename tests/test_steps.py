@@ -92,13 +92,6 @@ def test_stats_estimated_gain_is_plain_time_over_actual_time() -> None:
     assert (varied.disturbance, varied.estimated_gain) == ("speed", None)
 
 
-def test_step_returns_text_and_rejected_tokens() -> None:
-    s = Step((1, 2), ("a", "b"), drafted=(1, 5, 6), accepted=1, batch=4)
-    assert s.text == "ab"
-    assert s.draft_remainder == (5, 6)
-    assert step(3, 3).draft_remainder == ()
-
-
 PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
 
 

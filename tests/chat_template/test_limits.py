@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-from support.cli_runner import DEMO
 from support.http import make_server, open_client, send
 from support.tiny_models import write_model
 
@@ -18,23 +16,11 @@ from ngramspec.chat_template.template import ChatTemplate, large_worker, worker
 from ngramspec.errors import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 
-RANGE = "range(99999)"
-LOOP = f"{{% for name in {RANGE} %}}" * 3 + "{% endfor %}" * 3
-SLOW = [
-    LOOP,
-    "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n else '' }}{% endmacro %}{{ m(60) }}",
-    "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
-    "{{ 7 ** (7 ** 9) % 10 }}",
-]
+LOOP = "{% for name in range(99999) %}" * 3 + "{% endfor %}" * 3
+SLOW = [LOOP, "{{ 7 ** (7 ** 9) % 10 }}"]
 LARGE = [
     "{{ '%9999999999d' % 1 }}",
-    "{{ 'a' * 3000000000 }}",
-    "{{ 'a' | center(3000000000) }}",
-    "{{ '{:>3000000000}'.format(messages[0].role) }}",
-    "{{ messages[0].role.ljust(3000000000) }}",
     "{{ [messages] * 300000000 }}",
-    "{{ [1] | batch(300000000, 1) | list }}",
-    "{{ messages | tojson(indent=999999999) }}",
     "{% set ns = namespace(x='a' * 10000000) %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
 ]
 LONG = "{% for a in range(99999) %}" + "a" * 1000 + "{% endfor %}"
@@ -88,15 +74,6 @@ def test_chat_template_with_endless_loop_does_not_block_other_requests(tmp_path:
                 assert response.json()["error"]["message"] == "the chat template takes more than 0.5 s to render"
 
     asyncio.run(run())
-
-
-def test_chat_completions_rejects_oversized_prompt_before_tokenizing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Vocabulary(DEMO) as vocabulary:
-        vocabulary.use_chat_template("{% for name in range(99) %}" + "a" * 1000 + "{% endfor %}")
-        monkeypatch.setattr(vocabulary, "tokenize", Mock(side_effect=AssertionError))
-        response = send(make_server(vocabulary=vocabulary)[0], "/v1/chat/completions", {"messages": TALK})
-        assert response.status_code == 400
-        assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_chat_template_with_invalid_jinja_fails_only_chat_requests(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO
-from support.http import make_server, send
+from support.http import ask, get_error, make_server, send
 
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -24,12 +24,11 @@ def vocabulary() -> Iterator[Vocabulary]:
         yield vocabulary
 
 
-def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: Any = None, **model: Any) -> str:
+def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: Any = None) -> str:
     vocabulary.use_chat_template(template)
-    server, _ = make_server(vocabulary=vocabulary, variables=defaults or {}, **model)
-    response = send(server, "/apply-template", {"messages": [USER]} | (body or {}))
-    assert response.status_code == 200, response.text
-    return str(response.json()["prompt"])
+    asked = {"messages": [USER]} | (body or {})
+    told, _ = ask("/apply-template", asked, vocabulary=vocabulary, variables=defaults or {})
+    return str(told["prompt"])
 
 
 @pytest.mark.parametrize(
@@ -69,9 +68,45 @@ def test_chat_template_receives_variables_of_request_and_server(
     assert prompt(vocabulary, SHOWN, body, defaults) == " ".join(f"{name}={expected.get(name, '')}" for name in NAMES)
 
 
-def test_chat_template_without_reasoning_tags_disables_thinking(vocabulary: Vocabulary) -> None:
-    assert prompt(vocabulary, "{{ enable_thinking }}") == "False"
-    assert prompt(vocabulary, "{{ enable_thinking }}{# <|channel|> <|message|> #}") == "True"
+INTEGER = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
+TURNS = {"messages": [USER, {"role": "assistant", "content": "é"}, USER]}
+EMPTY = "(message['content'] is not defined or message['content'] == '' or message['content']|length == 0)"
+NO_CALLS = "(message['tool_calls'] is not defined or message['tool_calls']|length == 0)"
+TAGS = '"<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content'
+REJECTING = "{%% set message = {'content': ''} %%}{%%- if %s %%}{{ raise_exception('no') }}{%%- endif %%}a"
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "text"),
+    [
+        # Without reasoning tags, there is no thinking.
+        ("{{ enable_thinking }}", {}, "False"),
+        ("{{ enable_thinking }}{# <|channel|> <|message|> #}", {}, "True"),
+        # Variables may have any other name.
+        (
+            "{{ tokenizer + check + variables + values }}",
+            {"chat_template_kwargs": dict.fromkeys(("self", "tokenizer", "check", "variables", "values", "class"), 1)},
+            "4",
+        ),
+        ("{{ tools is defined }}{% for tool in tools %}{% endfor %}", {}, "False"),
+        ("{{ bos_token }}a{{ eos_token }}", {}, "a<|endoftext|>"),  # A completion adds the BOS token.
+        # Templates may change lists, and nothing is escaped.
+        (
+            "{% set names = [] %}{% for m in messages %}{% set _ = names.append(m.role) %}{% endfor %}"
+            "{{ names | join }}{{ messages.pop(0).content }}{{ '<'|safe + messages | tojson }}",
+            TURNS,
+            'userassistantuserhi<[{"role": "assistant", "content": "é"}, {"role": "user", "content": "hi"}]',
+        ),
+        ("{{ response_format | tojson if response_format }}", {}, ""),
+        ("{{ response_format | tojson }}", {"response_format": INTEGER}, '{"type": "integer"}'),
+        ("{{ response_format | tojson }}", {"response_format": {"type": "json_object"}}, '{"type": "object"}'),
+        # Checks that reject ordinary answers are removed.
+        (REJECTING % f"{EMPTY} and {NO_CALLS}", {}, "a"),
+        (REJECTING % TAGS, {}, "a"),
+    ],
+)
+def test_chat_template_renders_expected_text(vocabulary: Vocabulary, template: str, body: Any, text: str) -> None:
+    assert prompt(vocabulary, template, body) == text
 
 
 def test_chat_template_dates_contain_only_the_day(vocabulary: Vocabulary) -> None:
@@ -79,12 +114,6 @@ def test_chat_template_dates_contain_only_the_day(vocabulary: Vocabulary) -> Non
     text = prompt(vocabulary, "{{ date_string }}|{{ datetime }}|{{ strftime_now('%Y-%m-%d') }}")
     days = {f"{day:%d %b %Y}|{day:%b %d %Y}|{day:%Y-%m-%d}" for day in (before, datetime.now())}
     assert text in days
-
-
-def test_chat_template_kwargs_accept_any_other_name(vocabulary: Vocabulary) -> None:
-    names = ("self", "tokenizer", "check", "variables", "values", "class")
-    body = {"chat_template_kwargs": dict.fromkeys(names, 1)}
-    assert prompt(vocabulary, "{{ tokenizer + check + variables + values }}", body) == "4"
 
 
 def test_chat_template_kwargs_reject_deeply_nested_value(vocabulary: Vocabulary) -> None:
@@ -95,41 +124,6 @@ def test_chat_template_kwargs_reject_deeply_nested_value(vocabulary: Vocabulary)
         response = send(make_server(vocabulary=vocabulary)[0], "/apply-template", content=body)
         assert response.status_code in (200, 400), depth
     assert "nested too deeply" in response.json()["error"]["message"]
-
-
-def test_chat_template_without_tools_leaves_them_undefined(vocabulary: Vocabulary) -> None:
-    assert prompt(vocabulary, "{{ tools is defined }}{% for tool in tools %}{% endfor %}") == "False"
-
-
-def test_apply_template_omits_bos_that_completion_adds(vocabulary: Vocabulary) -> None:
-    assert prompt(vocabulary, "{{ bos_token }}a{{ eos_token }}") == "a<|endoftext|>"
-
-
-def test_chat_template_may_modify_lists_and_escapes_nothing(vocabulary: Vocabulary) -> None:
-    source = "{% set names = [] %}{% for m in messages %}{% set _ = names.append(m.role) %}{% endfor %}"
-    source += "{{ names | join }}{{ messages.pop(0).content }}{{ '<'|safe + messages | tojson }}"
-    assert prompt(vocabulary, source, {"messages": [USER, {"role": "assistant", "content": "é"}, USER]}) == (
-        'userassistantuserhi<[{"role": "assistant", "content": "é"}, {"role": "user", "content": "hi"}]'
-    )
-
-
-def test_chat_template_with_response_format_receives_schema(vocabulary: Vocabulary) -> None:
-    form = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
-    for given, shown in (({}, ""), ({"response_format": form}, '{"type": "integer"}')):
-        text = prompt(vocabulary, "{% if response_format %}{{ response_format | tojson }}{% endif %}", given)
-        assert text == shown
-    assert prompt(vocabulary, "{{ response_format | tojson }}", {"response_format": {"type": "json_object"}}) == (
-        '{"type": "object"}'
-    )
-
-
-def test_chat_template_drops_checks_that_reject_ordinary_answers(vocabulary: Vocabulary) -> None:
-    empty = "(message['content'] is not defined or message['content'] == '' or message['content']|length == 0)"
-    calls = "(message['tool_calls'] is not defined or message['tool_calls']|length == 0)"
-    tags = '"<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content'
-    for check in (f"{empty} and {calls}", tags):
-        source = f"{{%- if {check} %}}{{{{ raise_exception('no') }}}}{{%- endif %}}a"
-        assert prompt(vocabulary, f"{{% set message = {{'content': ''}} %}}{source}") == "a"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +137,6 @@ def test_chat_template_drops_checks_that_reject_ordinary_answers(vocabulary: Voc
 )
 def test_chat_template_kwargs_reject_unusable_variable(variables: dict[str, Any], complaint: str) -> None:
     body = {"messages": [USER], "chat_template_kwargs": variables}
-    error = send(make_server()[0], "/v1/chat/completions", body).json()["error"]
+    error = get_error("/v1/chat/completions", body)
     assert (error["code"], error["param"]) == (400, "chat_template_kwargs")
     assert error["message"] == f"chat_template_kwargs: the chat template's variable {complaint}"

@@ -17,8 +17,6 @@ from support.fake_service import Script
 from support.http import allows, parse_chunks
 from support.json_chat import Chat, answers, format_tool_call, vocabulary
 
-from ngramspec.errors import TargetError
-
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 API = Chat("/v1/responses", model="m", input="hi", store=False)
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": False}
@@ -308,12 +306,3 @@ def test_responses_api_stream_logprobs_equal_whole_response() -> None:
     assert deltas == part["logprobs"]
     assert "".join(one["token"] for one in deltas) == "a END b"
     assert all(len(one["top_logprobs"]) == 2 for one in deltas)
-
-
-def test_responses_api_stream_ends_with_failed_event_on_error() -> None:
-    sent = streamed(Script("a b c", error=TargetError("it broke"), after=2))
-    created, failed = (EVENT.validate_python(sent[i]) for i in (0, -1))
-    assert (created.response.status, failed.response.status) == ("in_progress", "failed")
-    assert (failed.response.error.code, failed.response.error.message) == ("server_error", "it broke")
-    response, _ = API.ask(n_ctx=20)
-    assert response.json()["error"]["code"] == "context_length_exceeded"

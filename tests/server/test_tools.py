@@ -35,6 +35,9 @@ def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
     only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "find"}}]}
     asked = {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": only}}
     assert [allowed(asked, text) for text in (find, look)] == [True, False]
+    named["tool_choice"] = {"type": "function", "function": {"name": "other"}}
+    message = get_error(CHATS, {"messages": [USER]} | named)["message"]
+    assert message == "tool_choice.function.name: there is no tool named 'other'"
     for choice in ({"type": "allowed_tools", "allowed_tools": only | {"tools": [LOOK | {"name": "x"}]}}, {"name": "x"}):
         error = get_error(CHATS, {"messages": [USER], "tools": TOOLS, "tool_choice": choice})
         assert error["param"].startswith("tool_choice")
@@ -131,4 +134,7 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
     assert allowed({"tools": [tool], "tool_choice": "required"}, called("f", '{"a": []}'))
     tool["function"]["strict"] = True  # type: ignore[index]
     asked = {"messages": [USER], "tools": [tool], "tool_choice": "required"}
-    assert get_error(CHATS, asked)["param"] == "tools"
+    error = get_error(CHATS, asked)
+    assert error["param"] == "tools"
+    message = "the parameters of the tool 'f': the JSON schema cannot be used: unsupported keywords: uniqueItems"
+    assert error["message"].endswith(message)

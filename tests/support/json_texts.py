@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,13 +60,10 @@ def random_text(grammar: Lark, rng: random.Random, max_bytes: int = 400) -> str 
     return None
 
 
-def validator(schema: Mapping[str, Any]) -> jsonschema.Draft202012Validator:
-    """Return a validator of texts; it knows the formats that require no further package."""
-    return jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
-
-
 def is_valid(schema: Mapping[str, Any], text: str) -> bool:
-    return bool(validator(schema).is_valid(json.loads(text)))
+    """Return True if a text is valid; the validator knows the formats that require no further package."""
+    formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return bool(jsonschema.Draft202012Validator(schema, format_checker=formats).is_valid(json.loads(text)))
 
 
 # --------------------------------------------------------------------------- schemas
@@ -216,8 +212,3 @@ def whole_schema(rng: random.Random) -> dict[str, Any]:
 
     whole = collect(schema)
     return {**whole, "$defs": definitions} if definitions else whole
-
-
-def keywords_of(schema: Any) -> set[str]:
-    """Return the keywords in a schema."""
-    return {*re.findall(r'"([a-zA-Z$]+)": ', json.dumps(schema))}

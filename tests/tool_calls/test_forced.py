@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from ngramspec.errors import GrammarError
-from ngramspec.grammars.json_schema import json_rule
-from ngramspec.grammars.lark import lark
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import FAMILIES, answer_grammar, family_of
@@ -70,12 +67,6 @@ def test_answer_grammar_of_each_family_allows_calls_that_parser_reads(name: str,
         assert said == ("", "", [(name, json.loads(text)) for name, text in calls])
 
 
-def test_answer_grammar_with_named_tool_allows_only_that_tool(demo_vocabulary: Vocabulary) -> None:
-    grammar = answer_grammar([WEATHER, CLOCK], choice="clock", parallel=True, template=THINKING)
-    assert fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}")]))
-    assert not fits(demo_vocabulary, grammar, written(THINKING, [CALL]))
-
-
 def test_answer_grammar_allows_reasoning_only_before_the_call(demo_vocabulary: Vocabulary) -> None:
     for opening, before, allowed in (
         ("", "", True),
@@ -94,48 +85,3 @@ def test_answer_grammar_allows_reasoning_only_before_the_call(demo_vocabulary: V
             content, thoughts, calls = read(THINKING, text, opening)
             assert (content, calls) == ("", [("clock", {})])
             assert thoughts in before
-
-
-def test_answer_grammar_rejects_unknown_tool_and_unsupported_schema() -> None:
-    with pytest.raises(ValueError, match=r"^tool_choice 'other' is not one of the tools$"):
-        answer_grammar([CLOCK], choice="other", parallel=True)
-    odd = Tool("odd", "", {"properties": {"a": {"not": {}}}}, strict=True)
-    with pytest.raises(
-        GrammarError, match=r"^the parameters of the tool 'odd': the JSON schema cannot be used: .*keywords: not$"
-    ):
-        answer_grammar([CLOCK, odd], choice="required", parallel=True)
-
-
-def test_answer_grammar_ignores_unsupported_keywords_unless_strict(demo_vocabulary: Vocabulary) -> None:
-    names = {"type": "array", "items": {"type": "string", "pattern": "^(?=a)b"}, "uniqueItems": True}
-    odd = {"type": "object", "properties": {"names": names, "not": {"type": "integer", "multipleOf": 3}}}
-    odd |= {"patternProperties": {"^x": {}}, "if": {}, "then": {}, "required": ["names", "not"]}
-    grammar = answer_grammar([Tool("odd", "", odd)], choice="required", parallel=False, template=THINKING)
-    assert fits(demo_vocabulary, grammar, written(THINKING, [("odd", '{"names": ["c"], "not": 6}')]))
-    assert not fits(demo_vocabulary, grammar, written(THINKING, [("odd", '{"names": ["c"], "not": 5}')]))
-    with pytest.raises(GrammarError, match="unsupported keywords: if, then"):
-        answer_grammar([Tool("odd", "", odd, strict=True)], choice="required")
-
-
-def test_answer_grammar_with_named_tool_allows_one_call(demo_vocabulary: Vocabulary) -> None:
-    grammar = answer_grammar([WEATHER, CLOCK], choice="clock", parallel=True, template=THINKING)
-    assert not fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}"), ("clock", "{}")]))
-
-
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
-        ({"type": "object"}, '{"a": [1]}'),
-        ({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, '{"a": 1}'),
-        ({"type": "array", "items": {"enum": ["a|b", "c"]}}, '["a|b"]'),
-        ({"enum": ["a", 5]}, '"a"'),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}, "true"),
-    ],
-)
-def test_json_rule_grammar_ends_with_last_character_of_value(
-    schema: dict[str, object], text: str, demo_vocabulary: Vocabulary
-) -> None:
-    grammar = lark(f"start: {json_rule(schema)}")
-    assert fits(demo_vocabulary, grammar, text)
-    assert not fits(demo_vocabulary, grammar, text + " ")
