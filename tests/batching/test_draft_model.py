@@ -45,7 +45,6 @@ class Drafted:
         sequences: Number of sequences of both models.
         cost: Cost of a pass of the draft model relative to the target's; `None` means no draft model.
         blur: Scale of the noise on the draft model's logits.
-        apart: The draft model's sequences have separate caches.
 
     Attributes:
         engine: Engine on the target while `run` is open.
@@ -53,17 +52,13 @@ class Drafted:
 
     engine: Engine
 
-    def __init__(
-        self, sequences: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, apart: bool = False
-    ) -> None:
+    def __init__(self, sequences: int = 4, *, cost: float | None = 0.05, blur: float = 0.0) -> None:
         clock = Clock(1e-7)
         self.target = MockShared(sequences, seconds=seconds, clock=clock, n_vocab=N, peak=6.0)
         self.drafter = MixtureDrafter(TextIndexSet())
         if cost is not None:
             self.cost = cost
-            self.small = MockShared(
-                sequences, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0, split=apart
-            )
+            self.small = MockShared(sequences, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0)
             for sequence in self.small.sequences:
                 self._slow_and_blurred(sequence, blur)
             model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared_model=self.small)
@@ -173,14 +168,6 @@ def test_draft_model_with_high_cost_limits_slowdown(slow: tuple[float, float], n
     """The loss is at most 1 % and about three plain passes of 250."""
     cost, blur = slow
     assert rate(n, cost=cost, blur=blur)[0] > 0.978 * plain_rate(n)
-
-
-def test_draft_model_with_joint_batch_is_faster_than_separate_caches() -> None:
-    plain = plain_rate(4)
-    apart, _ = rate(4, cost=0.1, apart=True)
-    joint, _ = rate(4, cost=0.1)
-    assert apart < 1.2 * plain
-    assert joint > 1.4 * plain
 
 
 def test_draft_model_prefill_counts_as_prefill_not_draft_time() -> None:

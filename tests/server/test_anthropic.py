@@ -11,8 +11,8 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from pydantic import TypeAdapter
 from support.fake_service import Script
-from support.http import allows, parse_chunks
-from support.json_chat import Chat, answers, format_tool_call, vocabulary
+from support.http import allows, format_tool_call, parse_chunks
+from support.json_chat import Chat, answers, vocabulary
 
 from ngramspec.errors import ShutdownError, TargetError
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, get_error, make_server, open_client, parse_chunks, send
+from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, open_client, parse_chunks, send
 
 from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
@@ -22,7 +22,6 @@ from ngramspec.server.state import Server
 from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = "Hello, world"
 
 

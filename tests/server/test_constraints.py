@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import ThinkingVocabulary, allows, ask, demo_vocabulary, get_error
+from support.http import BODIES, ThinkingVocabulary, allows, ask, demo_vocabulary, get_error
 
 from ngramspec.sampling.text_rules import TextRules
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
-BODIES: dict[str, dict[str, Any]] = {
-    CHATS: {"messages": [{"role": "user", "content": "hi"}]},
-    TEXTS: {"prompt": "x"},
-    NATIVE: {"prompt": "x"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
-    "/v1/responses": {"input": "x"},
-}
+PATHS = [path for path in BODIES if not path.startswith("/api/")]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORM = {"type": "json_schema", "name": "n", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}
 
@@ -32,7 +26,7 @@ def engine_of(path: str, more: dict[str, Any]) -> FakeService:
     return ask(path, BODIES[path] | more, Script(ends=False))[1]
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 def test_guided_and_structured_outputs_become_a_grammar(path: str) -> None:
     digits = ["123-ab", "12-a", "x123-a", "123-ac"]
     cases: list[tuple[dict[str, Any], list[str]]] = [
@@ -55,7 +49,7 @@ def test_guided_and_structured_outputs_become_a_grammar(path: str) -> None:
         assert engine_of(path, nothing).requests[0].sampling.grammar is None
 
 
-@pytest.mark.parametrize("path", [path for path in BODIES if path not in (TEXTS, NATIVE)])
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in (TEXTS, NATIVE)])
 def test_guided_json_allows_reasoning_before_json(path: str) -> None:
     vocabulary = ThinkingVocabulary(DEMO)
     for more in ({"guided_json": SCHEMA}, {"structured_outputs": {"json_object": True}}):
@@ -81,28 +75,22 @@ def test_bad_words_of_one_token_become_logit_biases() -> None:
     assert service.requests[0].sampling.logit_bias == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))
 
 
-OLLAMA: dict[str, dict[str, Any]] = {
-    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
-    "/api/generate": {"prompt": "x", "stream": False},
-}
-
-
-@pytest.mark.parametrize("path", [*BODIES, *OLLAMA])
+@pytest.mark.parametrize("path", BODIES)
 def test_min_tokens_stop_tokens_and_long_bad_words_become_text_rules(path: str) -> None:
     vocabulary = demo_vocabulary()
     more: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": [65, 66], "bad_words": ["quite a few", "x"]}
-    body = OLLAMA[path] | {"options": more} if path in OLLAMA else BODIES[path] | more
+    body = BODIES[path] | (more if path in PATHS else {"options": more})
     _, service = ask(path, body, Script(ends=False))
     (request,) = service.requests
     words = [tuple(vocabulary.tokenize(text, add_bos=False)) for text in ("quite a few", " quite a few")]
     assert request.rules == TextRules(min_tokens=3, stop_token_ids=frozenset({65, 66}), bad_words=tuple(words))
     assert {bias for _, bias in request.sampling.logit_bias} == {-math.inf}
     nothing: dict[str, Any] = {"min_tokens": 0, "stop_token_ids": [], "bad_words": None}
-    body = OLLAMA[path] | {"options": nothing} if path in OLLAMA else BODIES[path] | nothing
+    body = BODIES[path] | (nothing if path in PATHS else {"options": nothing})
     assert ask(path, body)[1].requests[0].rules == TextRules()
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 def test_serve_rejects_unsupported_constraints_by_field_name(path: str) -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("guided_regex", {"guided_regex": "(?=a)a+"}),

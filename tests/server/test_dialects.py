@@ -18,7 +18,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import ThinkingVocabulary, allows, make_server, run_server
+from support.http import ThinkingVocabulary, allows, format_tool_call, make_server, run_server
 
 from ngramspec.errors import TargetError
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 Clients = tuple[anthropic.Anthropic, openai.OpenAI, FakeService]
 
 TEXT = "Hello, world"
-CALLS = "\n".join(f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
+CALLS = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
 TURN = f"<think>\nLong thoughts of many words.\n</think>\n\nI löok.\n{CALLS}"
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
@@ -145,8 +145,7 @@ def test_official_clients_can_send_responses_back() -> None:
         more = [*user, said.model_dump(exclude_none=True), *results]
         again = other.chat.completions.create(**CHAT | {"messages": more, "tool_choice": "none"}).choices[0]
         assert (again.finish_reason, again.message.tool_calls) == ("stop", None)
-        piece = engine.vocabulary.piece
-        prompts = [b"".join(map(piece, request.prompt)).decode() for request in engine.requests[1::2]]
+        prompts = [engine.prompt_text(number) for number in (1, 3, 5)]
     for prompt, named in zip(prompts, (ids, its_ids, chat_ids), strict=True):
         assert len(named) == 2
         for part in ("I löok.", '{"at": 1}', '{"at": 2}', *(f"saw {id}" for id in named)):

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ThinkingVocabulary, ask, demo_vocabulary
+from support.http import CHAT, ThinkingVocabulary, ask, demo_vocabulary
 
 CHATS = "/v1/chat/completions"
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 LOOK = {"type": "function", "function": {"name": "look"}}

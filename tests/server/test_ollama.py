@@ -20,6 +20,7 @@ from support.http import (
     ThinkingVocabulary,
     allows,
     demo_vocabulary,
+    format_tool_call,
     get_error,
     make_server,
     open_client,
@@ -40,7 +41,7 @@ PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
 BODIES = {"/api/chat": CHAT, "/api/generate": PROMPT}
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": PARAMETERS}}]
-CALLS = "\n".join(f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
+CALLS = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
 TURN = f"<think>\nLong thoughts.\n</think>\n\nI löok.\n{CALLS}"
 
 
@@ -198,7 +199,7 @@ def test_ollama_think_sets_template_variables() -> None:
                 ("high", "<think>True highhi"),
             ):
                 _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
-                assert b"".join(map(vocabulary.piece, service.requests[0].prompt)).decode() == text
+                assert service.prompt_text() == text
             assert get_error(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
     # Clients recognize these words and retry without the field.
     assert get_error("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
@@ -238,7 +239,7 @@ def test_ollama_chat_accepts_own_response_in_next_request() -> None:
     results = [{"role": "tool", "tool_name": "look", "content": f"saw {at}"} for at in (1, 2)]
     messages = [USER, answer["message"], *results]
     (again,), service = ask("/api/chat", body | {"messages": messages}, n_ctx=2000)
-    prompt = b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    prompt = service.prompt_text()
     for part in ('{"at": 1}', '{"at": 2}', "saw 1", "saw 2"):
         assert part in prompt
     assert again["message"] == {"role": "assistant", "content": TEXT}

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, get_error
+from support.http import BODIES, ask, demo_vocabulary, get_error
 
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/responses": {"input": "hi"},
-}
+PATHS = ("/v1/chat/completions", "/v1/responses")
 PREDICTION = "Hello, world of many words"
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream: bool) -> None:
     tokens = demo_vocabulary().tokenize(PREDICTION, add_bos=False)
@@ -35,7 +31,7 @@ def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream
     assert (list(service.requests[0].prediction), "accepted_prediction" in str(told)) == ([], False)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 def test_prediction_with_invalid_value_is_rejected_by_field_name(path: str) -> None:
     for wrong, param in (({"type": "x", "content": ""}, "type"), ({"type": "content"}, "content"), (5, "")):
         error = get_error(path, BODIES[path] | {"prediction": wrong})

@@ -14,8 +14,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.fake_service import Script
-from support.http import allows, parse_chunks
-from support.json_chat import Chat, answers, format_tool_call, vocabulary
+from support.http import allows, format_tool_call, parse_chunks
+from support.json_chat import Chat, answers, vocabulary
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 API = Chat("/v1/responses", model="m", input="hi", store=False)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import ask, make_server, parse_chunks
+from support.http import BODIES, CHAT, ask, make_server, parse_chunks
 
 from ngramspec.server.app import make_app
 from ngramspec.server.state import Server
@@ -23,17 +23,8 @@ from ngramspec.server.state import Server
 MAX_CALLS = 50
 """Maximum number of calls of Python functions on the event loop for a streamed token, including asyncio's."""
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+CHATS = "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look"}}
-BODIES: dict[str, dict[str, Any]] = {
-    "/completion": {"prompt": "x"},
-    "/v1/completions": {"prompt": "x"},
-    "/v1/chat/completions": CHAT | {"tools": [LOOK]},
-    "/v1/messages": CHAT | {"max_tokens": 99},
-    "/v1/responses": {"input": "x"},
-    "/api/chat": CHAT,
-    "/api/generate": {"prompt": "x"},
-}
 
 
 class Turns:
@@ -104,7 +95,8 @@ def threads_alternate() -> Iterator[None]:
 def test_stream_of_one_token_takes_few_function_calls(path: str) -> None:
     turns = Turns()
     server, _ = make_server(Script(" and so on" * 10, go=turns))  # type: ignore[arg-type]
-    stream(server, path, BODIES[path], turns.on_chunk, turns.profile)
+    tools = {"tools": [LOOK]} if path == CHATS else {}
+    stream(server, path, BODIES[path] | tools, turns.on_chunk, turns.profile)
     # The median leaves out tokens during which a timer of the loop ran.
     calls = [after - before for before, after in pairwise(turns.at_chunks[5:26])]
     assert median(calls) <= MAX_CALLS, calls
@@ -158,7 +150,7 @@ def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
     tokens = [token for chunk in parse_chunks(told) for token in chunk["tokens"]]
     assert len(parse_chunks(told)) == 3
     assert bytes(b"".join(map(service.vocabulary.piece, tokens))).decode() == text
-    told, _ = late("/v1/chat/completions", CHAT | {"return_drafts": True}, Script(text, step=3))
+    told, _ = late(CHATS, CHAT | {"return_drafts": True}, Script(text, step=3))
     drafted = content = ""
     for chunk in parse_chunks(told)[:-1]:
         choice = chunk["choices"][0]
@@ -171,7 +163,7 @@ def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
 
 @pytest.mark.parametrize("fields", [{"logprobs": True}, {"timings_per_token": True}])
 def test_stream_with_fields_per_token_sends_one_chunk_per_token(fields: dict[str, Any]) -> None:
-    told, service = late("/v1/chat/completions", CHAT | fields, Script("Hello, world: all of it"))
+    told, service = late(CHATS, CHAT | fields, Script("Hello, world: all of it"))
     parts = [chunk for chunk in parse_chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
     assert len(parts) == service.stats.generated - 1  # The last token ends the text.
     if "logprobs" in fields:

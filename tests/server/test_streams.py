@@ -14,23 +14,14 @@ import httpx
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import make_server, parse_chunks, run_server
+from support.http import BODIES, make_server, parse_chunks, run_server
 
 from ngramspec.server.call import Counters
 
 pytestmark = pytest.mark.anyio
 
-BODY = {"prompt": "x", "stream": True}
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-BODIES: dict[str, dict[str, Any]] = {
-    "/completion": BODY,
-    "/v1/completions": BODY,
-    "/v1/chat/completions": CHAT,
-    "/v1/messages": CHAT | {"max_tokens": 9},
-    "/v1/responses": {"input": "x", "stream": True},
-    "/api/chat": CHAT,
-    "/api/generate": BODY,
-}
+BODY = BODIES["/completion"] | {"stream": True}
+CHAT = BODIES["/v1/chat/completions"] | {"stream": True}
 
 
 @pytest.fixture
@@ -71,7 +62,7 @@ async def until(event: threading.Event) -> None:
 @pytest.mark.parametrize("path", BODIES)
 async def test_stream_of_disconnected_client_cancels_its_request(path: str) -> None:
     async with connected(endless()) as (client, service):
-        async with client.stream("POST", path, json=BODIES[path]) as response:
+        async with client.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:
             lines = response.aiter_lines()
             line = await anext(lines)
             assert line.startswith("event: ") == (path in ("/v1/messages", "/v1/responses"))

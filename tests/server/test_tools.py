@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 from support.fake_service import Script
-from support.http import allows, ask, demo_vocabulary, get_error
+from support.http import allows, ask, demo_vocabulary, format_tool_call, get_error
 
 CHATS = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -18,10 +18,6 @@ LARK = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /
 PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Edits.", "format": LARK}}
 
 
-def called(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
 def allowed(body: dict[str, Any], text: str) -> bool:
     """Return True if the grammar of a request allows the complete answer."""
     _, service = ask(CHATS, {"messages": [USER]} | body)
@@ -29,7 +25,7 @@ def allowed(body: dict[str, Any], text: str) -> bool:
 
 
 def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
-    look, find = called("look", '{"at": 1}'), called("find", "{}")
+    look, find = format_tool_call("look", '{"at": 1}'), format_tool_call("find", "{}")
     named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}}
     assert [allowed(named, text) for text in (look, f"{look}\n{look}", find)] == [True, False, False]
     only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "find"}}]}
@@ -45,10 +41,12 @@ def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_completions_returns_custom_tool_calls(stream: bool) -> None:
-    text = "\n".join(["I edit.", called("patch", '{"input": "*** Begin"}'), called("look", '{"at": 1}')])
+    text = "\n".join(
+        ["I edit.", format_tool_call("patch", '{"input": "*** Begin"}'), format_tool_call("look", '{"at": 1}')]
+    )
     body = {"messages": [USER], "tools": [PATCH, *TOOLS], "stream": stream}
     told, service = ask(CHATS, body, Script(text, step=2))
-    assert "start: /.+/" in b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    assert "start: /.+/" in service.prompt_text()
     if stream:
         calls: dict[int, dict[str, Any]] = {}
         for chunk in told:
@@ -68,13 +66,13 @@ def test_chat_completions_returns_custom_tool_calls(stream: bool) -> None:
     assert (second["type"], second["function"]) == ("function", {"name": "look", "arguments": '{"at": 1}'})
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in (first, second)]
     _, service = ask(CHATS, {"messages": [USER, message, *results], "tools": [PATCH, *TOOLS]})
-    assert '{"input": "*** Begin"}' in b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    assert '{"input": "*** Begin"}' in service.prompt_text()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_completions_supports_deprecated_functions_field(stream: bool) -> None:
     body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}, "stream": stream}
-    told, service = ask(CHATS, body, Script(called("look", '{"at": 1}'), step=2))
+    told, service = ask(CHATS, body, Script(format_tool_call("look", '{"at": 1}'), step=2))
     assert service.requests[0].sampling.grammar is not None
     if stream:
         parts = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in told]
@@ -89,14 +87,14 @@ def test_chat_completions_supports_deprecated_functions_field(stream: bool) -> N
     said = [{"role": "assistant", "content": None, "function_call": call}]
     result = {"role": "function", "name": "look", "content": "seen"}
     _, service = ask(CHATS, {"messages": [USER, *said, result], "functions": [LOOK]})
-    prompt = b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    prompt = service.prompt_text()
     assert '{"at": 1}' in prompt
     assert "seen" in prompt
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_completions_omits_incomplete_call_from_content(stream: bool) -> None:
-    text = "I look.\n" + called("look", '{"at": 1}')
+    text = "I look.\n" + format_tool_call("look", '{"at": 1}')
     vocabulary = demo_vocabulary()
     for cut in ("I look.\n<tool", 'I look.\n<tool_call>\n{"name": "lo'):
         tokens = len(vocabulary.tokenize(cut, add_bos=False))
@@ -108,8 +106,8 @@ def test_chat_completions_omits_incomplete_call_from_content(stream: bool) -> No
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "look"}}])
 def test_chat_completions_omits_call_truncated_by_token_limit(choice: object) -> None:
-    whole = called("look", '{"at": 1}')
-    cut = called("look", '{"at": [1, 2, 3]}').partition(", 3")[0]
+    whole = format_tool_call("look", '{"at": 1}')
+    cut = format_tool_call("look", '{"at": [1, 2, 3]}').partition(", 3")[0]
     for text, calls in ((cut, 0), (whole + "\n" + cut, 1), (whole, 1)):
         limit = len(demo_vocabulary().tokenize(text, add_bos=False))
         body = {"messages": [USER], "tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
@@ -131,7 +129,7 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
         assert [allowed(form(strict), text) for text in ('{"a": [1]}', "{}", '{"a": [1]} ')] == [True, False, False]
     assert get_error(CHATS, {"messages": [USER]} | form(True))["param"] == "response_format"
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    assert allowed({"tools": [tool], "tool_choice": "required"}, called("f", '{"a": []}'))
+    assert allowed({"tools": [tool], "tool_choice": "required"}, format_tool_call("f", '{"a": []}'))
     tool["function"]["strict"] = True  # type: ignore[index]
     asked = {"messages": [USER], "tools": [tool], "tool_choice": "required"}
     error = get_error(CHATS, asked)

@@ -115,6 +115,10 @@ class FakeService:
     def requests(self) -> list[Request]:
         return [ticket.request for ticket in self.tickets]
 
+    def prompt_text(self, number: int = 0) -> str:
+        """Return the text of the prompt of a request."""
+        return b"".join(map(self.vocabulary.piece, self.requests[number].prompt)).decode()
+
     def submit(self, request: Request, listener: Listener, rank: int = 0) -> FakeTicket:
         script = self.script(request) if callable(self.script) else self.script
         ticket = FakeTicket(request)

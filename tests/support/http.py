@@ -20,7 +20,17 @@ from ngramspec.server.app import make_app
 from ngramspec.server.connection import Connection, HttpServer
 from ngramspec.server.state import ServedModel, Server
 
-ADDRESS = "http://127.0.0.1"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": "x"},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": CHAT | {"max_tokens": 99},
+    "/v1/responses": {"input": "x"},
+    "/api/chat": CHAT,
+    "/api/generate": {"prompt": "x"},
+}
+"""The smallest request to each endpoint that generates text."""
 
 
 @cache
@@ -50,7 +60,7 @@ def make_server(
 async def open_client(server: Server, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a server in this process; `settings` are arguments of `make_app`."""
     transport = httpx.ASGITransport(make_app(server, **settings))
-    async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 
 
@@ -93,6 +103,11 @@ def allows(service: FakeService, text: str, number: int = -1) -> bool:
     assert grammar is not None
     end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
     return grammar.count_allowed([*tokens, end]) == len(tokens) + 1
+
+
+def format_tool_call(name: str, arguments: str = "{}") -> str:
+    """Return the text of a tool call."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def parse_chunks(text: str) -> list[Any]:

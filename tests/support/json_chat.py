@@ -10,7 +10,7 @@ import httpx
 from hypothesis import strategies as st
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import make_server, send
+from support.http import format_tool_call, make_server, send
 
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -57,7 +57,7 @@ class Chat:
         """Return what the chat template receives for a request with these fields."""
         response, engine = self.ask(**fields)
         assert response.status_code == 200, response.text
-        values: dict[str, Any] = json.loads(b"".join(map(vocabulary().piece, engine.requests[0].prompt)))
+        values: dict[str, Any] = json.loads(engine.prompt_text())
         return values
 
     def messages(self, **fields: Any) -> list[dict[str, Any]]:
@@ -75,11 +75,6 @@ class Chat:
         error: dict[str, Any] = response.json()["error"]
         assert error["message"].startswith(field)
         return error
-
-
-def format_tool_call(name: str, arguments: str = "{}") -> str:
-    """Return the text of a tool call."""
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_call>\n{"name": "loo', '{"at": [1]}', "</")

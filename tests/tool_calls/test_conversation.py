@@ -133,30 +133,6 @@ def test_template_adapt_passes_reasoning_in_required_field() -> None:
     assert blocks == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "ho"}]
 
 
-def test_template_adapt_without_system_role_joins_it_to_first_turn() -> None:
-    system, user, answer = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
-    template = make(NO_SYSTEM)[0]
-    assert template.adapt([system, user, answer], [])[0] == [{"role": "user", "content": "system\nuser"}, answer]
-    assert template.adapt([system, answer], [])[0] == [{"role": "user", "content": "system"}, answer]
-    assert make(PLAIN)[0].adapt([system, user], [])[0] == [system, user]
-
-
-def test_template_adapt_joins_content_parts_unless_supported() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "user", "content": parts}]
-    assert make(PLAIN)[0].adapt(messages, [])[0] == [{"role": "user", "content": "a\nb"}]
-    assert make(TYPED)[0].adapt(messages, [])[0] == messages
-    assert make(TYPED)[0].adapt([{"role": "user", "content": "a"}], [])[0] == [{"role": "user", "content": parts[:1]}]
-    assert make(BOTH)[0].adapt(messages, [])[0] == messages
-    assert make(BOTH)[0].adapt(messages, [WEATHER])[0][-1]["content"] == "a\nb"  # The prompt describes its tools.
-
-
-def test_template_adapt_for_stepfun_strips_white_space() -> None:
-    marked = PLAIN + "{# You have access to the following functions in JSONSchema format #}"
-    messages = [{"role": "assistant", "content": " a\n", "reasoning_content": "\nb "}]
-    assert make(marked)[0].adapt(messages, [])[0] == [{"role": "assistant", "content": "a", "reasoning_content": "b"}]
-
-
 def test_template_adapt_for_early_gemma_4_puts_results_into_call() -> None:
     marks = "{# '<|tool_call>call:' message['tool_responses'] #}<|tool_call>"
     messages = [*talk()[:3], {"role": "tool", "tool_call_id": "x", "content": '{"a": 1}'}]
@@ -175,6 +151,38 @@ THOUGHTS = (
     + "{% if not clear_thinking %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
 )
 FIRST_CALL = OBJECTS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+STEPFUN = PLAIN + "{# You have access to the following functions in JSONSchema format #}"
+SYSTEM, USER, ANSWER = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
+TEXT = {"role": "user", "content": "a"}
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+IN_PARTS = {"role": "user", "content": PARTS}
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "expected"),
+    [
+        (NO_SYSTEM, [SYSTEM, USER, ANSWER], [{"role": "user", "content": "system\nuser"}, ANSWER]),
+        (NO_SYSTEM, [SYSTEM, ANSWER], [{"role": "user", "content": "system"}, ANSWER]),
+        (PLAIN, [SYSTEM, USER], [SYSTEM, USER]),
+        (PLAIN, [IN_PARTS], [{"role": "user", "content": "a\nb"}]),
+        (TYPED, [IN_PARTS], [IN_PARTS]),
+        (TYPED, [TEXT], [{"role": "user", "content": PARTS[:1]}]),
+        (BOTH, [IN_PARTS], [IN_PARTS]),
+        (
+            STEPFUN,
+            [{"role": "assistant", "content": " a\n", "reasoning_content": "\nb "}],
+            [{"role": "assistant", "content": "a", "reasoning_content": "b"}],
+        ),
+    ],
+)
+def test_template_adapt_without_tools_returns_supported_messages(source: str, messages: Any, expected: Any) -> None:
+    assert make(source)[0].adapt(messages, [])[0] == expected
+
+
+def test_template_adapt_with_described_tools_joins_content_parts() -> None:
+    assert adapted(BOTH, [IN_PARTS])[-1]["content"] == "a\nb"
+
+
 CALLING = {"tools", "tool_calls", "parallel_tool_calls", "system_role", "string_content"}
 
 
