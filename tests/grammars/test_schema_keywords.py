@@ -1,6 +1,6 @@
 """Tests of the table of JSON Schema keywords in the server's README, which compares ngramspec, llama-server and OpenAI.
 
-`tools/schemas.py --keywords` measured the support by llama-server.
+`tools/schemas.py` measured the support by llama-server.
 """
 
 from __future__ import annotations

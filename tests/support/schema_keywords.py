@@ -190,5 +190,5 @@ KEYWORDS: Mapping[str, tuple[str, str, list[Example]]] = {
         [({"type": "integer", "if": {"minimum": 5}, "then": {"maximum": 9}}, "9", "10")],
     ),
 }
-"""For each keyword: its support by llama-server (`tools/schemas.py --keywords`), its support by OpenAI's documentation,
+"""For each keyword: its support by llama-server (`tools/schemas.py`), its support by OpenAI's documentation,
 and examples."""

@@ -1,9 +1,8 @@
-"""A server with hostile clients: `python tools/measure/fuzz.py serve --model MODEL --seconds 600`.
+"""A server with hostile clients: `python tools/measure/fuzz.py --model MODEL --seconds 600`.
 
 Four clients send short requests in a loop while other processes send hostile ones. Reports the status codes, the
 longest time that a client waited, the memory, files and children of the server, and the time to end after SIGTERM.
-`templates` does the same with a new server for each hostile chat template, and `files` runs commands with damaged model
-files. `replay KIND:INDEX` sends one hostile request again. Exits with 1 after findings.
+`--replay KIND:INDEX` sends one hostile request again to a running server. Exits with 1 after findings.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import multiprocessing
-import random
 import shutil
 import signal
 import subprocess
@@ -19,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
@@ -28,9 +26,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import psutil
-from hostile.clients import MAX_SHOWN, PATIENCE, attack_server, make_attack, send, serve_clients
-from hostile.model_files import mutate_gguf
-from hostile.templates import make_template
+from hostile.clients import CLIENTS, MAX_SHOWN, PATIENCE, attack_server, make_attack, send, serve_clients
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
@@ -42,11 +38,11 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 
 @contextmanager
-def run_server(options: argparse.Namespace, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes] | None]:
+def run_server(options: argparse.Namespace, log: Path) -> Iterator[subprocess.Popen[bytes] | None]:
     """Start a server and wait until it is ready; None if it ends before."""
     model = [*COMMAND, "serve", options.model, "--port", str(options.port), "-np", str(options.parallel)]
     with log.open("wb") as file:
-        process = subprocess.Popen([*model, "--metrics", *more, *options.options.split()], stdout=file, stderr=file)
+        process = subprocess.Popen([*model, "--metrics", *options.options.split()], stdout=file, stderr=file)
     try:
         while process.poll() is None and get_status(options.port, "/health") != 200:
             time.sleep(0.1)
@@ -76,8 +72,8 @@ def count_active_requests(port: int) -> int:
 class Campaign:
     """One server under attack, and the findings."""
 
-    def __init__(self, options: argparse.Namespace, kinds: Sequence[str], clients: Sequence[str]) -> None:
-        self.options, self.kinds, self.clients = options, kinds, clients
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
         self.findings: list[str] = []
         self.statuses: dict[str, Counter[str]] = defaultdict(Counter)
         self.open: dict[int, tuple[str, float]] = {}
@@ -85,7 +81,7 @@ class Campaign:
         self.samples: list[tuple[int, int, int, int]] = []
         self.waits: list[tuple[str, float, float, int]] = []
         self.alone: list[tuple[str, float, float, int]] = []  # waits before the attack
-        self.attacked = self.dumped = 0.0  # start of the attack, and of the wait that was printed last
+        self.attacked = 0.0  # start of the attack
         self.ending = False  # True after SIGTERM
 
     def find(self, text: str) -> None:
@@ -107,16 +103,6 @@ class Campaign:
             if status.endswith("500 in stream") or is_failure:
                 self.find(f"{kind}:{index} {status} after {end - start:.1f} s: {response[-400:]!r}")
 
-    def dump(self, pid: int, starts: Sequence[float]) -> None:
-        """Print the stacks of the server once in each long wait, if a program for it was given."""
-        first = min(starts, default=0.0)
-        if self.options.dump and starts and time.monotonic() - first > 0.6 * MAX_WAIT_SECONDS and first != self.dumped:
-            self.dumped = first
-            command = [*self.options.dump.split(), str(pid)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            open_now = " ".join(f"{kind}:{index}" for index, (kind, _) in self.open.items())
-            print(f"waiting since {first - self.attacked:.1f} s, open: {open_now}\n{done.stdout}", flush=True)
-
     def sample(self, process: psutil.Process) -> None:
         """Record the memory, files, threads and children of the server."""
         with suppress(psutil.Error):
@@ -124,18 +110,17 @@ class Campaign:
             memory = process.memory_info().rss
             self.samples.append((memory, process.num_fds(), process.num_threads(), len(children)))
 
-    def run(self, seconds: float, log: Path, *more: str) -> bool:
-        """Attack a new server; return False if it did not start."""
-        self.ending, port, results, events = False, self.options.port, _CONTEXT.Queue(), _CONTEXT.Queue()
-        self.open.clear()
-        with run_server(self.options, log, *more) as process:
+    def run(self, log: Path) -> None:
+        """Attack a new server."""
+        port, results, events = self.options.port, _CONTEXT.Queue(), _CONTEXT.Queue()
+        with run_server(self.options, log) as process:
             if process is None:
-                return False
+                self.find("the server did not start: " + log.read_text()[-MAX_SHOWN:])
+                return
             server_process, stop, go = psutil.Process(process.pid), _CONTEXT.Event(), _CONTEXT.Event()
-            starts, counter = _CONTEXT.Array("d", len(self.clients)), _CONTEXT.Value("q", self.options.first)
-            attack = (port, self.options.seed, counter, go, events)
-            helper = _CONTEXT.Process(target=serve_clients, args=(port, self.clients, stop, results, starts))
-            kinds = islice(cycle(self.kinds), self.options.enemies)
+            attack = (port, self.options.seed, _CONTEXT.Value("q", self.options.first), go, events)
+            helper = _CONTEXT.Process(target=serve_clients, args=(port, stop, results))
+            kinds = islice(cycle(self.options.kinds.split(",")), self.options.enemies)
             enemies = [_CONTEXT.Process(target=attack_server, args=(kind, *attack)) for kind in kinds]
             for client in (helper, *enemies):
                 client.daemon = True
@@ -143,10 +128,9 @@ class Campaign:
             time.sleep(self.options.alone)
             self.attacked = time.monotonic()
             go.set()
-            while time.monotonic() < self.attacked + seconds and process.poll() is None:
+            while time.monotonic() < self.attacked + self.options.seconds and process.poll() is None:
                 self.sample(server_process)
                 self.drain(events)
-                self.dump(process.pid, [start for start in starts if start])
                 time.sleep(0.25)
             go.clear()
             stop.set()
@@ -166,7 +150,6 @@ class Campaign:
                 enemy.terminate()
             self.drain(events)
         self.read_log(log)
-        return True
 
     def rest(self, server_process: psutil.Process, events: Any) -> None:
         """Wait until the last requests have ended; find those that the server still works on after their clients."""
@@ -188,8 +171,6 @@ class Campaign:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        if process.poll() is None and self.options.dump:
-            subprocess.run([*self.options.dump.split(), str(process.pid)], check=False)
         seconds = time.monotonic() - start
         print(f"ended {seconds:.1f} s after SIGTERM with code {process.returncode}", flush=True)
         if seconds > 13 or process.returncode != 0:
@@ -216,7 +197,7 @@ class Campaign:
         """Print the figures, and record waits and growth of memory as findings."""
         for kind, counts in self.statuses.items():
             print(f"{kind}: {counts.total()} requests;", ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
-        for name in self.clients:
+        for name in CLIENTS:
             waits = [(end - begin, begin, end) for client, begin, end, _ in self.waits if client == name]
             alone = max((end - begin for client, begin, end, _ in self.alone if client == name), default=0.0)
             codes = Counter(status for client, _, _, status in self.waits if client == name)
@@ -243,107 +224,41 @@ class Campaign:
                 self.find("memory did not level off")
 
 
-# --------------------------------------------------------------------------- modes
-
-
-def serve(options: argparse.Namespace, folder: Path) -> list[str]:
-    kinds = options.kinds.split(",")
-    campaign = Campaign(options, kinds, ("chat", "completion", "health", "models"))
-    if not campaign.run(options.seconds, folder / "log"):
-        campaign.find("the server did not start: " + (folder / "log").read_text()[-MAX_SHOWN:])
-    campaign.report()
-    return campaign.findings
-
-
-def templates(options: argparse.Namespace, folder: Path) -> list[str]:
-    campaign, n_refused = Campaign(options, ("chats",), ("stream", "completion", "health", "models")), 0
-    end, index = time.monotonic() + options.seconds, options.first
-    while time.monotonic() < end:
-        path, log = folder / "template.jinja", folder / "log"
-        path.write_text(make_template(random.Random(f"{options.seed} template {index}")))
-        print(f"template {index}: {path.read_text()[:100]!r}", flush=True)
-        began = time.monotonic()
-        if not campaign.run(options.each, log, "--chat-template-file", str(path)):
-            n_refused += 1
-            log_text = log.read_text(errors="replace").strip()
-            print(f"  refused after {time.monotonic() - began:.1f} s: {log_text.splitlines()[-1][:200]}")
-            if "Traceback" in log_text or time.monotonic() - began > 20:
-                campaign.find(f"template {index}, start: {log_text[-MAX_SHOWN:]}")
-        index += 1
-    print(f"{index - options.first} templates, {n_refused} refused at the start")
-    campaign.report()
-    return campaign.findings
-
-
-def files(options: argparse.Namespace, folder: Path) -> list[str]:
-    findings, counts = list[str](), Counter[str]()
-    end, index = time.monotonic() + options.seconds, options.first
-    while time.monotonic() < end:
-        path = folder / f"{index}.gguf"
-        shutil.copyfile(DEMO, path)
-        mutate_gguf(path, random.Random(f"{options.seed} file {index}"))
-        for command in (["info", str(path)], ["complete", str(path), "-", "-n", "2"]):
-            began = time.monotonic()
-            try:
-                process = subprocess.run(
-                    [*COMMAND, *command], input=b"hi", capture_output=True, timeout=120, check=False
-                )
-                code, stderr = str(process.returncode), process.stderr.decode("utf-8", "replace")
-            except subprocess.TimeoutExpired as error:
-                code, stderr = "hung", (error.stderr or b"").decode("utf-8", "replace")
-            counts[f"{command[0]} {code}"] += 1
-            if code not in ("0", "1", "2") or "Traceback" in stderr or time.monotonic() - began > 60:
-                findings.append(f"file {index}: {command[0]} ended with {code}: {stderr[-MAX_SHOWN:]}")
-                print(
-                    f"FINDING (seed {options.seed}) after {time.monotonic() - began:.0f} s: {findings[-1]}", flush=True
-                )
-        path.unlink()
-        index += 1
-    print(f"{index - options.first} files;", ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
-    return findings
-
-
-def replay(options: argparse.Namespace, folder: Path) -> list[str]:
-    kind, _, index = options.request.partition(":")
+def replay(options: argparse.Namespace) -> None:
+    """Send one hostile request again, and print the response."""
+    kind, _, index = options.replay.partition(":")
     attack = make_attack(kind, int(index), options.seed)
     steps = [step if len(repr(step)) < MAX_SHOWN else repr(step)[:MAX_SHOWN] + "..." for step in attack.steps[:5]]
     print(attack.reading, attack.connections, "connections:", *steps, sep="\n")
     began = time.monotonic()
     status, response = send(attack, options.port)
     print(f"{status} after {time.monotonic() - began:.2f} s: {response.decode('utf-8', 'replace')}")
-    return []
-
-
-MODES: dict[str, Callable[[argparse.Namespace, Path], list[str]]] = {
-    "serve": serve,
-    "templates": templates,
-    "files": files,
-    "replay": replay,
-}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=MODES)
-    parser.add_argument("request", nargs="?", help="of replay: KIND:INDEX, sent to a running server")
+    parser.add_argument("--replay", metavar="KIND:INDEX", help="send this request to a running server")
     parser.add_argument("--model", default=str(DEMO))
     parser.add_argument("--port", type=int, default=8781)
     parser.add_argument("--parallel", type=int, default=16, help="slots; more than hostile clients can use at once")
     parser.add_argument("--enemies", type=int, default=5, help="processes that send hostile requests, of one kind each")
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--each", type=float, default=8, help="seconds for each template")
     parser.add_argument("--alone", type=float, default=5, help="seconds before the attack")
-    parser.add_argument("--dump", default="", help="command that prints the stacks of a process: py-spy dump --pid")
     parser.add_argument("--log", help="file for the log of the server")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="index of the first hostile request, template or file")
+    parser.add_argument("--first", type=int, default=0, help="index of the first hostile request")
     parser.add_argument("--kinds", default="mutated,extreme,http,grammar,variables", help="kinds of hostile requests")
     parser.add_argument("--options", default="", help="further options of ngramspec serve, in one string")
     options = parser.parse_args()
+    if options.replay:
+        replay(options)
+        return 0
+    campaign = Campaign(options)
     with tempfile.TemporaryDirectory() as folder:
-        findings = MODES[options.mode](options, Path(folder))
-    print(f"{len(findings)} findings")
-    return int(bool(findings))
+        campaign.run(Path(folder) / "log")
+    campaign.report()
+    print(f"{len(campaign.findings)} findings")
+    return int(bool(campaign.findings))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,25 @@
-"""Compare `ngramspec.Llama` with `llama_cpp.Llama`, which it replaces: tokens per second by kind of text.
+"""Compare `ngramspec.Llama` with `llama_cpp.Llama`, alone and with prompt lookup: tokens per second by kind of text.
 
-Both continue every packaged prompt in turn with the settings of `llama_cpp.Llama`, and differing texts are listed. Time
-is measured from the first token. The last line is the cost of the first call, in which ngramspec measures the machine
-if it has not done so before.
+All three continue every packaged prompt in turn, and texts that differ from those of `llama_cpp.Llama` are listed.
+Prompt lookup (`LlamaPromptLookupDecoding`) uses its defaults and `logits_all`, because it fails after 512 tokens
+without that. Time is measured from the first token, so that the figures exclude the prompt and the measurements of the
+machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import comparison
-import llama_cpp
+from llama_cpp import Llama
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import ngramspec
-from ngramspec.instruments.prompts import Prompt
+from ngramspec.instruments.prompts import Prompt, load_prompts
 
 
 def generate(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple[list[int], float]:
@@ -41,46 +44,53 @@ def format_prompt(prompt: Prompt) -> str:
 
 
 def main() -> None:
-    parser = comparison.make_parser(__doc__, limit=3)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-n", type=int, default=128)
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=3, help="prompts per category")
     parser.add_argument("--temp", type=float, default=0.0)
     parser.add_argument("--flash-attn", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    settings = comparison.get_settings(options) | {"flash_attn": options.flash_attn}
-    # ngramspec runs first because it disables AMX kernels that would end the process.
+    threads = {"n_threads": options.t, "n_threads_batch": options.t}
+    settings: dict[str, Any] = {"n_ctx": options.c, **threads, "verbose": False, "flash_attn": options.flash_attn}
+    # ngramspec is loaded first because it disables AMX kernels that would end the process.
     ours = ngramspec.Llama(str(options.model), **settings)
-    parent = llama_cpp.Llama(str(options.model), **settings)
-    began = time.perf_counter()
-    generate(ours, ours.tokenize(b"warm"), 8, 0.0)
-    first = time.perf_counter() - began
-    generate(parent, ours.tokenize(b"warm"), 8, 0.0)
-    ratios: dict[str, list[float]] = defaultdict(list)
+    plain = Llama(str(options.model), **settings)
+    lookup = Llama(str(options.model), draft_model=LlamaPromptLookupDecoding(), logits_all=True, **settings)
+    ways = {"Llama": plain, "prompt lookup": lookup, "ngramspec.Llama": ours}
+    for llama in ways.values():
+        generate(llama, ours.tokenize(b"warm"), 8, 0.0)
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    different: list[str] = []
-    for prompt, ids in comparison.select_prompts(
-        options, lambda p: ours.tokenize(format_prompt(p).encode(), special=True)
-    ):
+    different: dict[str, list[str]] = {name: [] for name in ways}
+    counts = Counter[str]()
+    for prompt in load_prompts(None):
+        ids = ours.tokenize(format_prompt(prompt).encode(), special=True)
+        if counts[prompt.category] == options.limit or len(ids) + options.n + 16 > options.c:
+            continue
+        counts[prompt.category] += 1
         for number in range(options.rounds):
-            order = [("Llama", parent), ("ngramspec.Llama", ours)]
             runs = {
-                name: generate(llama, ids, options.n, options.temp) for name, llama in order[:: 1 - 2 * (number % 2)]
+                name: generate(ways[name], ids, options.n, options.temp) for name in list(ways)[:: 1 - 2 * (number % 2)]
             }
-            for name, (_, speed) in runs.items():
+            for name, (text, speed) in runs.items():
                 speeds[prompt.category][name].append(speed)
-            ratios[prompt.category].append(runs["ngramspec.Llama"][1] / runs["Llama"][1])
-            if not number and runs["Llama"][0] != runs["ngramspec.Llama"][0]:
-                different.append(f"{prompt.category}/{prompt.id}")
-    print(f"{'median tokens/s':20s}{'Llama':>10s}{'ngramspec.Llama':>18s}{'ratio':>8s}{'least':>8s}")
+                if not number and text != runs["Llama"][0]:
+                    different[name].append(f"{prompt.category}/{prompt.id}")
+    print(f"{'median tokens/s':20s}" + "".join(f"{name:>16s} ratio  min." for name in ways))
     for category, by_name in speeds.items():
-        plain, ours_speed = (median(by_name[name]) for name in ("Llama", "ngramspec.Llama"))
-        print(
-            f"{category:20s}{plain:10.1f}{ours_speed:18.1f}{median(ratios[category]):8.2f}{min(ratios[category]):8.2f}"
-        )
-    print(f"texts that differ: {', '.join(different) or 'none'}; first call: {first:.1f} s")
+        print(f"{category:20s}", end="")
+        for name in ways:
+            ratios = [speed / base for speed, base in zip(by_name[name], by_name["Llama"], strict=True)]
+            print(f"{median(by_name[name]):16.1f} {median(ratios):5.2f} {min(ratios):5.2f}", end="")
+        print()
+    for name, prompts in different.items():
+        if prompts:
+            print(f"texts of {name} that differ: {', '.join(prompts)}")
     stats = ours.draft_stats
-    print(
-        f"passes {stats.passes}, drafted {stats.drafted}, accepted {stats.accepted}, by account {stats.estimated_gain}"
-    )
+    print(f"passes {stats.passes}, drafted {stats.drafted}, accepted {stats.accepted}, gain {stats.estimated_gain}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +17,6 @@ from hostile.attack import Attack
 from hostile.bodies import make_extreme, make_mutated, make_variables
 from hostile.grammars import make_grammar_attack
 from hostile.raw_http import make_raw_http
-from hostile.templates import make_chat
 
 PATIENCE = 30.0  # seconds for a hostile request, after which its client leaves
 MAX_SHOWN = 2000  # bytes of a response that are shown
@@ -28,34 +27,27 @@ GENERATORS: Mapping[str, Callable[[random.Random], Attack]] = {
     "http": make_raw_http,
     "grammar": make_grammar_attack,
     "variables": make_variables,
-    "chats": make_chat,
 }
 """Generators of hostile requests by kind."""
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "stream": True}
-TEXT = {"prompt": "Once", "max_tokens": 4}
 CLIENTS = {
-    "stream": ("POST", "/v1/completions", TEXT | {"stream": True, "max_tokens": 12}),
     "chat": ("POST", "/v1/chat/completions", CHAT),
-    "completion": ("POST", "/v1/completions", TEXT),
+    "completion": ("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 4}),
     "health": ("GET", "/health", None),
     "models": ("GET", "/v1/models", None),
 }
 
 
-def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, starts: Any) -> None:
-    """Run the clients until `stop` is set, and put their waits, as (client, start, end, status), into `results`.
-
-    `starts` receives the start of the current wait of each client, or 0.
-    """
+def serve_clients(port: int, stop: Any, results: Any) -> None:
+    """Run the clients until `stop` is set, and put their waits, as (client, start, end, status), into `results`."""
     waits: list[tuple[str, float, float, int]] = []
 
-    def loop(at: int, name: str) -> None:
+    def loop(name: str) -> None:
         method, path, body = CLIENTS[name]
         connection: http.client.HTTPConnection | None = None
         while not stop.is_set():
             began, status = time.monotonic(), 0
-            starts[at] = began
             try:
                 connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
                 connection.request(method, path, None if body is None else json.dumps(body))
@@ -64,14 +56,13 @@ def serve_clients(port: int, names: Sequence[str], stop: Any, results: Any, star
                 while response.readline() if body and body.get("stream") else response.read():
                     now = time.monotonic()
                     waits.append((name, began, now, status))
-                    starts[at] = began = now
+                    began = now
             except (OSError, http.client.HTTPException):
                 waits.append((name, began, time.monotonic(), 0))
                 connection = None
-            starts[at] = 0
             time.sleep(0.02)
 
-    threads = [threading.Thread(target=loop, args=item, daemon=True) for item in enumerate(names)]
+    threads = [threading.Thread(target=loop, args=(name,), daemon=True) for name in CLIENTS]
     for thread in threads:
         thread.start()
     for thread in threads:
