@@ -13,7 +13,6 @@ from .view import slow_core
 LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped because the context is full"}
 """Notes for answers that a limit ended, by the stop reason."""
 
-
 INTERRUPTIONS = ("stopped", "interrupted", "failed")
 """Words for answers that ended early."""
 

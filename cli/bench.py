@@ -59,10 +59,7 @@ def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | N
 
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
-    """Return the settings with the first requested policy, and the other policies.
-
-    The program ends if the policy does not exist.
-    """
+    """Return the settings with the first requested policy, and the other policies."""
     if policy not in (*POLICIES, ALL) and not is_user_class(policy):
         usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
     first, *rest = POLICIES if policy == ALL else [policy]
@@ -147,20 +144,14 @@ def bench(
     source = find(model, load)
     tuning = tuning_line(load_tuned(model_tuning_path(source.path, load)), left_out=load.ignore_tuned)
     loaded_model = _open(source, load, sampling_settings)
-    load, target, memory, decoder = (
-        loaded_model.settings,
-        loaded_model.target,
-        loaded_model.memory,
-        loaded_model.decoder,
-    )
+    load, memory = loaded_model.settings, loaded_model.memory
+    target, decoder = loaded_model.target, loaded_model.decoder
     cases, skipped = prepare(target.vocabulary, selection, predict, target.n_ctx)
     ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
     default = None
     if target.exact == "on":
-        with defer_signals():
-            second = open_target(
-                source.path, ordinary, **target.weights.plan.arguments
-            )  # its notes are those of the first
+        with defer_signals():  # the notes are those of the first target
+            second = open_target(source.path, ordinary, **target.weights.plan.arguments)
         default = SpeculativeDecoder(second, drafter=None, exact="off")
     settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
     benchmark = Benchmark(decoder, cases, *settings, make_untrained=partial(_make_untrained, loaded_model))
@@ -181,8 +172,7 @@ def bench(
         orders = [AlphaOfOrder(order, target, sampling_settings, gamma, exact=target.exact) for order in ORDERS]
         outcome = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up")
     summaries = {
-        policy: summarise(benchmark.runs_of(policy), policy_decoder.calibration.curve)
-        for policy, policy_decoder in benchmark.policies.items()
+        name: summarise(benchmark.runs_of(name), one.calibration.curve) for name, one in benchmark.policies.items()
     }
     order = "in rotating order; every repeat begins with a fresh drafter"
     heading += [f"{benchmark.repeat} runs with and without drafts per prompt, {order}", f"tuned: {tuning}"]

@@ -76,14 +76,7 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
 
 
 def show_against(server: RemoteServer, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
-    """Print the speeds of both sides to stdout by category.
-
-    Args:
-        server: Server that ngramspec is compared with.
-        pairs: Results of the prompts that both sides completed.
-        heading: Lines above the table.
-        total: Number of prompts of the whole comparison.
-    """
+    """Print the speeds of both sides to stdout by category; `total` counts all prompts, `pairs` the completed ones."""
     groups: dict[str, list[Pair]] = {}
     for pair in pairs:
         groups.setdefault(pair["category"], []).append(pair)

@@ -180,14 +180,7 @@ def _answer_all(session: Session, first: str | None) -> bool:
 
 
 def _handle(session: Session, line: str) -> bool:
-    """Run a command or answer a message.
-
-    Returns:
-        True if the command or the turn succeeded.
-
-    Raises:
-        EOFError: Command that exits the chat.
-    """
+    """Run a command or answer a message, and return True if it succeeded; EOFError exits the chat."""
     editing, session.editing = session.editing, False
     parsed_line = chat_commands.parse(line)
     if not isinstance(parsed_line, str):

@@ -49,14 +49,7 @@ def parse(line: str) -> tuple[str, str] | str:
 
 
 def run(session: Session, name: str, argument: str) -> bool:
-    """Run a command.
-
-    Returns:
-        False if the command failed; the reason is then printed in one line.
-
-    Raises:
-        EOFError: Command that exits the chat.
-    """
+    """Run a command and return True, or print the reason of its failure; EOFError exits the chat."""
     try:
         if name not in COMMANDS:
             raise NGramSpecError(
@@ -162,7 +155,6 @@ def _prediction(session: Session, name: str) -> None:
 
 
 def _format_attachment(name: str) -> str:
-    """Return the name of a file and its text between fences; errors are those of `_read_file`."""
     path, text = Path(name), _read_file(name)
     longest = max(map(len, re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
@@ -171,12 +163,6 @@ def _format_attachment(name: str) -> str:
 
 
 def _read_file(name: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        NGramSpecError: File that is empty, too large or not UTF-8.
-        OSError: File that cannot be read.
-    """
     path = Path(name).expanduser()
     if path.stat().st_size > MAX_FILE_BYTES:
         raise NGramSpecError(f"{name} is larger than {MAX_FILE_BYTES // 2**20} MiB")
@@ -249,13 +235,9 @@ def _memory(session: Session, _argument: str) -> None:
     else:
         tokens = memory.n_stored_tokens
         note(f"drafts come from this conversation and {tokens} tokens of your memory (ngramspec memory list)")
-    answers = (
-        "are saved for later drafts"
-        if memory is not None and memory.saves_answers
-        else "are not saved for later drafts"
-    )
+    answers = "are saved" if memory is not None and memory.saves_answers else "are not saved"
     conversation = f"is saved in {conversation_path()}" if session.keep else "is not saved"
-    note(f"answers {answers}; the conversation {conversation}")
+    note(f"answers {answers} for later drafts; the conversation {conversation}")
 
 
 def _reset(session: Session, _argument: str) -> None:
@@ -281,13 +263,11 @@ def _system(session: Session, text: str) -> None:
 def _stats(session: Session, _argument: str) -> None:
     """Show the speed and the draft statistics of this session."""
     target, decoder, sampling = session.target, session.decoder, session.sampling
-    drafts = "off" if decoder.drafter is None else f"{decoder.drafter.name}, policy {decoder.policy.name}"
-    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
     facts = {
         "model": target.weights.name,
         "context": f"{len(target.sequences[0].tokens)} of {target.n_ctx} tokens used",
-        "sampling": how,
-        "drafting": drafts,
+        "sampling": "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}",
+        "drafting": "off" if decoder.drafter is None else f"{decoder.drafter.name}, policy {decoder.policy.name}",
         "exact": "on" if decoder.exactness.bit_identical else "off",
         "answers": str(session.answers),
     }

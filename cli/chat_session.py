@@ -37,11 +37,7 @@ from .reasoning_options import UNLIMITED
 
 
 def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
-    """Load a model and take the measurements that exact mode needs before the first answer.
-
-    Raises:
-        NGramSpecError: Model that cannot be used.
-    """
+    """Load a model and take the measurements that exact mode needs before the first answer."""
     loaded_model = open_resolved(source, settings, remember=True)
     if loaded_model.target.exact == "on" and loaded_model.target.sequences[0].can_rollback:
         loaded_model.decoder.calibration.ensure_exact(loaded_model.decoder.sequence)
@@ -154,11 +150,7 @@ class Session:
         self.save_changes()
 
     def undo(self) -> Turn:
-        """Remove the last turn and return it.
-
-        Raises:
-            IndexError: Conversation without turns.
-        """
+        """Remove the last turn and return it."""
         turn = self.conversation.undo()
         self._add_to_memory(-1)
         self.save_changes()
@@ -218,15 +210,9 @@ class Session:
     # ------------------------------------------------------------------ answers
 
     def regenerate(self, message: str | None = None) -> bool:
-        """Answer the last message again, or another message in its place.
+        """Answer the last message again, or another message in its place, and return True if the turn succeeded.
 
         Without a new answer the old turn stays.
-
-        Args:
-            message: Message that replaces the last one. `None` means the last message.
-
-        Returns:
-            True if the turn succeeded.
         """
         previous, sampling = self.conversation, self.sampling
         if message is None:
@@ -241,16 +227,13 @@ class Session:
         return success
 
     def ask(self, message: str, *, is_retry: bool = False) -> bool:
-        """Answer a user turn and report an error in one line.
+        """Answer a user turn and return True, or report an error in one line.
 
         Without an answer the conversation does not change, and attached files stay for the next message.
 
         Args:
             message: Message of the user.
             is_retry: True if the turn replaces the last one.
-
-        Returns:
-            False if an error occurred.
         """
         conversation = replace(self.conversation, turns=[*self.conversation.turns])
         if is_retry:

@@ -55,7 +55,6 @@ def _flag_name(spec: Option) -> str:
 
 
 def _normalize(name: str) -> str:
-    """Normalize the spelling of a name, such as --top-k, top_k or Top-K."""
     return name.lstrip("-").replace("_", "-").lower()
 
 
@@ -125,12 +124,7 @@ def _format_value(value: Any) -> str:
 
 
 def _use(session: Session, sampling: Sampling) -> None:
-    """Set the sampling for the following answers.
-
-    Raises:
-        NGramSpecError: Sampling that the model or the acceptance does not support.
-        ValueError: Sampling that the model or the acceptance does not support.
-    """
+    """Set the sampling for the following answers, after checking that model and acceptance support it."""
     session.target.vocabulary.sampler(sampling)
     limited = session.reasoning_budget != UNLIMITED
     session.acceptance.rule(sampling, "a reasoning budget" if limited else session.rules.restriction)
@@ -227,14 +221,7 @@ def _set_markdown(session: Session, value: str | None) -> None:
 
 
 def _loading(field: str, spec: Option) -> Setting:
-    kind = next(
-        (
-            option_type
-            for option_type in (get_args(_LOADING[field]) or (_LOADING[field],))
-            if option_type is not type(None)
-        ),
-        str,
-    )
+    kind = (get_args(_LOADING[field]) or (_LOADING[field],))[0]  # int for int | None
     default = getattr(LoadSettings(), field)
 
     def change(session: Session, value: str | None) -> None:

@@ -161,7 +161,9 @@ def complete(
                 if writer is not None:
                     writer.add(step)
                 # The decisions of a long text need much memory and are already in the trace.
-                steps.append(step if writer is None else _without_decisions(step))
+                steps.append(
+                    step if writer is None else replace(step, verified_draft=NO_DRAFT, decisions=(), policy_details={})
+                )
                 stats.add(step)
                 if not as_json:
                     write_stdout(step.text)
@@ -200,32 +202,19 @@ def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
 def _arguments(model: str | None, file: str | None, text_file: str | None, *, named: bool) -> tuple[str | None, str]:
     """Return the model or `None`, and the text file or "-"; the help describes how they are distinguished.
 
-    Args:
-        model: First argument.
-        file: Second argument.
-        text_file: Value of -f/--file.
-        named: True if an option names the model.
+    `text_file` is the value of -f/--file, and `named` is true if an option names the model.
     """
-    text_given = text_file is not None and not named
-    if model is not None and file is None and not _names_model(model, text_given=text_given):
-        model, file = None, model
+    if model is not None and file is None and not (text_file is not None and not named):
+        # The first bytes of a missing file are unknown, so its name decides.
+        missing_model = model.endswith(".gguf") and not Path(model).exists()
+        if not missing_model and not is_model_argument(model):
+            model, file = None, model
     if file is not None and text_file is not None:
         usage_error(f"two texts were given: {file} and -f/--file {text_file}; remove one")
     source = text_file if file is None else file
     if source == "":
         usage_error("the name of the text file must not be empty")
     return model, "-" if source is None else source
-
-
-def _names_model(argument: str, *, text_given: bool) -> bool:
-    # The first bytes of a missing file are unknown, so its name decides.
-    missing_model = argument.endswith(".gguf") and not Path(argument).exists()
-    return text_given or missing_model or is_model_argument(argument)
-
-
-def _without_decisions(step: Step) -> Step:
-    """Return a step without what a trace contains."""
-    return replace(step, verified_draft=NO_DRAFT, decisions=(), policy_details={})
 
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:

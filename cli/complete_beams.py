@@ -34,12 +34,7 @@ def check_beams(
 ) -> None:
     """End the program if an option is set that beam search would have to ignore.
 
-    Args:
-        sampling: Sampling settings of the command.
-        rules: Rules of the text, which beam search does not apply.
-        acceptance: Acceptance of drafts.
-        load: Load settings of the command.
-        other_options: Values of other options by flag; `None` means that the option is not used.
+    `other_options` maps flags to values; `None` means that the option is not used.
     """
     if load.exact == "on":
         usage_error(
@@ -77,10 +72,7 @@ def complete_with_beams(
     echo: bool,
     as_json: bool,
 ) -> None:
-    """Load a model, run beam search and print the best text.
-
-    The program ends if the search was interrupted or failed. The arguments are the same as those of `complete`.
-    """
+    """Load a model, run beam search and print the best text; the arguments are those of `complete`."""
     # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
     target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
     check_sampling(target.vocabulary, sampling)
@@ -122,13 +114,8 @@ def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float,
         "tokens": len(hypotheses[0].tokens) if hypotheses else 0,
         "score": hypotheses[0].score if hypotheses else None,
         "beams": [
-            {
-                "text": hypothesis.text,
-                "tokens": list(hypothesis.tokens),
-                "score": hypothesis.score,
-                "stop_reason": hypothesis.stop,
-            }
-            for hypothesis in hypotheses
+            {"text": beam.text, "tokens": list(beam.tokens), "score": beam.score, "stop_reason": beam.stop}
+            for beam in hypotheses
         ],
         "prompt_tokens": prompt_tokens,
         "target_passes": stats.passes,

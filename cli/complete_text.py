@@ -15,16 +15,13 @@ Texts of this length take at most two seconds, while 30 MB would take a minute.
 
 
 def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
-    """Read the text to continue and the text after the gap.
+    """Read the text to continue and the text after the gap; `None` means no gap.
 
     The program ends if a text is not UTF-8 or all texts are empty.
 
     Args:
         source: Name of the file with the text; "-" means stdin.
         suffix: Name of the file with the text after the gap; "-" means stdin, `None` means no gap.
-
-    Returns:
-        Text to continue, and text after the gap. `None` means that the text continues at its end.
     """
     if suffix is not None and suffix == source:
         usage_error(
@@ -33,25 +30,18 @@ def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
     if suffix == "":
         usage_error("the name of the --suffix file must not be empty")
     before = read_source(source, "no text to continue; name a file or pipe one in (see ngramspec complete --help)")
-    after = None
-    if suffix is not None:
-        after = read_source(suffix, "no text after the gap; name a file or pipe one in")
+    if suffix is None:
+        if not before:
+            fail(f"{'standard input' if source == '-' else source} is empty: there is no text to continue")
+        return before, None
+    after = read_source(suffix, "no text after the gap; name a file or pipe one in")
     if not before and not after:
-        name = "standard input" if source == "-" else source
-        fail(
-            f"{name} is empty: there is no text to continue"
-            if after is None
-            else "the texts before and after the gap are empty"
-        )
+        fail("the texts before and after the gap are empty")
     return before, after
 
 
 def make_prompt(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:
-    """Return the prompt tokens; the program ends if they leave no room for an answer.
-
-    Raises:
-        ModelError: Gap that the model cannot fill.
-    """
+    """Return the prompt tokens; the program ends if they leave no room for an answer."""
     length = len(before) + len(after or "")
     if length >= LARGE:
         # The cut may change the first tokens of a text, so the limit is twice the number of characters that fit.

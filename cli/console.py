@@ -32,12 +32,10 @@ stderr = Console(stderr=True, highlight=False, emoji=False)
 
 _SYMBOLS = {**CONTROLS, ord("\r"): None}
 
-
 _WRITE_SECONDS = 0.5  # maximum time to write a note before the process is ended
 
 _line_open = threading.Event()
 """Event that is set while the output on stdout ends in the middle of a line."""
-
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 """Signals that end the program; the system sends the second one when the terminal is closed."""
@@ -159,19 +157,12 @@ def capture_outcome() -> Iterator[Outcome]:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        NGramSpecError: File that is not UTF-8.
-    """
+    """Read a text file, which must be UTF-8."""
     return _decode(path.read_bytes(), str(path))
 
 
 def read_source(name: str, message: str) -> str:
-    """Read a text file, or standard input for "-".
-
-    If standard input is a terminal, the program ends with the message `message`.
-    """
+    """Read a text file, or standard input for "-"; the program ends with `message` if that is a terminal."""
     if name != "-":
         return read_text(Path(name))
     if sys.stdin is None or sys.stdin.isatty():

@@ -1,7 +1,4 @@
-"""`ngramspec info`: the build, the model, what a batch costs here, and which batch sizes agree bit for bit.
-
-And what the reports of other commands say about their model and machine.
-"""
+"""`ngramspec info`: the build, the model and the costs of batches; parts of other reports on model and machine."""
 
 from __future__ import annotations
 
@@ -98,6 +95,14 @@ def info(
             console.print(_choice(auto))
 
 
+def _show(console: Console, facts: dict[str, str]) -> None:
+    if console.is_terminal:
+        console.print(facts_table(facts))
+        return
+    for name, value in facts.items():
+        console.print(f"{name:<15}{value}", soft_wrap=True)
+
+
 def _facts(target: Target) -> dict[str, str]:
     settings = target.weights.present
     batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
@@ -121,7 +126,6 @@ def _facts(target: Target) -> dict[str, str]:
 
 
 def _device_lines() -> list[str]:
-    """Return one line about each device of the build, with its name for --device."""
     init_backend()
     return [
         f"{device.name}: {device.description} ({device.total / 2**20:.0f} MiB, {device.free / 2**20:.0f} MiB free)"
@@ -130,7 +134,6 @@ def _device_lines() -> list[str]:
 
 
 def _devices(target: Target) -> str:
-    """Return the devices of the build in words; a GPU that the model does not use is marked."""
     names = [device.name for device in target.weights.plan.gpus]
     parts = []
     for device in target.weights.devices:
@@ -150,7 +153,6 @@ def _layers(target: Target) -> str:
 
 
 def _threads(target: Target) -> str:
-    """Return the present numbers of threads, and why they are what they are."""
     state = target.governor.state
     return (
         f"{state.threads} for one token, {state.threads_batch} for drafts, {state.threads_prompt} for prompts:"
@@ -159,7 +161,6 @@ def _threads(target: Target) -> str:
 
 
 def _core() -> str:
-    """How the core of drafting runs, and what makes it faster."""
     if not find_uncompiled_modules():
         return "compiled core"
     return (
@@ -178,16 +179,7 @@ def _rollback(target: Target) -> str:
     return "drafts of any length can be rolled back"
 
 
-def _show(console: Console, facts: dict[str, str]) -> None:
-    if not console.is_terminal:
-        for name, value in facts.items():
-            console.print(f"{name:<15}{value}", soft_wrap=True)
-        return
-    console.print(facts_table(facts))
-
-
 def _choice(auto: ExactnessSelector) -> str:
-    """Describe the choice of --exact auto."""
     same = auto.exactness.bit_identical
     line = "--exact auto: " + ("bit-identical output with and without drafts" if same else "the fastest settings")
     prices = [price for way in ("exact", "padded") if (price := auto.measurements.relative_time(way)) is not None]
@@ -256,7 +248,7 @@ def _backend(target: Target) -> str:
 
 
 def provenance(target: Target) -> dict[str, Any]:
-    """Program, date, machine, build and model."""
+    """Return the program, date, machine, build and model as JSON."""
     return {
         "ngramspec": ngramspec.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -278,7 +270,7 @@ def provenance(target: Target) -> dict[str, Any]:
 
 
 def load_settings(target: Target) -> dict[str, Any]:
-    """How the model was loaded, as far as that was settled by loading it."""
+    """Return the settings that loading the model determined as JSON."""
     return {
         "context": target.n_ctx,
         "threads": target.weights.present.threads,

@@ -79,60 +79,53 @@ class NoEffect:
                 note(f"{flag} has no effect: {spec.help}")
 
 
-_TEXT_ONLY = "the server accepts only text"
-_ONE_MODEL = "a server has one model; start one server per model"
-_FIT = "-ngl auto fits the model into GPU memory, -ngl all does not"
-_CACHE = "the KV cache is on the devices of its layers; set -ngl"
-_TARGET_ONLY = "tensors of the draft model cannot be placed one by one; set -ngld or -devd"
-_NO_AGENT = "the server runs no tools; clients do"
-_FILE_ONLY = "edit the metadata of the model file instead"
-_SCHEDULING = "use taskset, numactl or nice"
-_NO_SIMULATION = "drafts cannot be simulated"
-
-REASONS = {
-    **dict.fromkeys(
-        ("--mmproj", "-mm", "--mmproj-url", "-mmu", "--image-min-tokens", "--image-max-tokens"),
-        _TEXT_ONLY,
+_FLAGS = {
+    "the server accepts only text": "--mmproj -mm --mmproj-url -mmu --image-min-tokens --image-max-tokens --media-path",
+    "ranking is not supported": "--rerank --reranking",
+    "a response ends when its context is full; set a larger -c": "--context-shift",
+    "set -np 1 to run one request at a time": "-nocb --no-cont-batching",
+    "set cache_prompt to false in the requests": "--no-cache-prompt",
+    "a response ends when its context is full": "--keep",
+    "a server has one model; start one server per model": (
+        "--models-dir --models-preset --models-max --no-models-autoload"
     ),
-    "--media-path": _TEXT_ONLY,
-    **dict.fromkeys(("--rerank", "--reranking"), "ranking is not supported"),
-    "--context-shift": "a response ends when its context is full; set a larger -c",
-    **dict.fromkeys(("-nocb", "--no-cont-batching"), "set -np 1 to run one request at a time"),
-    "--no-cache-prompt": "set cache_prompt to false in the requests",
-    "--keep": "a response ends when its context is full",
-    **dict.fromkeys(("--models-dir", "--models-preset", "--models-max", "--no-models-autoload"), _ONE_MODEL),
-    "--sleep-idle-seconds": "the model stays loaded; stop the server to free its memory",
-    **dict.fromkeys(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"), _FIT),
-    **dict.fromkeys(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), _CACHE),
-    **dict.fromkeys(("-otd", "--override-tensor-draft", "-cmoed", "--cpu-moe-draft"), _TARGET_ONLY),
-    **dict.fromkeys(("-ncmoed", "--n-cpu-moe-draft"), _TARGET_ONLY),
-    **dict.fromkeys(("-ncffn", "--n-cpu-ffn"), "use --override-tensor"),
-    "--list-devices": "use ngramspec info --list-devices",
-    "--no-host": "llama.cpp chooses the buffers for transfers to GPUs",
-    **dict.fromkeys(("--tools", "--tools-runtime", "--agent", "-ag", "--ui-mcp-proxy", "--webui-mcp-proxy"), _NO_AGENT),
-    **dict.fromkeys(("--mcp-servers-config", "--mcp-servers-json"), _NO_AGENT),
-    **dict.fromkeys(("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"), _FILE_ONLY),
-    **dict.fromkeys(("--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor", "--override-kv"), _FILE_ONLY),
-    **dict.fromkeys(("-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"), "self-extend is not supported; set a larger -c"),
-    **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "only LoRA adapters are supported; use --lora"),
-    **dict.fromkeys(("-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "--prio", "--numa"), _SCHEDULING),
-    "--poll": "threads wait briefly and then sleep, see -t auto",
-    **dict.fromkeys(("-mu", "--model-url"), "download the file, or name a Hugging Face repository with -hf"),
-    **dict.fromkeys(("-dr", "--docker-repo"), "name a Hugging Face repository with -hf, or an Ollama model"),
-    **dict.fromkeys(("-hff", "--hf-file"), "use hf:owner/repo:FILE as MODEL"),
-    **dict.fromkeys(("-hft", "--hf-token"), "set HF_TOKEN"),
-    **dict.fromkeys(("-hfd", "--hf-repo-draft", "--spec-draft-hf"), "use -md hf:owner/repo:file-or-quant"),
-    **dict.fromkeys(("--spec-synth-len", "--spec-synth-rates"), _NO_SIMULATION),
-    **dict.fromkeys(("-ctkd", "--cache-type-k-draft", "-ctvd", "--cache-type-v-draft"), "the draft model uses f16"),
-    "--path": "the chat page is built in; serve other files with a web server",
-    "--api-prefix": "use a reverse proxy to change paths",
-    "--props": "settings cannot be changed after the server has started",
-    "--log-file": "redirect stderr to a file",
-    "--log-disable": "redirect stderr to /dev/null",
-    "--sampler-seq": "use --samplers",
-    "--sampling-seq": "use --samplers",
-    "--adaptive-target": "the adaptive-p sampler is not supported",
-    "--lookup-cache-static": "use ngramspec memory",
-    "--lookup-cache-dynamic": "use ngramspec memory",
+    "the model stays loaded; stop the server to free its memory": "--sleep-idle-seconds",
+    "-ngl auto fits the model into GPU memory, -ngl all does not": "-fit --fit -fitt --fit-target -fitc --fit-ctx",
+    "the KV cache is on the devices of its layers; set -ngl": "-nkvo --no-kv-offload -kvo --kv-offload",
+    "tensors of the draft model cannot be placed one by one; set -ngld or -devd": (
+        "-otd --override-tensor-draft -cmoed --cpu-moe-draft -ncmoed --n-cpu-moe-draft"
+    ),
+    "use --override-tensor": "-ncffn --n-cpu-ffn",
+    "use ngramspec info --list-devices": "--list-devices",
+    "llama.cpp chooses the buffers for transfers to GPUs": "--no-host",
+    "the server runs no tools; clients do": (
+        "--tools --tools-runtime --agent -ag --ui-mcp-proxy --webui-mcp-proxy --mcp-servers-config --mcp-servers-json"
+    ),
+    "edit the metadata of the model file instead": (
+        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
+        "--yarn-attn-factor --override-kv"
+    ),
+    "self-extend is not supported; set a larger -c": "-gan --grp-attn-n -gaw --grp-attn-w",
+    "only LoRA adapters are supported; use --lora": "--control-vector --control-vector-scaled",
+    "use taskset, numactl or nice": "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --numa",
+    "threads wait briefly and then sleep, see -t auto": "--poll",
+    "download the file, or name a Hugging Face repository with -hf": "-mu --model-url",
+    "name a Hugging Face repository with -hf, or an Ollama model": "-dr --docker-repo",
+    "use hf:owner/repo:FILE as MODEL": "-hff --hf-file",
+    "set HF_TOKEN": "-hft --hf-token",
+    "use -md hf:owner/repo:file-or-quant": "-hfd --hf-repo-draft --spec-draft-hf",
+    "drafts cannot be simulated": "--spec-synth-len --spec-synth-rates",
+    "the draft model uses f16": "-ctkd --cache-type-k-draft -ctvd --cache-type-v-draft",
+    "the chat page is built in; serve other files with a web server": "--path",
+    "use a reverse proxy to change paths": "--api-prefix",
+    "settings cannot be changed after the server has started": "--props",
+    "redirect stderr to a file": "--log-file",
+    "redirect stderr to /dev/null": "--log-disable",
+    "use --samplers": "--sampler-seq --sampling-seq",
+    "the adaptive-p sampler is not supported": "--adaptive-target",
+    "use ngramspec memory": "--lookup-cache-static --lookup-cache-dynamic",
 }
-"""Reasons why options of llama.cpp's programs are rejected, and alternatives, by flag."""
+"""Flags of llama.cpp's programs that are rejected, by the reason or the alternative."""
+
+REASONS = {flag: reason for reason, flags in _FLAGS.items() for flag in flags.split()}
+"""Reasons why options are rejected, by flag."""

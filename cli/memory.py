@@ -301,7 +301,6 @@ def _paths(names: Sequence[str]) -> list[Path]:
 
 
 def _vocabulary(model: str | None) -> Vocabulary:
-    """Return the vocabulary of a model that `resolve` finds, or of a file without weights."""
     path = Path(os.path.expanduser(model)) if model else None
     file = path if path is not None and has_gguf_magic(path) else None
     return open_vocabulary(file, model, "no --model given; using the tokenizer of")

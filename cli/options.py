@@ -101,12 +101,9 @@ def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None
 
 
 def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vocabulary:
-    """Load a vocabulary.
+    """Load the vocabulary of a GGUF file, which needs no weights, or of a model if `file` is `None`.
 
-    Args:
-        file: GGUF file with or without weights; `None` means the file of `model`.
-        model: Name of the model; `None` means the default model.
-        note_start: Start of the note on stderr that names the default model.
+    If `model` is `None` too, a note that begins with `note_start` names the default model.
     """
     if file is None:
         with download_bar() as progress:
@@ -137,11 +134,7 @@ AUTO = "auto"
 
 
 def parse_threads(text: str) -> int | None:
-    """Return a number of threads, or `None` for "auto".
-
-    Raises:
-        ValueError: Text that is neither a positive number nor "auto".
-    """
+    """Return a number of threads, or `None` for "auto"."""
     if text == AUTO:
         return None
     with suppress(ValueError):
@@ -151,11 +144,7 @@ def parse_threads(text: str) -> int | None:
 
 
 def parse_layers(text: str) -> int:
-    """Return a number of layers, or llama.cpp's numbers for "all" and "auto".
-
-    Raises:
-        ValueError: Text that is not a number, "all" or "auto".
-    """
+    """Return a number of layers, or llama.cpp's numbers for "all" and "auto"."""
     try:
         return _LAYERS[text] if text in _LAYERS else int(text)
     except ValueError:
@@ -163,11 +152,7 @@ def parse_layers(text: str) -> int:
 
 
 def parse_flash(text: str) -> Flash:
-    """Return a setting of flash attention from any of llama.cpp's words for it.
-
-    Raises:
-        ValueError: Text that is not one of these words.
-    """
+    """Return a setting of flash attention from any of llama.cpp's words for it."""
     for value, words in _FLASH_WORDS.items():
         if text in words:
             return value

@@ -23,7 +23,6 @@ from .console import fail, note, read_text, usage_error
 
 T = TypeVar("T")
 
-
 _SETTINGS = {item.name: item for item in fields(Sampling)}
 _OPTIONS = options(Sampling)
 
@@ -79,16 +78,13 @@ class SamplingOptions:
     def sampling(self) -> Sampling:
         """Return the requested sampling; the program ends if a value is out of range or two values conflict."""
         try:
-            return self.settings({"seed": self._seed(), "grammar": self._grammar()})
+            seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
+            return self.settings({"seed": seed, "grammar": self._grammar()})
         except ValueError as error:
             usage_error(str(error))
 
     def settings(self, overrides: Mapping[str, Any]) -> Sampling:
-        """Return the sampling with the values in `overrides` in place of the options.
-
-        Raises:
-            ValueError: Value that is invalid.
-        """
+        """Return the sampling with the values in `overrides` in place of the options."""
         values = dict(overrides)
         for name, spec in _OPTIONS.items():
             if name not in values and (value := getattr(self, name)) is not None:
@@ -96,14 +92,9 @@ class SamplingOptions:
         return Sampling(**values)
 
     def acceptance(self, sampling: Sampling, load: LoadSettings, restriction: str = "") -> Acceptance:
-        """Return the acceptance of drafts and print a warning if it is lossy.
+        """Return the acceptance of drafts and print a warning if it is lossy; see `TextRules.restriction`.
 
         The program ends if the acceptance conflicts with other options.
-
-        Args:
-            sampling: Sampling settings of the command.
-            load: Load settings of the command.
-            restriction: See `TextRules.restriction`.
         """
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
@@ -115,9 +106,6 @@ class SamplingOptions:
             if load.no_draft:
                 usage_error(f"{acceptance.lossy} cannot be combined with --no-draft")
         return acceptance
-
-    def _seed(self) -> int:
-        return random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
 
     def _grammar(self) -> str | None:
         sources = {

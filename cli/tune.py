@@ -129,11 +129,14 @@ def tune(
         changes = tuning.best_settings.changes(tuning.present) if tuning.best_settings else {}
         ratio = tuning.gain.ratio if tuning.gain and changes else None
         save_tuned(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
-    quantisation = _quantisation(target, tuning, load)
+    quantisation = None
+    if {SINGLE, DRAFTS[0]} <= (times := tuning.times).keys():
+        quantisation = quant_note(target, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
+    advice = [] if quantisation is None else [quantisation]
     document = {"load": asdict(load), **_document(target, tuning, deep, same_bits, applied=apply)}
-    document["advice"] = [*tuning.advice_names, *quantisation]
+    document["advice"] = [*tuning.advice_names, *advice]
     output.write(
-        lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *quantisation]),
+        lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *advice]),
         lambda: document,
     )
     reraise(outcome)
@@ -150,25 +153,13 @@ def _heading(target: Target) -> list[str]:
 
 
 def _test_same_bits(bench: SettingsTimer, tuning: Tuning) -> bool | None:
-    """Return True if the recommended settings give the same bits as the present ones.
-
-    `None` means that this was not tested.
-    """
+    """Return True if the recommended settings give the same bits as the present ones; `None` if untested."""
     if tuning.best_settings is not None:
         try:
             return bench.alike(tuning.present, tuning.best_settings)
         except NGramSpecError as error:
             note(f"could not test whether the settings change the rounding: {error}")
     return None
-
-
-def _quantisation(target: Target, tuning: Tuning, load: LoadSettings) -> list[str]:
-    """Return the advice to use another quantisation, if there is one."""
-    times = tuning.times
-    if not {SINGLE, DRAFTS[0]} <= times.keys():
-        return []
-    line = quant_note(target, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
-    return [] if line is None else [line]
 
 
 def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None, *, applied: bool) -> dict[str, Any]:

@@ -106,13 +106,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
 
 
 def quant_note(target: Target, gpu_layers: int, steepness: float) -> str | None:
-    """Return a note if the quantisation of a loaded model is slow in batches on this machine.
-
-    Args:
-        target: The model.
-        gpu_layers: Requested number of layers on the GPU.
-        steepness: Measured T(4) / T(1).
-    """
+    """Return a note if the quantisation of a loaded model is slow in batches here; `steepness` is T(4) / T(1)."""
     try:
         shape = shape_of(target.weights.path)
     except ModelError:  # such as a mixture of experts, whose batches are expensive in every quantisation
@@ -159,7 +153,6 @@ def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
 
 
 def _own(path: Path) -> str | None:
-    """Return the name of the quantisation of a file; `None` if it is unknown."""
     kind = read_header(path).metadata.get("general.file_type")
     return quantisation(kind) if isinstance(kind, int) else None
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -81,8 +80,9 @@ def verify(
     outcome = run_timed(selfcheck.run(), selfcheck.seconds)
     checks = list_checks(selfcheck)
     inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
+    details = [*_differences(selfcheck), *format_skipped(skipped_prompts), verdict(checks, complete=selfcheck.complete)]
     output.write(
-        lambda: _show(selfcheck, checks, _heading(target, selfcheck), skipped_prompts),
+        lambda: print_report([*_heading(target, selfcheck), "", _table(checks), *details]),
         lambda: inputs | _document(target, selfcheck, checks, skipped_prompts),
     )
     failures = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
@@ -131,21 +131,6 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------- lines and a table
 
 _STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skipped": "dim"}
-
-
-def _show(
-    selfcheck: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped_prompts: Sequence[SkippedPrompt]
-) -> None:
-    """Print the report to stdout."""
-    parts: list[RenderableType] = [
-        *heading,
-        "",
-        _table(checks),
-        *_differences(selfcheck),
-        *format_skipped(skipped_prompts),
-    ]
-    parts.append(verdict(checks, complete=selfcheck.complete))
-    print_report(parts)
 
 
 def _table(checks: Sequence[Check]) -> Table:

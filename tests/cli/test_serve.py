@@ -23,7 +23,7 @@ import httpx
 import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve_run
-from support.cli_runner import COMMAND, DEMO, PATIENCE, run, run_process
+from support.cli_runner import COMMAND, DEMO, PATIENCE, RunResult, run, run_process
 from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
 
@@ -297,37 +297,18 @@ def test_serve_with_invalid_grammar_fails_at_start(env: dict[str, str]) -> None:
     serve(env, client, "--grammar", "root ::= (").assert_failed("grammar")
 
 
-def test_serve_with_immediate_second_interrupt_exits(env: dict[str, str]) -> None:
-    """An earlier version waited forever for the engine's thread after a signal before the wait for requests."""
-    script = """
-import signal, threading
-from ngramspec_cli import app, serve_run
-plain = serve_run.note
-def note(text):
-    plain(text)
-    if " is ready: " in text:
-        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    if "shutting down" in text:
-        signal.raise_signal(signal.SIGINT)
-serve_run.note = note
-app.main()
-"""
-    done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script])
-    assert done.code == 130
-    assert "shutting down" in done.err
-
-
-BLOCKED = """
-import os, signal, sys, threading, httpx
-from ngramspec_cli import app, serve_run
+SCRIPT = """
+import atexit, os, signal, threading, httpx
+from ngramspec_cli import app, console, serve_run
 from ngramspec.batching.engine import Engine
 from ngramspec.server.state import ServedModel
 
-serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2
-owner, name = {"request": (ServedModel, "check_size"), "engine": (Engine, "_work")}[sys.argv.pop(1)]
-address, plain = "", serve_run.note
+plain, address = serve_run.note, ""
 
-def block(*_):
+def kill(number=signal.SIGTERM):
+    threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+
+def block(*_, **__):
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait()
 
@@ -342,77 +323,62 @@ def note(text):
     plain(text)
     if text.startswith("listening on "):
         address = text.split()[-1]
+    on_note(text)
     if " is ready: " in text:
-        setattr(owner, name, block)
-        threading.Thread(target=send, daemon=True).start()
+        on_ready()
 
+def on_note(text): pass
+on_ready = kill
 serve_run.note = note
-app.main()
 """
+SOON = "serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2\n"
 
 
-@pytest.mark.parametrize("thread", ["request", "engine"])
-def test_serve_with_blocked_thread_exits_after_sigterm(env: dict[str, str], thread: str) -> None:
-    command = [sys.executable, "-c", BLOCKED, thread]
-    done = run_process(env, "serve", DEMO, *SMALL, "0", command=command).ok()
+def serve_changed(env: dict[str, str], changes: str) -> RunResult:
+    """Run the server in a process in which `SCRIPT` and `changes` replace functions."""
+    command = [sys.executable, "-c", f"{SCRIPT}{changes}\napp.main()"]
+    return run_process(env, "serve", DEMO, *SMALL, "0", command=command)
+
+
+def test_serve_with_immediate_second_interrupt_exits(env: dict[str, str]) -> None:
+    """An earlier version waited forever for the engine's thread after a signal before the wait for requests."""
+    changes = """
+on_ready = lambda: kill(signal.SIGINT)
+on_note = lambda text: "shutting down" in text and signal.raise_signal(signal.SIGINT)
+"""
+    done = serve_changed(env, changes)
+    assert done.code == 130
+    assert "shutting down" in done.err
+
+
+@pytest.mark.parametrize("blocked", ["ServedModel.check_size", "Engine._work"])
+def test_serve_with_blocked_thread_exits_after_sigterm(env: dict[str, str], blocked: str) -> None:
+    changes = f"""
+def on_ready():
+    {blocked} = block
+    threading.Thread(target=send, daemon=True).start()
+"""
+    done = serve_changed(env, SOON + changes).ok()
     assert "did not end within 0.4 s" in done.err
 
 
 def test_serve_with_blocked_log_exits_after_sigterm(env: dict[str, str]) -> None:
-    script = """
-import os, signal, threading
-from ngramspec_cli import app, console, serve_run
+    changes = """
+console.note = note
 
-serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2
-plain = serve_run.note
-
-def note(text):
-    if " is ready: " in text:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+def on_note(text):
     if "shutting down" in text or "did not end" in text:
         threading.Event().wait()  # as a full pipe would
-    plain(text)
-
-serve_run.note = console.note = note
-app.main()
 """
-    run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script]).ok()
+    serve_changed(env, SOON + changes).ok()
 
 
 def test_serve_with_blocked_exit_handler_exits_after_sigterm(env: dict[str, str]) -> None:
-    script = """
-import atexit, os, signal, threading
-from ngramspec_cli import app, serve_run
-
-atexit.register(threading.Event().wait)
-plain = serve_run.note
-
-def note(text):
-    plain(text)
-    if " is ready: " in text:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-
-serve_run.note = note
-app.main()
-"""
-    run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", script]).ok()
-
-
-LOADING = """
-import os, signal, sys, threading
-from ngramspec_cli import app, serve_run
-
-def block(*_, **__):
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait()
-
-serve_run.open_resolved = block
-app.main()
-"""
+    serve_changed(env, "atexit.register(threading.Event().wait)").ok()
 
 
 def test_serve_during_model_load_exits_after_sigterm(env: dict[str, str]) -> None:
-    done = run_process(env, "serve", DEMO, *SMALL, "0", command=[sys.executable, "-c", LOADING])
+    done = serve_changed(env, "serve_run.open_resolved = block")
     assert (done.code, done.raw) == (143, b"")
 
 
@@ -465,38 +431,13 @@ def test_serve_accepts_llama_server_command_line(env: dict[str, str], tmp_path: 
         for origin in ("https://a.example", "http://localhost:99", "https://b.example"):
             statuses.append(http.get("/v1/models", headers={"Origin": origin}).status_code)
 
-    carried = [
-        "--n_predict=5",
-        "--jinja",
-        "--metrics",
-        "--slots",
-        "-cb",
-        "-v",
-        "-np",
-        "2",
-        "-ngl",
-        "all",
-        "-fa",
-        "0",
-    ]
-    carried += [
-        "-b",
-        "64",
-        "-kvu",
-        "--no-warmup",
-        "--spec-type",
-        "ngram-simple",
-        "--alias",
-        "toy,small",
-        "--tags",
-        "a,b",
-    ]
-    carried += ["--no-ui", "--no-slots", "-cram", "8", "--cors-origins", "https://a.example,localhost"]
-    carried += ["--host", "127.0.0.1,127.0.0.2"]
-    files = ["--api-key-file", str(keys), "--chat-template-file", str(template)]
-    files += ["--slot-save-path", str(tmp_path), "--reasoning-format", "deepseek"]
-    files += ["--chat-template-kwargs", '{"mood": "glad"}']
-    done = serve(env, client, "-m", str(DEMO), *carried, *files, model=()).ok()
+    line = f"""
+        -m {DEMO} --n_predict=5 --jinja --metrics --slots -cb -v -np 2 -ngl all -fa 0 -b 64 -kvu --no-warmup
+        --spec-type ngram-simple --alias toy,small --tags a,b --no-ui --no-slots -cram 8
+        --cors-origins https://a.example,localhost --host 127.0.0.1,127.0.0.2 --api-key-file {keys}
+        --chat-template-file {template} --slot-save-path {tmp_path} --reasoning-format deepseek
+    """
+    done = serve(env, client, *line.split(), "--chat-template-kwargs", '{"mood": "glad"}', model=()).ok()
     assert answers[0]["usage"]["completion_tokens"] == 5
     assert answers[0]["__verbose"]["prompt"].endswith("<user>hello<assistant>glad")
     assert answers[1]["prompt"] == "<user>hello<assistant>glad"
