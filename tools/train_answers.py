@@ -15,7 +15,7 @@ from pathlib import Path
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.instruments.prompts import load_prompts
+from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.llama.target import Target
 
 
@@ -34,14 +34,8 @@ def main() -> None:
     drafter = MixtureDrafter()
     decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=options.draft_max, exact="off")
     tokens = 0
-    for prompt in load_prompts(options.prompts):
-        ids = (
-            target.vocabulary.tokenize(prompt.text)
-            if prompt.text
-            else target.vocabulary.chat_prompt(prompt.messages or ())
-        )
-        if len(ids) + options.n + 64 <= options.c:
-            tokens += sum(len(step.tokens) for step in decoder.generate(ids, max_tokens=options.n))
+    for case in prepare(target.vocabulary, load_prompts(options.prompts), options.n + 64, options.c)[0]:
+        tokens += sum(len(step.tokens) for step in decoder.generate(case.tokens, max_tokens=options.n))
     weight_files.save(path, drafter.guesser.answers.correction.global_weights())
     path.chmod(0o644)  # the file belongs to the package and must be readable for all users
     print(f"{path}: {path.stat().st_size} bytes, from {tokens} tokens")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
-from support.cli_runner import DEMO
+from support.cli_runner import DEMO, environment
 from support.tiny_models import write_model
 
 from ngramspec.acceptance.verifier import Acceptance
@@ -45,6 +45,14 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {"code": "x[5] = x[5] + 1\n" * 8, "notes[b]": "buy 5 apples, and 5 pears\n" * 8}
     path.write_text("\n".join(json.dumps({"id": "1", "category": c, "text": text}) for c, text in texts.items()))
     return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return empty folders of a user, which the test itself uses too."""
+    own = environment(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", own["XDG_CACHE_HOME"])
+    return own
 
 
 @pytest.fixture

@@ -132,7 +132,8 @@ CONTRADICTIONS = [
     ("tune --apply --reset", "cannot be combined"),
     ("replay", "FILE"),
     ("replay talks --curve round", "unknown curve 'round'"),
-    ("replay talks --drafter psychic", "'psychic'"),
+    ("replay talks --drafter psychic", f"unknown drafter 'psychic'; choose one of: {', '.join(DRAFTERS)}"),
+    ("replay talks --drafter model", "unknown drafter 'model'"),
     ("replay talks --policy psychic", "'psychic'"),
     ("replay talks -t 2", "require --model"),
 ]

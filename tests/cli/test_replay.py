@@ -11,7 +11,7 @@ from support.cli_runner import run
 from support.signals import by_signal, signal_after
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.drafting import DEFAULT, DRAFTERS
+from ngramspec.drafting import DEFAULT
 
 LIST = "".join(f"- item {i} of the list is called name_{i}\n" for i in range(12))
 CODE = "".join(f"def get_{n}(self):\n    return self.{n}\n\n" for n in ("width", "height", "depth", "weight"))
@@ -87,13 +87,6 @@ def test_replay_applies_limit_and_drafting_options(env: dict[str, str], talks: P
     assert found["curves"]["free"]["64"] == pytest.approx(3.0 + 59 * 1.5)
     assert found["curves"]["charged"]["switch"] == 0.3
     assert "switch" not in found["curves"]["free"]
-
-
-@pytest.mark.parametrize("name", ["nope", "model"])
-def test_replay_rejects_unknown_drafter(env: dict[str, str], talks: Path, name: str) -> None:
-    run(env, "replay", talks, "--drafter", name).assert_failed(
-        f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)}", code=2
-    )
 
 
 def test_replay_escapes_control_characters_in_names(env: dict[str, str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ngramspec_cli import serve_run
 from ngramspec_cli.view import tuning_line
-from support.cli_runner import DEMO, environment, run
+from support.cli_runner import DEMO, run
 from support.signals import signal_at
 
 from ngramspec.llama.settings_timer import SettingsTimer
@@ -24,14 +24,6 @@ PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
 COMPLETE = ["complete", *PLAIN, "-n", "4"]
 TEXT = b"def add(a, b):\n    return a + b\n"
 FASTER = Tuned({"threads": 1, "threads_batch": 2, "mmap": False}, 0.8, "2026-11-22", applied=True)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return empty folders of a user, which the test itself uses too."""
-    own = environment(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", own["XDG_CACHE_HOME"])
-    return own
 
 
 def invented(_bench: SettingsTimer, settings: Settings, measure: Measure) -> float:

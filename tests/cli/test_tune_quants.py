@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import tune_quants, view
-from support.cli_runner import DEMO, environment, run
+from support.cli_runner import DEMO, run
 from support.signals import signal_at
 from support.tiny_gguf import write_changed_demo
 
@@ -24,12 +24,19 @@ TINY = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
 QUANTS = ["tune", "--quants", "-t", "1", "--time-limit", "5", "-ngl", "0"]
 
 
+def prepare(models: SyntheticModels) -> Iterator[str]:
+    """Yield a name as the real method does, without writing or loading models."""
+    yield "loading"
+    models.files.update({name: QuantisedShape(100, "output") for name in models._quantisations})
+    models.outputs["output"] = "Q4_0"
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return empty folders of a user, which the test itself uses too."""
-    own = environment(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", own["XDG_CACHE_HOME"])
-    return own
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace models and timings by results that need no time."""
+    monkeypatch.setattr(SyntheticModels, "prepare", prepare)
+    monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
+    monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
 
 
 def test_it_compares_all_quantisations_of_a_shape(
@@ -51,11 +58,9 @@ def test_it_compares_all_quantisations_of_a_shape(
     assert measurement_path(parse_shape(TINY), 0).exists()
 
 
+@pytest.mark.usefixtures("_quick")
 def test_a_disturbed_measurement_is_shown_but_not_stored(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "BUSY", -1.0)
-    monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
-    monkeypatch.setattr(SyntheticModels, "prepare", prepare)
-    monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
     done = run(home, *QUANTS, TINY, "--json", "-")
     assert done.json["disturbed"]
     assert "measure again without them" in done.err
@@ -111,21 +116,12 @@ def test_it_rejects_arguments(home: dict[str, str], arguments: list[str], words:
     run(home, *QUANTS, *arguments).assert_failed(words, code=code)
 
 
+@pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize(("kind", "more"), [(7, []), (14, ["Q4_K_S"]), (19, [])])  # 7: Q8_0, 19: IQ2_XXS
 def test_a_model_file_gives_its_shape_and_quantisation(
-    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: int, more: list[str]
+    home: dict[str, str], tmp_path: Path, kind: int, more: list[str]
 ) -> None:
-    monkeypatch.setattr(SyntheticModels, "prepare", prepare)
-    monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size)
-    monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
     path = write_changed_demo(tmp_path / "model.gguf", {"general.file_type": kind})
     found = run(home, *QUANTS, path, "--json", "-").json
     assert found["shape"] == asdict(shape_of(DEMO))
     assert set(found["quantisations"]) == {*QUANTISATIONS, *more}
-
-
-def prepare(models: SyntheticModels) -> Iterator[str]:
-    """Yield a name as the real method does, without writing or loading models."""
-    yield "loading"
-    models.files.update({name: QuantisedShape(100, "output") for name in models._quantisations})
-    models.outputs["output"] = "Q4_0"

@@ -6,39 +6,28 @@ import re
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.cli_runner import DEMO
 
-FOLDER = Path(__file__).parents[2] / "prompts"
-FILES = sorted(FOLDER.glob("*.toml"))
+from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
+from ngramspec.llama.vocabulary import Vocabulary
+
+FILES = sorted((Path(__file__).parents[2] / "prompts").glob("*.toml"))
+PROMPTS = [prompt for path in FILES for prompt in load_prompts(path)]
 RAW = {"code-continuation", "prose"}
 MAX_CHARACTERS = 6_000
 MAX_TOKENS = 1_900  # The rest of the demo model's context of 2,048 is for the answer.
 
-Prompt = dict[str, Any]
-CONTENTS = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FILES}
-PROMPTS: list[Prompt] = [prompt for data in CONTENTS.values() for prompt in data["prompts"]]
-
-
-def conversation(prompt: Prompt) -> list[dict[str, str]]:
-    """Return the messages for a chat template, starting with the system prompt, if any."""
-    system = [{"role": "system", "content": prompt["system"]}] if "system" in prompt else []
-    return [*system, *prompt["messages"]]
-
 
 def texts(prompt: Prompt) -> list[str]:
-    return [prompt["text"]] if "text" in prompt else [message["content"] for message in conversation(prompt)]
+    return [message["content"] for message in prompt.messages] if prompt.messages else [prompt.text or ""]
 
 
-@pytest.mark.parametrize("name", CONTENTS)
-def test_packaged_prompt_file_names_category_source_and_licence(name: str) -> None:
-    data = CONTENTS[name]
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_packaged_prompt_file_names_category_source_and_licence(path: Path) -> None:
+    name, data = path.stem, tomllib.loads(path.read_text("utf-8"))
     assert data.keys() == {"category", "source", "licence", "prompts"}
     assert data["category"] == name
-    assert data["source"].strip()
-    assert data["licence"].strip()
     ids = [prompt["id"] for prompt in data["prompts"]]
     assert len(ids) >= 8
     assert ids == [f"{name}-{number:02}" for number in range(1, len(ids) + 1)]
@@ -49,22 +38,19 @@ def test_packaged_prompt_file_names_category_source_and_licence(name: str) -> No
 
 def test_packaged_prompts_include_enough_files_and_long_chats() -> None:
     assert len(FILES) >= 6
-    assert sum(len(prompt["messages"]) >= 3 for prompt in CONTENTS["chat"]["prompts"]) >= 3
+    roles = [[message["role"] for message in prompt.messages or ()] for prompt in PROMPTS]
+    assert sum("assistant" in turns for turns in roles) >= 3
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["id"])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt.id)
 def test_packaged_prompt_follows_documented_format(prompt: Prompt) -> None:
-    raw = prompt["id"].rpartition("-")[0] in RAW
-    assert ("text" in prompt, "messages" in prompt) == (raw, not raw)
-    assert prompt.keys() <= ({"id", "text"} if raw else {"id", "system", "messages"})
+    assert (prompt.text is not None) == (prompt.category in RAW)
     # Turns alternate, and the first and the last turn are the user's.
-    messages = prompt.get("messages", [])
-    assert raw or len(messages) % 2 == 1
-    for number, message in enumerate(messages):
-        assert message.keys() == {"role", "content"}
-        assert message["role"] == ("assistant" if number % 2 else "user")
+    roles = [message["role"] for message in prompt.messages or () if message["role"] != "system"]
+    assert roles == ["assistant" if number % 2 else "user" for number in range(len(roles))]
+    assert not roles or roles[-1] == "user"
     # White space at the end of a raw prompt would change how its last word is tokenised.
-    assert all(text and text == text.strip() for text in texts(prompt))
+    assert all(text == text.strip() for text in texts(prompt))
     assert sum(map(len, texts(prompt))) <= MAX_CHARACTERS
 
 
@@ -77,17 +63,9 @@ def test_packaged_prompts_share_no_texts_or_long_passages() -> None:
         words = " ".join(texts(prompt)).split()
         for start in range(len(words) - 19):
             passage = tuple(words[start : start + 20])
-            assert first_seen.setdefault(passage, prompt["id"]) == prompt["id"], passage
+            assert first_seen.setdefault(passage, prompt.id) == prompt.id, passage
 
 
-def test_packaged_prompts_fit_demo_model_context() -> None:
-    from ngramspec.llama.target import Target
-
-    with Target(DEMO, n_ctx=64, n_gpu_layers=0) as target:
-        for prompt in PROMPTS:
-            tokens = (
-                target.vocabulary.tokenize(prompt["text"])
-                if "text" in prompt
-                else target.vocabulary.chat_prompt(conversation(prompt))
-            )
-            assert len(tokens) <= MAX_TOKENS, prompt["id"]
+def test_packaged_prompts_fit_demo_model_context(demo_vocabulary: Vocabulary) -> None:
+    cases, skipped = prepare(demo_vocabulary, PROMPTS, 0, MAX_TOKENS)
+    assert (len(cases), skipped) == (len(PROMPTS), [])

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.instruments.benchmark.figures import count_expected_tokens
-from ngramspec.instruments.prompts import load_prompts
+from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.steps import Stats
 from ngramspec.tokens import common_prefix
@@ -223,28 +224,23 @@ def main() -> None:
         )
         for row in table
     ]
-    counts: dict[str, int] = {}
-    for prompt in load_prompts(None):
-        ids = (
-            target.vocabulary.tokenize(prompt.text)
-            if prompt.text
-            else target.vocabulary.chat_prompt(prompt.messages or ())
-        )
-        if counts.get(prompt.category, 0) == options.limit or len(ids) + options.n + 64 > options.c:
+    counts = Counter[str]()
+    for case in prepare(target.vocabulary, load_prompts(None), options.n + 64, options.c)[0]:
+        if counts[case.category] == options.limit:
             continue
-        counts[prompt.category] = counts.get(prompt.category, 0) + 1
+        counts[case.category] += 1
         plain: list[int] = []
         for row, decoder in zip(table, decoders, strict=True):
-            alone = table[0].play(decoders[0], ids, options.n)[1] if options.clock and plain else None
+            alone = table[0].play(decoders[0], case.tokens, options.n)[1] if options.clock and plain else None
             before = draft.calls if draft else 0
-            text, stats = row.play(decoder, ids, options.n)
+            text, stats = row.play(decoder, case.tokens, options.n)
             plain = plain or text
             row.different += text != plain
             row.calls += (draft.calls if draft else 0) - before
             alone = alone or stats
             if options.clock and alone.tokens_per_second and stats.tokens_per_second:
                 row.clock.append((alone.tokens_per_second, stats.tokens_per_second))
-    print(f"{sum(counts.values())} prompts of {len(counts)} kinds, {options.n} tokens each, greedy;", end=" ")
+    print(f"{counts.total()} prompts of {len(counts)} kinds, {options.n} tokens each, greedy;", end=" ")
     print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
     heads = ["system", "options", "tokens/pass", "alpha", "formula", "calls", "gain"]
     heads += ["tokens/s"] if options.clock else []

@@ -57,12 +57,11 @@ def benchmark_report(
 
 def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
     """Return the speed-up over all runs of each policy; "" if none was measured."""
-    ratios = {policy: all[-1].ratio for policy, all in summaries.items() if all and all[-1].ratio is not None}
     return "; ".join(
         f"{f'{policy}: ' if len(summaries) > 1 else ''}{ratio.median:.2f} times as fast with drafts as without,"
         f" from {ratio.low:.2f} to {ratio.high:.2f}"
-        for policy, ratio in ratios.items()
-        if ratio is not None
+        for policy, rows in summaries.items()
+        if rows and (ratio := rows[-1].ratio) is not None
     )
 
 

@@ -232,7 +232,6 @@ class TranscriptReader:
         tokenizer: Vocabulary of the model.
 
     Attributes:
-        layout: "ChatML" if the vocabulary has the two tokens of ChatML or lacks a chat template, otherwise "template".
         spelled: Whether the marks of ChatML are ordinary text, because the vocabulary lacks its tokens.
     """
 
@@ -240,8 +239,8 @@ class TranscriptReader:
         self._tokenizer = tokenizer
         marks = ("<|im_start|>", "<|im_end|>")
         has_tokens = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)
-        self.layout = "ChatML" if has_tokens or tokenizer.chat_template is None else "template"
-        self.spelled = self.layout == "ChatML" and not has_tokens
+        self._uses_template = not has_tokens and tokenizer.chat_template is not None
+        self.spelled = not has_tokens and not self._uses_template
 
     def record(self, transcript: Transcript) -> Recording | None:
         """Return the tokens of a transcript; `None` if it is too short to replay, or the template rejects it."""
@@ -263,7 +262,7 @@ class TranscriptReader:
     def _prompt(self, prompt: tuple[dict[str, str], ...] | str) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, special=True)
-        if self.layout == "template":
+        if self._uses_template:
             return self._tokenizer.chat_prompt(prompt)
         turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt)
         return self._tokenizer.tokenize("".join(turns) + "<|im_start|>assistant\n", special=True)

@@ -198,18 +198,18 @@ CHATML = [0, 1, *ids("user\nhello"), 2, *ids("\n"), 1, *ids("assistant\n")]
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "layout", "spelled", "prompt", "end"),
+    ("vocabulary", "spelled", "prompt", "end"),
     [
-        (Letters(template="{{ anything }}"), "ChatML", False, CHATML, [2]),
-        (Letters(chatml=False, template="{{ anything }}", end=3), "template", False, [0, *ids("[hello]")], [3]),
-        (Letters(chatml=False, end=None), "ChatML", True, [0, *ids(SPELLED)], []),
+        (Letters(template="{{ anything }}"), False, CHATML, [2]),
+        (Letters(chatml=False, template="{{ anything }}", end=3), False, [0, *ids("[hello]")], [3]),
+        (Letters(chatml=False, end=None), True, [0, *ids(SPELLED)], []),
     ],
 )
 def test_transcript_reader_selects_chatml_template_or_plain_text(
-    vocabulary: Letters, layout: str, spelled: bool, prompt: list[int], end: list[int]
+    vocabulary: Letters, spelled: bool, prompt: list[int], end: list[int]
 ) -> None:
     reader = TranscriptReader(vocabulary)
-    assert (reader.layout, reader.spelled) == (layout, spelled)
+    assert reader.spelled == spelled
     # The text of an answer never contains special tokens, but the end of the answer is one.
     recording = reader.record(one({"messages": HELLO, "response": "<|im_end|>"}))
     assert (recording.prompt, recording.response) == (prompt, [*ids("<|im_end|>"), *end])
