@@ -24,14 +24,7 @@ class AnswerReport:
         self._shown: set[str] = set()
 
     def show(self, stats: Stats, decoder: SpeculativeDecoder, ending: str, *, seed: int | None = None) -> None:
-        """Report on an answer.
-
-        Args:
-            stats: Counters of the answer.
-            decoder: Decoder that generated it.
-            ending: Stop reason, or one of `INTERRUPTIONS`.
-            seed: Random seed to show; `None` means that the answer does not depend on one.
-        """
+        """Report on an answer; `ending` is its stop reason or one of `INTERRUPTIONS`."""
         governor: ThreadGovernor | None = getattr(decoder.target, "governor", None)
         speed = format_speed(stats)
         gain = None if decoder.drafter is None else format_gain(stats, decoder.calibration.curve, governor)
@@ -41,14 +34,15 @@ class AnswerReport:
         note("; ".join(filter(None, parts)))
         if ending in LIMITS:
             note(LIMITS[ending])
-        notes = {
-            "core": slow_core() if decoder.drafter is not None else None,
-            "rounding": rounding_note(stats),
-            "threads": threads_note(stats, governor),
-        }
-        for name, text in notes.items():
-            if text is not None and self._is_new(name):
-                note(text)
+        if decoder.drafter is not None and (slow := slow_core()) is not None and self._is_new("core"):
+            note(slow)
+        if stats.close_calls and self._is_new("rounding"):
+            calls = pluralize(stats.close_calls, "token")
+            note(f"note: rounding could have changed {calls}; --exact on prevents this")
+        # Without -t, decoding leaves busy cores to other programs.
+        is_fixed = governor is not None and not governor.adapts and governor.threads > 1
+        if is_fixed and stats.is_slowed and self._is_new("threads"):
+            note("note: decoding would be faster without -t, because other programs use the same cores")
 
     def _is_new(self, name: str) -> bool:
         """Return True at the first call for this name."""
@@ -64,13 +58,7 @@ def format_speed(stats: Stats) -> str:
 
 
 def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGovernor | None = None) -> str | None:
-    """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short.
-
-    Args:
-        stats: Counters of the answer.
-        curve: Cost curve that decided on the drafts.
-        governor: Governor that knows the load of the machine.
-    """
+    """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short."""
     if stats.passes < SHORT:
         return None
     cost = "" if curve is None else f": 4 tokens at once cost {curve.ratio(4):.1f} times one token"
@@ -87,23 +75,8 @@ def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGo
 
 
 def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
-    """Return the reason why the times of an answer do not show the gain."""
     if stats.disturbance == "speed":
         return f"decoding took {stats.seconds / stats.expected_seconds:.1f}x the expected time"
     if governor is not None and governor.state.other_cores >= 0.1 and not governor.is_quiet:
         return f"other programs use {governor.state.other_cores:.1f} cores"
     return "other programs were running"
-
-
-def rounding_note(stats: Stats) -> str | None:
-    """Return a note on tokens decided by less than batch sizes move logits; `None` if there were none."""
-    if not stats.close_calls:
-        return None
-    return f"note: rounding could have changed {pluralize(stats.close_calls, 'token')}; --exact on prevents this"
-
-
-def threads_note(stats: Stats, governor: ThreadGovernor | None) -> str | None:
-    """Return a note on -t, which keeps decoding from leaving busy cores to other programs; `None` if it does not."""
-    if governor is None or governor.adapts or governor.threads == 1 or not stats.is_slowed:
-        return None
-    return "note: decoding would be faster without -t, because other programs use the same cores"

@@ -66,7 +66,6 @@ def _differences(benchmark: Benchmark) -> list[str]:
 
 
 def _close_calls(benchmark: Benchmark) -> list[str]:
-    """Return a line with the number of tokens that rounding could have decided, if there are any."""
     counters = [run.stats for run in benchmark.runs if run.kind == "drafted"]
     calls = sum(stats.close_calls for stats in counters)
     if not calls:

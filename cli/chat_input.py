@@ -110,10 +110,7 @@ class _CleanHistory(FileHistory):
 class Terminal:
     """User turns typed at a terminal.
 
-    Args:
-        completer: Completer for the Tab key.
-        toolbar: Function that returns the line below the prompt and is called at every key.
-        editing: Function that returns the message to edit, or `None`.
+    `toolbar` returns the line below the prompt at every key, and `editing` the message to edit, or `None`.
     """
 
     def __init__(self, completer: Completer, toolbar: Callable[[], str], editing: Callable[[], str | None]) -> None:

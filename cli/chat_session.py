@@ -331,7 +331,6 @@ class Session:
                         break
 
     def _rules(self, prompt: Sequence[int]) -> TextRules:
-        """Return the text rules for the answer to a prompt."""
         if self.reasoning_budget == UNLIMITED:
             return self.rules
         tags, target = reasoning_tags(self.target.vocabulary.chat_template), self.target

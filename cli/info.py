@@ -190,7 +190,6 @@ def _choice(auto: ExactnessSelector) -> str:
 
 
 def _advice(target: Target, classes: int) -> str:
-    """Return advice on how more batch sizes can agree on this build."""
     if classes == 1:
         return "All batch sizes agree: drafts cannot change the output of this model here, with or without exact mode."
     if target.weights.on_gpu:

@@ -168,7 +168,6 @@ def _table(node: SyntaxTreeNode, width: int) -> list[Text]:
 
 
 def _strip_rows(rows: Iterable[Text]) -> list[Text]:
-    """Return rows without trailing spaces."""
     result = list(rows)
     for row in result:
         row.rstrip()
@@ -226,10 +225,7 @@ class Code:
     Each line is read alone. Only if a string or comment is open above it, the line is read together with the lines of
     that string or comment. The cost of a line is therefore proportional to its own length.
 
-    Args:
-        info: Text after the opening fence, which starts with the language.
-        indent: Indent of the opening fence.
-        mark: Opening fence.
+    `info` is the text after the opening fence `mark`; it starts with the language.
     """
 
     def __init__(self, info: str, indent: int = 0, mark: str = "```") -> None:
@@ -243,12 +239,7 @@ class Code:
         return match is not None and match[2].startswith(self._mark) and not match[3].strip()
 
     def row(self, line: str, *, whole: bool = True) -> Text:
-        """Return the row of the next line without the indent of the fence.
-
-        Args:
-            line: Next line of the block.
-            whole: True if the line is complete; an incomplete line is passed again.
-        """
+        """Return the row of the next line without the indent of the fence; an incomplete line is passed again."""
         indent = len(line) - len(line.lstrip(" "))
         text = Text(line[min(indent, self._indent) :], no_wrap=True)
         if self._lexer is None or len(self._open) > _MAX_OPEN:

@@ -30,14 +30,7 @@ SHARE = 1 / 40
 
 
 class MarkdownStream:
-    """Writer of one Markdown text to the terminal.
-
-    Args:
-        screen: Rows on the terminal that are written.
-        size: Function that returns the current size of the terminal.
-        style: Style of the whole text.
-        clock: Function that returns the time in seconds.
-    """
+    """Writer of one Markdown text to the terminal; `size` returns the terminal's current size."""
 
     def __init__(
         self,
@@ -203,9 +196,7 @@ _console = Console(highlight=False, markup=False, emoji=False)  # console that r
 def _ansi(row: Text, columns: int | None = None) -> str:
     """Return a row with its colours as ANSI codes.
 
-    Args:
-        row: Row to convert.
-        columns: Width of the terminal, which a row that may be erased must not exceed. `None` allows any width.
+    A row that may be erased must not exceed the width `columns` of the terminal; `None` allows any width.
     """
     parts = [
         part.style.render(part.text, color_system=ColorSystem.STANDARD) if part.style else part.text

@@ -27,9 +27,7 @@ class MemoryTip:
     def show_after(self, answer: Sequence[int], *, is_retry: bool = False) -> None:
         """Remember the tokens of an answer, and show the tip if the answer repeats earlier ones.
 
-        Args:
-            answer: Tokens of the answer.
-            is_retry: True if the answer replaces the last one, which it naturally repeats.
+        With `is_retry`, the answer replaces the last one, which it naturally repeats.
         """
         starts = range(len(answer) - RUN + 1)
         runs = [tuple(answer[start : start + RUN]) for start in starts]

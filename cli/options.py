@@ -217,7 +217,6 @@ def _is_parsed(field: Field[Any]) -> bool:
 
 
 def _build_group(group: type, arguments: Mapping[str, Any]) -> Any:
-    """Create a group of options from the typed values of its fields."""
     values = dict(arguments)
     for field in fields(group):
         if field.name in values and _is_parsed(field):

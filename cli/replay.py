@@ -172,7 +172,6 @@ def replay(
 
 
 def _find_curves(names: Sequence[str]) -> dict[str, CostCurve]:
-    """Return the requested cost curves by name."""
     curves: dict[str, CostCurve] = {}
     for name in names:
         try:
@@ -230,7 +229,6 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
 
 
 def _measure_curve(target: Target) -> CostCurve:
-    """Measure the cost curve of a model on this machine."""
     front = np.random.default_rng(0).integers(0, target.vocabulary.n_vocab, min(FRONT, target.n_ctx // 2))
     target.sequences[0].prefill(front.tolist())
     calibration = Calibration.load(target.sequences[0])

@@ -217,7 +217,6 @@ def _policy_lines(details: Mapping[str, float | str]) -> Iterator[str]:
 
 
 def _short(value: float | str) -> str:
-    """Return a value as it follows its name."""
     return f": {value}" if isinstance(value, str) else f" {value:.4g}"
 
 
@@ -254,7 +253,6 @@ def _numbers(step: Step, i: int, decision: TokenDecision) -> str:
 
 
 def _settings(sampling: Mapping[str, Any]) -> str:
-    """Return the temperature and all settings that differ from their defaults."""
     defaults = encode(asdict(Sampling()))
     settings = {name: value for name, value in sampling.items() if name == "temperature" or value != defaults.get(name)}
     texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in settings.items())

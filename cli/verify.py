@@ -101,7 +101,6 @@ def _heading(target: Target, selfcheck: SelfCheck) -> list[str]:
 def _document(
     target: Target, selfcheck: SelfCheck, checks: Sequence[Check], skipped_prompts: Sequence[SkippedPrompt]
 ) -> dict[str, Any]:
-    """Return all results and the conditions that they depend on."""
     return {
         **provenance(target),
         "complete": selfcheck.complete,

@@ -115,12 +115,7 @@ def run_counted(names: Iterable[str], total: int, label: str) -> Outcome:
 
 
 def run_timed(names: Iterable[str], seconds: float) -> Outcome:
-    """Run pieces of work under a progress bar that fills with the time.
-
-    Args:
-        names: Iterator that yields the name of each piece before it starts.
-        seconds: Expected duration of the work.
-    """
+    """Run pieces of work, which yield their names before they start, under a progress bar that fills with the time."""
     with capture_outcome() as outcome, _bar() as bar:
         task = bar.add_task("", total=seconds)
         bar.start()

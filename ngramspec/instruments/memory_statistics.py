@@ -73,7 +73,6 @@ def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
 
 
 def _bars(figures: Statistics) -> Bars:
-    """Return the chart of tokens by file type, and of answers."""
     kinds = list(figures["kinds"].items())
     counts = [(kind or "no suffix", tokens) for kind, tokens in kinds[:MAX_KINDS]]
     if rest := sum(tokens for _, tokens in kinds[MAX_KINDS:]):

@@ -244,7 +244,6 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
 
 
 def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
-    """Return the table with one row per curve and category."""
     headings = ["curve", "category", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
     headings += ["copy-oracle"] if oracle else []
     cells = []
