@@ -18,10 +18,11 @@ _MAX_COPIES = 64  # maximum number of characters of a repetition that is compare
 
 @dataclass(slots=True, eq=False)
 class Lexeme:
-    """A part of the grammar that one regular expression matches, or the empty text if `nullable`."""
+    """A part of the grammar that one regular expression matches."""
 
     node: Node
-    nullable: bool
+    is_nullable: bool = False  # whether the lexeme may be the empty text
+    first: int = 0  # mask of the characters that the lexeme may begin with
     follow: int = 0  # mask of the characters that may come after the lexeme
 
 
@@ -64,7 +65,7 @@ class Conflicts:
         if too_large or len(starts) > _MAX_STARTS:
             return too_large or longer
         masks, owners, after = positions.masks, positions.owners, positions.after
-        conflicts: dict[int, Node] = {}
+        conflicts: dict[Node, None] = {}
         visited = set[tuple[int, int]]()
         waiting = [(p, q) for p in starts for q in starts if masks[p] & masks[q]]
         while waiting:
@@ -78,9 +79,9 @@ class Conflicts:
             if p in ends:
                 follow = owners[p].follow
                 if any(masks[after_q] & follow for after_q in after[q]):
-                    conflicts[id(owners[q].node)] = owners[q].node
+                    conflicts[owners[q].node] = None
             waiting += [(a, b) for a in after[p] for b in after[q] if masks[a] & masks[b]]
-        return list(conflicts.values())
+        return list(conflicts)
 
     def _place(self, node: Node, positions: _Positions, owner: Lexeme, start: int) -> _Ends:  # noqa: PLR0911, PLR0912
         """Number the characters of a node; return whether it may be empty, and its first and last characters.

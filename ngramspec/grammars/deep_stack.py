@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 STACK = 512 * 2**20
@@ -19,23 +20,11 @@ _lock = threading.Lock()
 
 def run_on_deep_stack(call: Callable[[], T]) -> T:
     """Return the result of a call that is made in a thread with a large stack; errors are those of the call."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="grammar", daemon=True)
-    with _lock:  # the size belongs to all threads that start meanwhile
-        before = threading.stack_size(STACK)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, "grammar") as executor:
+        with _lock:  # the size belongs to all threads that start meanwhile
+            before = threading.stack_size(STACK)
+            try:
+                result = executor.submit(call)
+            finally:
+                threading.stack_size(before)
+        return result.result()

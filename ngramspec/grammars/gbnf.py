@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, 
     return rules
 
 
-def walk(node: Node) -> Iterable[Node]:
+def walk(node: Any) -> Iterator[Any]:
     """Yield a node and all nodes below it."""
     waiting = [node]
     while waiting:
@@ -116,7 +116,7 @@ def walk(node: Node) -> Iterable[Node]:
         waiting += children(node)
 
 
-def children(node: Node) -> list[Node]:
+def children(node: Any) -> list[Any]:
     """Return the nodes right below a node."""
     match node:
         case Sequence(inner) | Choice(inner):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
@@ -48,11 +48,6 @@ def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def token_expression(token: int) -> str:
-    """Return the expression that matches one token by its id."""
-    return f"<[{token}]>"
-
-
 def encode_controls(text: str, controls: Mapping[str, int]) -> str:
     """Return the expression that matches a text in which the names of control tokens stand for these tokens.
 
@@ -61,19 +56,8 @@ def encode_controls(text: str, controls: Mapping[str, int]) -> str:
         controls: Token ids by the names of the control tokens.
     """
     names = sorted((name for name in controls if name in text), key=len, reverse=True)
-    parts: list[str | int] = [text]
-    for name in names:
-        parts = [piece for part in parts for piece in _split(part, name, controls[name])]
-    return " ".join(
-        [token_expression(part) if isinstance(part, int) else literal(part) for part in parts if part != ""]
-    )
-
-
-def _split(part: str | int, name: str, token: int) -> Iterable[str | int]:
-    if isinstance(part, int):
-        return (part,)
-    first, *rest = part.split(name)
-    return (first, *(piece for piece_after in rest for piece in (token, piece_after)))
+    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    return " ".join([f"<[{controls[part]}]>" if part in controls else literal(part) for part in parts if part])
 
 
 def pattern_grammar(pattern: str) -> Lark:

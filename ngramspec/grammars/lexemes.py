@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from itertools import groupby
+from operator import or_
 
 from ngramspec.grammars.conflicts import Conflicts, Lexeme
-from ngramspec.grammars.first_follow import FirstFollow, Item, leaves
+from ngramspec.grammars.first_follow import FirstFollow, Item
 from ngramspec.grammars.gbnf import (
     Chars,
     Choice,
     FindToken,
     Node,
+    Ranges,
     Reference,
     Repetition,
     Sequence,
@@ -31,7 +34,7 @@ from ngramspec.grammars.gbnf import (
     walk,
 )
 from ngramspec.grammars.lark import Lark, lark, literal
-from ngramspec.grammars.rules import Alphabet, check_depth, find_recursive, order_bottom_up
+from ngramspec.grammars.rules import Alphabet, check_depth, order_bottom_up
 
 
 def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
@@ -44,18 +47,16 @@ class _Writer:
         self._rules = rules
         self._alphabet = Alphabet(rules)
         self._conflicts = Conflicts(rules, self._alphabet)
-        self._recursive = find_recursive(rules)
-        self._split = set[int]()  # ids of nodes that are not one lexeme
+        self._split = set[Node]()  # nodes that are not one lexeme
         self._as_rules = set[str]()  # rules without recursion that are not part of a lexeme
-        self._runs: dict[tuple[int, ...], Sequence] = {}
-        self._letters: dict[int, list[Chars]] = {}
+        self._runs: dict[tuple[Node, ...], Sequence] = {}
+        self._letters: dict[Node, list[Chars]] = {}
         self._only_texts: dict[str, str | None] = {}
-        self._expressions: dict[int, str] = {}
-        self._merged_nodes: list[Node] = []
+        self._expressions: dict[Node, str] = {}
         self._numbers = {name: number for number, name in enumerate(rules)}
         self._regular: dict[str, bool] = {}
-        for name in order_bottom_up(rules, self._recursive):
-            self._regular[name] = name not in self._recursive and self._is_regular(rules[name])
+        for name in order_bottom_up(rules):
+            self._regular[name] = self._is_regular(rules[name])
         check_depth(rules, self._regular)
         self._sets = FirstFollow(rules, self._alphabet)
 
@@ -64,13 +65,14 @@ class _Writer:
     def write(self) -> Lark:
         while True:
             items = self._items()
-            lexemes = [leaf for item in items.values() for leaf in leaves(item) if isinstance(leaf, Lexeme)]
+            lexemes = [part for item in items.values() for part in walk(item) if isinstance(part, Lexeme)]
             self._sets.find_follow(items)
             same: dict[str, list[Lexeme]] = defaultdict(list)
             for lexeme in lexemes:
                 same[self._expression(lexeme.node)].append(lexeme)
             distinct = [
-                Lexeme(group[0].node, False, _union(member.follow for member in group)) for group in same.values()
+                Lexeme(group[0].node, follow=reduce(or_, (member.follow for member in group)))
+                for group in same.values()
             ]
             conflicts = self._conflicts.find(distinct) if any(lexeme.follow for lexeme in distinct) else []
             if not conflicts:
@@ -78,7 +80,7 @@ class _Writer:
             for lexeme in [member for node in conflicts for member in same[self._expression(node)]]:
                 if isinstance(lexeme.node, Reference):
                     self._as_rules.add(lexeme.node.name)
-                self._split.add(id(lexeme.node))
+                self._split.add(lexeme.node)
 
     def _is_regular(self, node: Node) -> bool:
         return all(
@@ -94,12 +96,12 @@ class _Writer:
             name = waiting.pop()
             if name not in items:
                 items[name] = self._lower(self._rules[name])
-                waiting += [item.name for item in leaves(items[name]) if isinstance(item, Reference)]
+                waiting += [item.name for item in walk(items[name]) if isinstance(item, Reference)]
         return items
 
     def _can_join(self, node: Node) -> bool:
         """Return True if a node may be a lexeme, or part of one."""
-        if id(node) in self._split:
+        if node in self._split:
             return False
         match node:
             case Token():
@@ -110,7 +112,7 @@ class _Writer:
 
     def _lower(self, node: Node) -> Item:
         if self._can_join(node):
-            return Lexeme(node, self._sets.is_nullable(node))
+            return self._sets.make_lexeme(node)
         match node:
             case Sequence(parts):
                 items: list[Item] = []
@@ -127,9 +129,8 @@ class _Writer:
             case Repetition(part, minimum, maximum):
                 return Repetition(self._lower(part), minimum, maximum)
             case Text(text):
-                return Sequence(
-                    [Lexeme(letter, False) for letter in self._letters.setdefault(id(node), _letters(text))]
-                )
+                letters = [Chars(((ord(letter), ord(letter)),)) for letter in text]
+                return Sequence(list(map(self._sets.make_lexeme, self._letters.setdefault(node, letters))))
         assert isinstance(node, Reference | Token)
         return node
 
@@ -138,14 +139,14 @@ class _Writer:
         if len(parts) < 2:
             return [self._lower(part) for part in parts]
         # A lexeme is identified by its node, so the node must be the same object in every round.
-        whole = self._runs.setdefault(tuple(map(id, parts)), Sequence(parts))
-        if id(whole) not in self._split:
-            return [Lexeme(whole, self._sets.is_nullable(whole))]
+        whole = self._runs.setdefault(tuple(parts), Sequence(parts))
+        if whole not in self._split:
+            return [self._sets.make_lexeme(whole)]
         *before, last = parts
         if len(before) > 1:
-            first = self._runs.setdefault(tuple(map(id, before)), Sequence(before))
-            if id(first) not in self._split:
-                return [Lexeme(first, self._sets.is_nullable(first)), self._lower(last)]
+            first = self._runs.setdefault(tuple(before), Sequence(before))
+            if first not in self._split:
+                return [self._sets.make_lexeme(first), self._lower(last)]
         return [self._lower(part) for part in parts]
 
     # ------------------------------------------------------------------ the text
@@ -168,7 +169,7 @@ class _Writer:
 
     def _expression(self, node: Node) -> str:
         """Return the regular expression of a part without recursion; rules in it are separate terminals."""
-        if (cached_expression := self._expressions.get(id(node))) is not None:
+        if (cached_expression := self._expressions.get(node)) is not None:
             return cached_expression
         if (text := self._only_text(node)) is not None:
             expression = literal(text)
@@ -186,7 +187,7 @@ class _Writer:
                     expression = f"({self._expression(part)}){_bounds(minimum, maximum)}"
                 case _:
                     raise AssertionError(node)
-        self._expressions[id(node)] = expression
+        self._expressions[node] = expression
         return expression
 
     def _merge_texts(self, parts: list[Node]) -> list[Node]:
@@ -195,7 +196,6 @@ class _Writer:
         for has_only_text, group in groupby(parts, key=lambda part: self._only_text(part) is not None):
             members = [*group]
             nodes += [Sequence(members)] if has_only_text else members
-        self._merged_nodes += nodes  # keeps the nodes alive, so that no other node gets their ids
         return nodes
 
     def _text(self, items: Mapping[str, Item]) -> Lark:
@@ -204,12 +204,12 @@ class _Writer:
 
         def write(item: Item) -> str:  # noqa: PLR0911
             match item:
-                case Lexeme(node, nullable):
-                    if not self._sets.first(node):
+                case Lexeme(node, is_nullable, first):
+                    if not first:
                         return '""'
                     expression = self._expression(node)
-                    expression = f"({expression}) & /(?s:.+)/" if nullable else expression
-                    return terminals.setdefault(expression, f"LEXEME_{len(terminals)}") + "?" * nullable
+                    expression = f"({expression}) & /(?s:.+)/" if is_nullable else expression
+                    return terminals.setdefault(expression, f"LEXEME_{len(terminals)}") + "?" * is_nullable
                 case Reference(name):
                     return names[name]
                 case Token(token, negated):
@@ -237,23 +237,12 @@ class _Writer:
 _PART = re.compile(r"\bPART_([0-9]+)\b")
 
 
-def _letters(text: str) -> list[Chars]:
-    return [Chars(((ord(letter), ord(letter)),)) for letter in text]
-
-
-def _union(masks: Iterable[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
-
-
-def _class(ranges: tuple[tuple[int, int], ...]) -> str:
+def _class(ranges: Ranges) -> str:
     inner = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in _remove_surrogates(ranges))
     return f"/[{inner}]/"
 
 
-def _remove_surrogates(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
+def _remove_surrogates(ranges: Ranges) -> Iterator[tuple[int, int]]:
     for low, high in ranges:
         if low < 0xD800:
             yield low, min(high, 0xD7FF)

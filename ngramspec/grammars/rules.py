@@ -1,12 +1,14 @@
-"""Properties of the rules of a grammar: its characters, which rules are recursive, and how deep they are."""
+"""Properties of the rules of a grammar: their characters, their order and their depth."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from ngramspec.errors import GrammarError
-from ngramspec.grammars.gbnf import LAST, Chars, Node, Reference, Text, children, walk
+from ngramspec.grammars.gbnf import LAST, Chars, Node, Ranges, Reference, Text, children, walk
 
 MAX_DEPTH = 200
 """Maximum depth of a rule, counting brackets, repetitions and the rules without recursion in it."""
@@ -25,12 +27,12 @@ class Alphabet:
                     letters |= {*node.text}
         edges |= {edge for letter in letters for edge in (ord(letter), ord(letter) + 1)}
         self._edges = sorted(edges)
-        self._masks: dict[tuple[tuple[int, int], ...], int] = {}
+        self._masks: dict[Ranges, int] = {}
 
     def letter(self, letter: str) -> int:
         return self.mask(((ord(letter), ord(letter)),))
 
-    def mask(self, ranges: tuple[tuple[int, int], ...]) -> int:
+    def mask(self, ranges: Ranges) -> int:
         if ranges not in self._masks:
             mask = 0
             for low, high in ranges:
@@ -40,71 +42,18 @@ class Alphabet:
         return self._masks[ranges]
 
 
-def find_references(rules: Mapping[str, Node]) -> dict[str, list[str]]:
-    """Return the names in each rule, each once."""
-    return {
-        name: list(dict.fromkeys(node.name for node in walk(rule) if isinstance(node, Reference)))
-        for name, rule in rules.items()
-    }
-
-
-def find_recursive(rules: Mapping[str, Node]) -> set[str]:
-    """Return the rules that lead back to themselves (Tarjan's components, without recursion)."""
-    references = find_references(rules)
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack = set[str]()
-    recursive_rules = set[str]()
-    for start in rules:
-        if start in index:
-            continue
-        path = [(start, iter(references[start]))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        on_stack.add(start)
-        while path:
-            name, references_left = path[-1]
-            reference = next(references_left, None)
-            if reference is None:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[name])
-                if low[name] == index[name]:
-                    component: list[str] = []
-                    while not component or component[-1] != name:
-                        component.append(stack.pop())
-                        on_stack.discard(component[-1])
-                    if len(component) > 1 or name in references[name]:
-                        recursive_rules |= {*component}
-            elif reference not in index:
-                index[reference] = low[reference] = len(index)
-                stack.append(reference)
-                on_stack.add(reference)
-                path.append((reference, iter(references[reference])))
-            elif reference in on_stack:
-                low[name] = min(low[name], index[reference])
-    return recursive_rules
-
-
-def order_bottom_up(rules: Mapping[str, Node], recursive: set[str]) -> list[str]:
-    """Return all rules, each without recursion after those that it refers to."""
-    references = find_references(rules)
+def order_bottom_up(rules: Mapping[str, Node]) -> list[str]:
+    """Return all rules, each after those that it refers to; rules that lead to a recursive one are last, in any order."""
+    sorter = TopologicalSorter(
+        {name: {node.name for node in walk(rule) if isinstance(node, Reference)} for name, rule in rules.items()}
+    )
+    with suppress(CycleError):
+        sorter.prepare()
     order: list[str] = []
-    visited = set[str]()
-    for start in rules:
-        path = [(start, iter(references[start]))] if start not in visited else []
-        visited.add(start)
-        while path:
-            name, references_left = path[-1]
-            reference = next((name_below for name_below in references_left if name_below not in visited), None)
-            if reference is None:
-                order.append(name)
-                path.pop()
-            else:
-                visited.add(reference)
-                path.append((reference, iter(references[reference])))
-    return order
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    return [*order, *(rules.keys() - order)]
 
 
 def check_depth(rules: Mapping[str, Node], regular: Mapping[str, bool]) -> None:
