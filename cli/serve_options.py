@@ -209,5 +209,4 @@ class ServeOptions:
 
 
 def _split(text: str) -> list[str]:
-    """Split a list with commas into its parts, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]

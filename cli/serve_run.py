@@ -139,19 +139,9 @@ def open_served_model(
     grammar: str | None = None,
     reasoning: ReasoningOptions | None = None,
 ) -> ServedModel:
-    """Load the model, and its draft model if there is one, for the server.
+    """Load the model, and its draft model if there is one; `grammar` is the default grammar of requests.
 
     The engine's thread loads them, for the reason documented in `Engine`.
-
-    Args:
-        load: Settings for loading the model.
-        options: Options of the server.
-        source: Model and draft model to load.
-        grammar: Default grammar of requests.
-        reasoning: Options for reasoning; `None` means the defaults.
-
-    Returns:
-        Model that is ready for requests.
     """
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
     path = source.path
@@ -231,7 +221,6 @@ def _prepare_template(target: Target, template: str | None) -> None:
 
 
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
-    """Return the embedder, if embeddings are enabled."""
     if not options.embeddings:
         return None
     embedder = target.embedder(options.pooling, min(target.n_ctx, MAX_EMBEDDED))
@@ -242,11 +231,7 @@ def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
 
 
 def _wait(model: ServedModel, options: ServeOptions) -> str | None:
-    """Report that the model is ready, and wait for a signal or the loss of a worker.
-
-    Returns:
-        Reason why the server cannot continue; `None` after a signal.
-    """
+    """Report that the model is ready, and wait; return why the server cannot continue, or `None` after a signal."""
     try:
         note(f"drafts: {model.drafter or 'off'}")
         room = f"{options.parallel} requests at once, {model.n_ctx} tokens each"

@@ -49,12 +49,8 @@ class Conversation:
         """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
 
         If the prompt is too long, leave out as few of the oldest turns as possible, but never the system message or the
-        question. This takes O(log turns) calls of `encode`. The conversation does not change until `add`.
-
-        Args:
-            question: New user message.
-            encode: Function that converts messages to token ids; a prompt with fewer turns must not be longer.
-            max_tokens: Maximum number of tokens of the prompt.
+        question. This takes O(log turns) calls of `encode`, for which a prompt with fewer turns must not be longer. The
+        conversation does not change until `add`.
 
         Raises:
             PromptError: The question does not fit even without turns.
@@ -82,11 +78,7 @@ class Conversation:
         self.turns.append(Turn(question, answer))
 
     def undo(self) -> Turn:
-        """Remove and return the last turn.
-
-        Raises:
-            IndexError: There are no turns.
-        """
+        """Remove and return the last turn; raise an IndexError without one."""
         turn = self.turns.pop()
         self.first = min(self.first, len(self.turns))
         return turn
@@ -99,12 +91,6 @@ def answer_room(n_ctx: int, max_tokens: int) -> int:
 
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
     """Write a conversation atomically as JSON: {"messages": [...], "model": ..., "sampling": {...}}.
-
-    Args:
-        conversation: Conversation to save.
-        path: File to write. An existing file is overwritten only if `load` accepts it.
-        model: Name of the model that generated the answers.
-        sampling: Settings with which the answers were sampled.
 
     Raises:
         NGramSpecError: The file exists and is not a saved conversation, or it cannot be written.
@@ -159,7 +145,6 @@ def load(path: Path) -> tuple[Conversation, str]:
 
 
 def _message(path: Path, number: int, message: object) -> tuple[str, str]:
-    """Return the role and the content of a message in a file."""
     if isinstance(message, dict):
         role, content = message.get("role"), message.get("content")
         # JSON can contain half a surrogate pair, which cannot be encode_from as UTF-8.

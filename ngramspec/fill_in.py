@@ -44,11 +44,8 @@ class Limits(NamedTuple):
     def for_context(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:
         """Return llama-server's limits: three quarters of `near` are prefix, one is suffix; other files fill the rest.
 
-        Args:
-            n_ctx: Maximum number of tokens of prompt and answer together.
-            near: Maximum number of tokens of prefix and suffix, marks included; it is lowered if the context is small.
-            n_predict: Maximum number of tokens of the answer. The limits leave room for twice as many tokens, and for
-                at least an eighth of `near`.
+        A small context lowers `near`. The limits leave room for twice `n_predict` tokens, and for at least an eighth of
+        `near`.
         """
         reserve = max(2 * n_predict, near // 8)
         near = min(near, max(n_ctx - reserve, n_ctx // 2))

@@ -54,5 +54,4 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return the default of a field, or MISSING if the field is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()

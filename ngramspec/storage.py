@@ -56,11 +56,7 @@ def atomic_write(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file atomically.
-
-    Raises:
-        OSError: The folder does not exist or the file cannot be written.
-    """
+    """Write a text file atomically; raise an OSError if that fails."""
     with atomic_write(path) as file:
         file.write(text.encode("utf-8"))
 
@@ -85,11 +81,7 @@ def read_cache(path: Path) -> str | None:
 
 
 def utf8(raw: bytes, *, strip_bom: bool = False) -> str:
-    """Decode bytes as UTF-8 without changing line breaks.
-
-    Args:
-        raw: Bytes to decode.
-        strip_bom: Remove a byte order mark at the start.
+    """Decode bytes as UTF-8 without changing line breaks; `strip_bom` removes a byte order mark at the start.
 
     Raises:
         UnicodeError: The bytes are not UTF-8; the message contains the place: "not UTF-8 text (byte 5 is 0xff)".

@@ -14,13 +14,7 @@ class Tokenizer(Protocol):
     def n_vocab(self) -> int: ...
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Return the token ids of a text.
-
-        Args:
-            text: Text to convert.
-            special: Parse special tokens in the text.
-            add_bos: Add the tokens that the model expects at the start.
-        """
+        """Return the token ids of a text; `special` parses special tokens in it, `add_bos` adds those at the start."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, which need not be whole characters; b"" for control tokens."""
@@ -70,13 +64,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def partial_match_start(text: str, marks: Collection[str], start: int = 0) -> int:
-    """Return the index at which the longest incomplete mark at the end of a text begins, or len(text).
-
-    Args:
-        text: Text that may end inside a mark.
-        marks: Strings to look for.
-        start: Minimum index to return.
-    """
+    """Return the index from `start` at which the longest incomplete mark at the end of a text begins, or len(text)."""
     longest = max(map(len, marks), default=1)
     for at in range(max(start, len(text) - longest + 1), len(text)):
         if any(mark.startswith(text[at:]) for mark in marks):

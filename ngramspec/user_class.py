@@ -34,11 +34,7 @@ def is_user_class(name: str) -> bool:
 
 
 def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
-    """Load a class from a file, which is run again only after it was changed.
-
-    Args:
-        name: Class as FILE.py:Class.
-        base: Class of ngramspec that it must be derived from.
+    """Load a class from a file, as FILE.py:Class, which is run again only after it was changed.
 
     Raises:
         UserCodeError: There is no such file or class, or the class is not a complete subclass of `base`.

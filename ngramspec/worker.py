@@ -62,11 +62,9 @@ class Worker:
         self._results: OrderedDict[bytes, bytes] = OrderedDict()
 
     def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Return the result of a function of a module.
+        """Return the result of a function of a module, or raise its error.
 
-        Raises:
-            Exception: The function raised it. If the function exceeded a limit, it is the `error` of this worker, and
-                if the worker was closed, it is the `closed_error`.
+        The error is the `error` of this worker if the function exceeded a limit, and the `closed_error` after `close`.
         """
         request = pickle.dumps((function, arguments, keywords), pickle.HIGHEST_PROTOCOL)
         if not self._lock.acquire(timeout=PATIENCE):

@@ -56,14 +56,7 @@ class Layout(NamedTuple):
 
 
 class LayoutTemplate:
-    """A chat template in Jinja over a vocabulary.
-
-    Args:
-        source: Template.
-        render: Function from the template's variables, "messages" among them, to text.
-        controls: Texts of the control tokens.
-        bos: Text of the token that begins a prompt; "" if the vocabulary has no such token.
-    """
+    """A chat template: its source, its renderer, and the texts of the control tokens and of BOS ("" without one)."""
 
     def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:
         self._render, self._bos = render, bos
@@ -72,12 +65,7 @@ class LayoutTemplate:
         self._source_strings = _make_pattern({word for word in strings if not self._pattern.search(word)})
 
     def lay_out(self, values: Values) -> Layout:
-        """Return the prompt of a conversation.
-
-        Raises:
-            ModelError: A string contains the text of a control token, and the template changes strings so much that
-                its own control tokens cannot be identified.
-        """
+        """Return the prompt of a conversation; raise a ModelError if its own control tokens cannot be identified."""
         text = self._render(values)
         spans = [match.span() for match in self._pattern.finditer(text)]
         skeleton, own_spans, opening = self._make_skeleton(values, text, spans)

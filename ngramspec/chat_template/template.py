@@ -60,8 +60,7 @@ class ChatTemplate:
     Args:
         source: Template.
         controls: Control tokens by their texts.
-        bos: Text of the token that begins a prompt; "" if the vocabulary has no such token. It is not added to a
-            prompt that begins with it.
+        bos: Text of the token that begins a prompt, unless the prompt already begins with it; "" without one.
         eos: Text of the token that ends a text.
     """
 
@@ -77,13 +76,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] = MappingProxyType({}),
         check: Callable[[int], None] | None = None,
     ) -> ChatPrompt:
-        """Return the prompt of a conversation.
+        """Return the prompt of a conversation, with further variables of the template.
 
-        Args:
-            messages: Messages in the form that the template requires.
-            tokenizer: Tokenizer of the model.
-            variables: Further variables of the template ("tools", ...).
-            check: Function that raises an error if a text with that many characters is too long to be tokenized.
+        `check` raises an error if a text with that many characters is too long to be tokenized.
 
         Raises:
             ModelError: The template rejects the conversation or exceeds a limit, or a string contains the text of a

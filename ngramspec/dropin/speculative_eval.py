@@ -115,15 +115,7 @@ class SpeculativeEvaluator(DraftedText):
     # ------------------------------------------------------------------ a generation
 
     def begin(self, grammar: str | None, prediction: Sequence[int] = ()) -> object:
-        """Begin a generation.
-
-        Args:
-            grammar: Grammar in GBNF, if the generation has one.
-            prediction: Tokens that the generation probably copies.
-
-        Returns:
-            Handle of the generation, for `end`.
-        """
+        """Begin a generation, with its grammar in GBNF if it has one; return its handle for `end`."""
         self.drop()
         self._drafter.prediction = prediction
         self.active = self._can_draft
@@ -162,12 +154,8 @@ class SpeculativeEvaluator(DraftedText):
     def evaluate_next(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Return the logits after one more token, shape (n_vocab,), valid until the next call.
 
-        Args:
-            token: Token to evaluate.
-            text: All tokens before it that the owner has evaluated.
-
-        Returns:
-            Logits; `None` if the owner must evaluate the token itself.
+        `text` contains all tokens before it that the owner has evaluated. `None` means that the owner must evaluate the
+        token itself.
         """
         length = len(text)
         self._next_token = None
@@ -250,13 +238,7 @@ class SpeculativeEvaluator(DraftedText):
         self._sequence.settle()
 
     def _learn(self, current: Pass, token: int, overhead: float = 0.0) -> None:
-        """Learn from a finished pass.
-
-        Args:
-            current: The pass.
-            token: Token after the accepted draft tokens.
-            overhead: Seconds of the rollback of the draft.
-        """
+        """Learn from a pass, the token after its accepted draft tokens, and the seconds of the rollback."""
         draft = current.plans[0].draft
         done = Step(
             (*self._batch[1 : self._at + 1], token),

@@ -86,8 +86,7 @@ class Conflicts:
     def _place(self, node: Node, positions: _Positions, owner: Lexeme, start: int) -> _Ends:  # noqa: PLR0911, PLR0912
         """Number the characters of a node; return whether it may be empty, and its first and last characters.
 
-        Raises:
-            OverflowError: The lexeme has too many characters.
+        It raises an OverflowError if the lexeme has too many characters.
         """
         if len(positions.masks) - start > _MAX_POSITIONS:
             raise OverflowError

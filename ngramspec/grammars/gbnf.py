@@ -82,14 +82,10 @@ FindToken = Callable[[str], int | None]
 
 
 def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, Node]:
-    """Return the rules of a grammar by name.
-
-    Args:
-        text: GBNF grammar with a rule `root`.
-        find_token: Finds the tokens that the grammar names.
+    """Return the rules of a grammar by name; `find_token` finds the tokens that the grammar names.
 
     Raises:
-        GrammarError: The text is not GBNF; the message contains the line.
+        GrammarError: The text is not GBNF with a rule `root`; the message contains the line.
     """
     if len(text) > MAX_SIZE:
         raise GrammarError(f"the grammar has {len(text):,} characters, but may have at most {MAX_SIZE:,}")

@@ -77,9 +77,7 @@ MAX_SCHEMAS = 20_000
 def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
     """Return the Lark expression of JSON that is valid by a schema; {} means any object.
 
-    Args:
-        schema: JSON schema.
-        strict: Reject unsupported constraints instead of ignoring them.
+    If `strict` is false, unsupported constraints are ignored.
 
     Raises:
         GrammarError: The schema is invalid, or contains unsupported constraints.
@@ -88,17 +86,7 @@ def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
 
 
 def call_rule(name: str, key: str, parameters: Mapping[str, Any], *, strict: bool = True) -> str:
-    """Return the Lark expression of a call as an object: {"name": NAME, KEY: arguments}.
-
-    Args:
-        name: Name of the tool.
-        key: Property that contains the arguments.
-        parameters: JSON schema of the arguments.
-        strict: Reject unsupported constraints; see `json_rule`.
-
-    Raises:
-        GrammarError: The schema is invalid; see `json_rule`.
-    """
+    """Return the Lark expression of a call as an object: {"name": NAME, KEY: arguments}; see `json_rule` for errors."""
     # With a separate id, references in the parameters point into the parameters.
     arguments = {"$id": "arguments:", **_prepare(parameters, strict=strict)}
     properties = {"name": {"const": name}, key: arguments}
@@ -164,12 +152,10 @@ class _Preparation:
         return prepared_schema
 
     def _schema(self, schema: Any, *, closed: bool) -> Any:
-        """Prepare a schema.
+        """Prepare a schema; anything else that the user put there is left to llguidance, which rejects it.
 
-        Args:
-            schema: Schema, or anything else that the user put there, which llguidance complains of.
-            closed: Allow only the named properties in an object. False for a part of a conjunction, in which other
-                parts name further ones.
+        `closed` allows only the named properties in an object. It is False for a part of a conjunction, in which other
+        parts name further ones.
         """
         if not isinstance(schema, Mapping):
             return schema

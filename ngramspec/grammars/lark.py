@@ -36,11 +36,7 @@ def lark(*rules: str) -> Lark:
 
 
 def literal(text: str) -> str:
-    """Return the expression that matches exactly this text.
-
-    Raises:
-        GrammarError: The text contains half of a surrogate pair.
-    """
+    """Return the expression of exactly this text; raise a GrammarError if it contains half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -49,12 +45,7 @@ def literal(text: str) -> str:
 
 
 def encode_controls(text: str, controls: Mapping[str, int]) -> str:
-    """Return the expression that matches a text in which the names of control tokens stand for these tokens.
-
-    Args:
-        text: Text, not empty.
-        controls: Token ids by the names of the control tokens.
-    """
+    """Return the expression of a text (not empty), in which the names of control tokens stand for these tokens."""
     names = sorted((name for name in controls if name in text), key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
     return " ".join([f"<[{controls[part]}]>" if part in controls else literal(part) for part in parts if part])

@@ -43,7 +43,7 @@ class Alphabet:
 
 
 def order_bottom_up(rules: Mapping[str, Node]) -> list[str]:
-    """Return all rules, each after those that it refers to; rules that lead to a recursive one are last, in any order."""
+    """Return all rules, each after those that it refers to; those that lead to a recursive rule are last."""
     sorter = TopologicalSorter(
         {name: {node.name for node in walk(rule) if isinstance(node, Reference)} for name, rule in rules.items()}
     )

@@ -24,10 +24,7 @@ worker = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=8 *
 def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
     """Convert a grammar, in GBNF or `Lark`, to one that llguidance can compile for a vocabulary of this size.
 
-    Args:
-        text: Grammar.
-        names: Tokens that GBNF may name.
-        n_vocab: Number of tokens.
+    `names` has the tokens that GBNF may name.
 
     Raises:
         GrammarError: The text is not a grammar, or exceeds a limit.

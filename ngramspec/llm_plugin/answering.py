@@ -58,21 +58,13 @@ def _field(option: Option, kind: Any) -> tuple[Any, Any]:
 
 
 def load_settings(options: llm.Options) -> LoadSettings:
-    """Return the settings for loading the model.
-
-    Raises:
-        ValueError: Two options contradict each other.
-    """
+    """Return the settings for loading the model; raise a ValueError if two options contradict each other."""
     values = {name: getattr(options, name) for name in _LOADING}
     return LoadSettings(**{name: _LOADING[name].read(value) for name, value in values.items() if value is not None})
 
 
 def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
-    """Return the sampling settings, with a random seed if the options contain no seed.
-
-    Raises:
-        ValueError: Two options contradict each other.
-    """
+    """Return the sampling settings, by default with a random seed; raise a ValueError for contradictions."""
     settings: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
     for name, option in _SAMPLING.items():
         value = getattr(options, name)

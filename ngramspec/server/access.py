@@ -32,12 +32,7 @@ class Access:
       since a page with this name does not have a key.
     - Health checks that use HTTP/1.0 have no `Host`; browsers always send one.
 
-    Args:
-        app: The application that gets the accepted requests.
-        endpoints: The endpoints by path.
-        keys: API keys; empty means that no key is required.
-        origins: Allowed origins of web pages; "*" means all.
-        hosts: Names of this server, in addition to localhost and IP addresses.
+    The arguments are those of `make_app`, and the endpoints by path.
     """
 
     def __init__(

@@ -134,11 +134,7 @@ class Answer:
         return Piece(changes, logprobs, steps)
 
     def add_event(self, event: Event) -> Sequence[TextEvent]:
-        """Add an event of the engine other than a step.
-
-        Raises:
-            ApiError: The engine could not complete the answer.
-        """
+        """Add an event of the engine other than a step; raise an ApiError if the engine failed."""
         if isinstance(event, Exception):
             raise to_api_error(event, started=self.prompt_tokens > 0)
         if isinstance(event, Done):

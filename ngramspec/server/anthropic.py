@@ -46,7 +46,6 @@ async def messages(call: Call) -> Response:
 
 
 async def count_tokens(call: Call) -> Response:
-    """Return the number of tokens of the prompt of a chat."""
     task = await asyncio.to_thread(read_request, call.fields, counting=True)
     return json_response({"input_tokens": await count_prompt(call, task)})
 
@@ -218,13 +217,7 @@ def _read_budget(fields: Fields) -> int | None:
 
 
 class MessageReply(Reply):
-    """A message, or its stream of events; the name of each event is its "type".
-
-    Args:
-        id: Id of the message.
-        model: Name of the model in the message.
-        hide: Omit the text of reasoning.
-    """
+    """A message, or its stream of events; the name of each event is its "type". `hide` omits the text of reasoning."""
 
     def __init__(self, id: str, model: str, hide: bool = False) -> None:
         super().__init__()
@@ -264,7 +257,6 @@ class MessageReply(Reply):
         return chunk({"type": "message_start", "message": self._message([]) | more}, "message_start")
 
     def _change_events(self, kind: str, block: Block, text: str) -> str:
-        """Return the events of a change of a block."""
         if kind == "opened":
             start = {"type": "content_block_start", "index": block.index}
             return chunk(start | {"content_block": self._content(block, opened=True)}, "content_block_start")

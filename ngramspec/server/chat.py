@@ -121,10 +121,7 @@ async def count_prompt(call: Call, task: ChatTask) -> int:
 def _make_request(call: Call, task: ChatTask) -> tuple[Request, str]:
     """Return the request of a task, and the text at the end of its prompt (`ChatPrompt.opening`).
 
-    It raises the same errors as `render_prompt`.
-
-    Raises:
-        ApiError: Fields contradict each other.
+    It raises the same errors as `render_prompt`, and an ApiError for fields that contradict each other.
     """
     model, sampling = call.model, read_sampling(call, schemas=False)
     prompt = render_prompt(model, task)
@@ -146,7 +143,6 @@ def _make_request(call: Call, task: ChatTask) -> tuple[Request, str]:
 
 
 def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening: str) -> str | None:
-    """Return the grammar of the answer, if the task requires a format or a call."""
     tools = task.callable_tools
     is_call_required = bool(tools) and task.tool_choice != "auto"
     if task.json_format is None and not is_call_required:
@@ -168,12 +164,7 @@ def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, op
 
 
 async def answer_chat(call: Call, task: ChatTask, reply: Reply) -> Response:
-    """Answer a task once for each answer of a reply.
-
-    Raises:
-        ApiError: A field is invalid, or the conversation cannot be rendered.
-        ModelError: The chat template rejects the conversation.
-    """
+    """Answer a task once for each answer of a reply; it raises the same errors as `render_prompt`."""
     request, opening = await asyncio.to_thread(_make_request, call, task)
     requests = repeat_with_seeds(request, len(reply.answers))
     template = call.model.vocabulary.chat_template

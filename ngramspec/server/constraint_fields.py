@@ -71,12 +71,6 @@ class JsonFormat:
 def run_in_worker(field: str, make: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
     """Return the grammar or expression that a function makes, within the worker's limits.
 
-    Args:
-        field: Name of the field, for error messages.
-        make: Function that makes the grammar or expression.
-        arguments: Arguments of the function.
-        keywords: Keyword arguments of the function.
-
     Raises:
         ApiError: The grammar cannot be made; the message begins with the name of the field.
     """
@@ -89,9 +83,7 @@ def run_in_worker(field: str, make: Callable[..., T], *arguments: Any, **keyword
 def read_grammar(fields: Fields, schemas: bool = True) -> str | None:
     """Return the grammar of a request, except that of a `response_format`; `None` if there is no grammar.
 
-    Args:
-        fields: Fields of the request.
-        schemas: Include vLLM's `guided_json`. Otherwise `read_json_format` reads it, for answers with reasoning.
+    Without `schemas`, `guided_json` is left to `read_json_format`, for answers with reasoning.
     """
     for name, (harmless_values, advice) in _UNSUPPORTED.items():
         if name in fields and fields.data[name] not in harmless_values:

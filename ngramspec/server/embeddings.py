@@ -160,12 +160,9 @@ async def _embed(
 
 
 def scale_vectors(vectors: Vectors, kind: int) -> Vectors:
-    """Return scaled vectors, as with llama-server's `--embd-normalize`.
+    """Return scaled vectors, shape (any number, width), as with llama-server's `--embd-normalize`.
 
-    Args:
-        vectors: Vectors, shape (any number, width).
-        kind: Kind of scaling: -1 means no scaling, with 0 the largest number becomes LARGEST, and with p the p-norm
-            becomes 1 (2 is the Euclidean length).
+    `kind` is -1 for no scaling, 0 for a largest number of LARGEST, or p for a p-norm of 1 (2 is the Euclidean length).
     """
     if kind == -1:
         return vectors

@@ -92,12 +92,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body of a request.
-
-    Raises:
-        ApiError: The body is larger than `max_bytes` bytes.
-        ClientDisconnect: The client disconnected before the end.
-    """
+    """Read the body; raise an ApiError if it is too large, or ClientDisconnect if the client disconnects."""
     too_large = ApiError(413, f"the request is larger than the maximum of {max_bytes / 2**20:g} MiB")
     lengths = request.headers.getlist("content-length")
     if any(not value.isdecimal() or len(value) > 15 or int(value) > max_bytes for value in lengths):
@@ -132,8 +127,7 @@ async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
     """Return the JSON object of a body, or its list in a field.
 
     Raises:
-        ApiError: The body is not an object or a list, has too many values, or contains a nan, an infinity or an
-            unpaired surrogate.
+        ApiError: The body has another type, too many values, a nan, an infinity or an unpaired surrogate.
     """
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")

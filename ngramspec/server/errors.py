@@ -96,12 +96,7 @@ def shutdown_error() -> ApiError:
 
 
 def to_api_error(error: Exception, *, started: bool = False) -> ApiError:
-    """Map an exception of the engine, the vocabulary or the chat template to the error sent to the client.
-
-    Args:
-        error: The exception.
-        started: True if the engine had accepted the request.
-    """
+    """Map an exception to the error sent to the client; `started` means that the engine had accepted the request."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ClosedError | ShutdownError):

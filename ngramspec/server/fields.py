@@ -40,14 +40,10 @@ LIST_FIELD = "adapters"
 
 
 class Fields:
-    """A JSON object of a request.
+    """A JSON object of a request; `path` is the prefix of the fields' names in error messages, such as "messages[0].".
 
     All methods that read a field raise an ApiError if it has another type or value; those named `require_...` also
     raise it for a missing field.
-
-    Args:
-        data: The object.
-        path: Prefix of the fields' names in error messages, such as "messages[0].".
     """
 
     def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
@@ -137,13 +133,7 @@ class Fields:
     def string_list(
         self, name: str, *, max_strings: int = MAX_STRINGS, max_characters: int = MAX_CHARACTERS
     ) -> list[str]:
-        """Return a list of strings, which may also be given as one string.
-
-        Args:
-            name: Name of the field.
-            max_strings: Maximum number of strings.
-            max_characters: Maximum number of characters of all strings together.
-        """
+        """Return a list of strings, which may also be given as one string; `max_characters` is for all together."""
         value = self.data.get(name)
         if value is None:
             return []

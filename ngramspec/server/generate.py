@@ -79,8 +79,6 @@ class RequestStream:
         self._tickets = [submit(request, self._listener(number), number) for number, request in enumerate(requests)]
 
     def _listener(self, number: int) -> Listener:
-        """Return the function that receives the events of a request on the engine's thread."""
-
         def listen(event: Event) -> None:
             self._events.append((number, event))
             is_last = not isinstance(event, Step) and isinstance(event, (Done, Exception))
@@ -113,8 +111,7 @@ class RequestStream:
     def next_events(self) -> Sequence[tuple[int, TextEvent]]:
         """Return the next event with the number of its answer; several if steps waited, none if nothing did.
 
-        Raises:
-            ApiError: The engine could not complete an answer.
+        It raises an ApiError if the engine could not complete an answer.
         """
         if not self._events:
             return ()

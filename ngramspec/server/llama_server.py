@@ -99,7 +99,6 @@ class NativeReply(Reply):
         return chunk(result)
 
     def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
-        """Return the answer, or the last chunk of a stream."""
         answer, request = self.answers[number], self._requests[number]
         has_prompt = not self._response_fields or "prompt" in self._response_fields
         result = native_answer(self._call, request, answer, has_prompt=has_prompt) | {"index": number}
@@ -207,7 +206,6 @@ async def infill(call: Call) -> Response:
 
 
 def _make_infill_prompt(call: Call) -> list[int]:
-    """Return the token ids of the prompt."""
     fields, model = call.fields, call.model
     before, after = fields.require_string("input_prefix"), fields.require_string("input_suffix")
     extra_files = [

@@ -17,14 +17,7 @@ from ngramspec.server.state import ServedModel
 
 
 def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
-    """Return a completion that ended, with its text, its prompt and all settings.
-
-    Args:
-        call: Request of the client.
-        request: Request of the engine.
-        answer: Text that was generated.
-        has_prompt: Whether to include the prompt, whose text takes milliseconds if it is long.
-    """
+    """Return a completion that ended, with its text, its settings, and its prompt, which takes milliseconds if long."""
     model, end = call.model, answer.end
     assert end is not None
     limit = read_max_tokens(call.fields)
@@ -66,10 +59,7 @@ def prompt_text(model: ServedModel, tokens: Sequence[int]) -> str:
 def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a response: every field of `Sampling` under its own name, and a few more.
 
-    Args:
-        sampling: Settings of the samplers.
-        max_tokens: Maximum number of tokens; -1 means until the context is full.
-        stop: Strings that end the response.
+    A `max_tokens` of -1 means until the context is full.
     """
     settings: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
     # JSON has no infinity; llama-server writes null.

@@ -159,7 +159,6 @@ def _find_waiting_call(calls: dict[str, str], name: str) -> str | None:
 
 
 def _read_format(fields: Fields) -> JsonFormat | None:
-    """Return the JSON that the answer must be; `None` means any text."""
     match fields.data.get("format"):
         case None | "":
             return None
@@ -171,7 +170,6 @@ def _read_format(fields: Fields) -> JsonFormat | None:
 
 
 def _read_think(fields: Fields, model: ServedModel) -> dict[str, Any]:
-    """Return the variables of the chat template that `think` sets."""
     level = fields.data.get("think")
     if level is None:
         return {}
@@ -289,7 +287,6 @@ class OllamaReply(Reply):
         return {"logprobs": logprobs_content(self._model, logprobs)} if self._with_logprobs else {}
 
     def _end_fields(self, logprobs: Sequence[Any]) -> dict[str, Any]:
-        """Return the fields of the last chunk, or of a whole answer."""
         (answer,) = self.answers
         assert answer.end is not None
         done = answer.end.done

@@ -23,7 +23,6 @@ _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_pe
 
 
 async def version(call: Call) -> Response:
-    """Return the version."""
     return json_response({"version": VERSION})
 
 

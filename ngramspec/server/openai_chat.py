@@ -320,13 +320,7 @@ class _Choice:
         self._head = f'{head},"choices":[{{"index":{number},"delta":'
 
     def chunk(self, delta: str, fields: dict[str, Any], more: dict[str, Any]) -> str:
-        """Return a chunk.
-
-        Args:
-            delta: The delta as JSON.
-            fields: Further fields of the choice.
-            more: Fields next to the choice.
-        """
+        """Return a chunk with a delta as JSON, further fields of the choice, and fields next to it (`more`)."""
         reason = "" if "finish_reason" in fields else ',"finish_reason":null'
         return f"{self._head}{delta}{reason}{members(fields) if fields else ''}}}]{members(more) if more else ''}}}\n\n"
 

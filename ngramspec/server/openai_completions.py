@@ -83,7 +83,6 @@ def _read_logprobs(fields: Fields, model: ServedModel) -> int | None:
 
 
 def _decode_prompts(model: ServedModel, fields: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of the prompts."""
     value = fields.data["prompt"]
     if isinstance(value, str):
         return [value]

@@ -122,13 +122,9 @@ _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 
 
 def render(source: str, draft_spans: Sequence[Span] = ()) -> tuple[list[Node], int]:
-    """Return the blocks of a text and the index at which the last block begins.
+    """Return the blocks of a text in Markdown, and the index of the last block, the only one that can change.
 
-    Further text can change only the last block.
-
-    Args:
-        source: Text in Markdown.
-        draft_spans: Drafted spans as [start, end), in order; their elements have the class "drafted".
+    `draft_spans` are the drafted spans as [start, end), in order; their elements have the class "drafted".
     """
     if len(source) > MAX_CHARACTERS:
         return [["div", {"class": "plain"}, source]], 0
@@ -269,7 +265,6 @@ class _Elements:
         return [element for line in _lines(pieces) for element in self._line(line)]
 
     def _highlight(self, code: str, language: str) -> list[tuple[str, str]]:
-        """Return code as pieces with a class and a text."""
         if language and self._highlights and len(code) <= _MAX_HIGHLIGHTED:
             try:
                 return worker.call(highlight, code, language)

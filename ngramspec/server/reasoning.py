@@ -17,11 +17,7 @@ def read_budget(
 ) -> ReasoningBudget | None:
     """Return the budget of a chat; `None` if it has no limit, or the model does not reason.
 
-    Args:
-        fields: Fields of the request.
-        model: Model with the defaults of requests.
-        prompt: Prompt of the chat.
-        own: Budget in a field of the API; llama-server's fields override it, and `None` means the server's default.
+    llama-server's fields override the budget in a field of the API (`own`), which overrides the server's.
     """
     default = model.reasoning_budget if own is None else own
     budget = fields.integer(fields.name(*_BUDGETS), UNLIMITED, minimum=UNLIMITED)

@@ -81,11 +81,7 @@ async def respond(
     An error before the first chunk of a stream is a plain HTTP error, and a later one is a chunk. A ping is a chunk
     too, because clients disconnect from a server that sends no headers.
 
-    Args:
-        call: The call.
-        requests: One request for each answer of the reply.
-        reply: Format of the answers.
-        readers: A parser for each answer; empty means that the text is content.
+    There is one request for each answer of the reply, and one reader, or none if the text is content.
     """
     for answer, reader in zip(reply.answers, readers, strict=False):
         answer.reader = reader
@@ -102,7 +98,6 @@ async def respond(
 
 
 async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> AsyncGenerator[str, None]:
-    """Generate the chunks of a stream."""
     async with run_requests(call, requests, reply.answers) as running:
         while running.unfinished:
             await running.arrival()

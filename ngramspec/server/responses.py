@@ -64,11 +64,7 @@ async def input_tokens(call: Call) -> Response:
 
 
 def read_request(fields: Fields) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
-    """Return the task of a request, its tools, and the fields that the response repeats.
-
-    Raises:
-        ApiError: A field is invalid or not supported.
-    """
+    """Return the task of a request, its tools, and the fields that the response repeats."""
     _check_unsupported(fields)
     transcript, toolbox = Transcript(), Toolbox()
     toolbox.add_tools(fields.objects("tools"))
@@ -171,7 +167,6 @@ def _read_call(item: Fields, kind: str, transcript: Transcript) -> None:
 
 
 def _read_text(item: Fields, name: str) -> str:
-    """Return the text of a field that is a string or a list of parts."""
     item.require(name)
     return "\n".join(item.parts(name, _read_part))
 

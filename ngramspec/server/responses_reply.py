@@ -48,13 +48,7 @@ _DELTAS = {
 class ResponseReply(Reply):
     """A response, or its stream of events; the name of each event is its "type".
 
-    Args:
-        call: HTTP request.
-        toolbox: Tools that `read_request` returned.
-        echo: Fields that `read_request` returned.
-        id: Id of the response, from which the ids of the items are derived.
-        name: Name of the model in the response.
-        prediction: Text that the answer probably copies.
+    `toolbox` and `echo` come from `read_request`. The ids of the items are derived from `id`.
     """
 
     def __init__(
@@ -126,7 +120,6 @@ class ResponseReply(Reply):
         return f'event: {kind}\ndata: {{"type":"{kind}"{members(fields)},"sequence_number":{self._n_sent - 1}}}\n\n'
 
     def _final_response(self, end: End) -> dict[str, Any]:
-        """Return the complete response, with the usage."""
         (answer,) = self.answers
         output_tokens = end.done.stats.generated
         prediction_fields = prediction_usage(self._model, self._prediction, [answer.tokens])
@@ -141,7 +134,6 @@ class ResponseReply(Reply):
         }
 
     def _response(self, status: str) -> dict[str, Any]:
-        """Return the response with the items so far."""
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         done = {"completed_at": int(time.time())} if status == "completed" else {}
         sampling = self._call.requests[0].sampling
@@ -166,7 +158,6 @@ class ResponseReply(Reply):
         }
 
     def _open_events(self, block: Block) -> str:
-        """Return the events that open the item of a block, and its part of content, if it has one."""
         item, at = self._item(block) | {"status": "in_progress"}, self._position(block)
         name = _DELTAS.get(item["type"], "")
         self._delta_start = name and f'event: {name}\ndata: {{"type":"{name}"{members(at)},"delta":'
@@ -213,7 +204,6 @@ class ResponseReply(Reply):
         return text + self._event("response.output_item.done", {"output_index": block.index, "item": item})
 
     def _type_and_id(self, block: Block) -> tuple[str, str]:
-        """Return the type and the id of the item of a block."""
         call_type = "custom_tool_call" if block.name in self._toolbox.custom_tools else "function_call"
         kind = {"text": "message", "reasoning": "reasoning"}.get(block.kind, call_type)
         return kind, f"{_PREFIXES[kind]}_{self._id.removeprefix('resp_')}_{block.index}"
@@ -224,7 +214,6 @@ class ResponseReply(Reply):
         return place if block.kind == "call" else place | {"content_index": 0}
 
     def _item(self, block: Block, cut: bool = False) -> dict[str, Any]:
-        """Return the item of a block, with its content so far."""
         kind, id = self._type_and_id(block)
         item: dict[str, Any] = {"id": id, "type": kind, "status": "incomplete" if cut else "completed"}
         if kind == "message":
@@ -239,7 +228,6 @@ class ResponseReply(Reply):
         return item | ({"input": free_text(block.text)} if custom else {"arguments": block.text})
 
     def _part(self, block: Block) -> dict[str, Any]:
-        """Return the content of the item of a block so far: its only part."""
         if block.kind == "reasoning":
             return {"type": "reasoning_text", "text": block.text}
         logprobs = logprobs_content(self._model, block.logprobs)

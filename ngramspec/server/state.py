@@ -56,11 +56,7 @@ class ServedModel:
     def check_size(self, characters: int, n_ctx: int | None = None) -> None:
         """Raise an ApiError for a text that is too long for the context even with the longest tokens.
 
-        Such a text need not be tokenized.
-
-        Args:
-            characters: Number of characters of the text.
-            n_ctx: Size of the context; `None` means that of a request.
+        `n_ctx` is the size of the context; `None` means that of a request.
         """
         room = self.n_ctx if n_ctx is None else n_ctx
         if characters > room and characters > room * self.vocabulary.longest_token:

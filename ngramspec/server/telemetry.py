@@ -20,13 +20,7 @@ def read_telemetry(call: Call) -> Telemetry | None:
 
 
 class Telemetry:
-    """Fields that a stream adds to its chunks.
-
-    Args:
-        has_progress: Report the progress of prompt processing.
-        has_timings: Report the timings so far in every chunk.
-        clock: Function that returns the time in seconds.
-    """
+    """Fields that a stream adds to its chunks: the progress of prompt processing, and the timings so far."""
 
     def __init__(self, has_progress: bool, has_timings: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._has_progress, self._has_timings = has_progress, has_timings

@@ -48,14 +48,10 @@ class Toolbox:
     def add_tool(
         self, tool: Fields, kind: str, namespace: str | None = None, *, unique: bool = True, schema: str = "parameters"
     ) -> None:
-        """Add a tool.
+        """Add a tool; `kind` is "function" or "custom".
 
-        Args:
-            tool: Fields of the tool.
-            kind: Kind of the tool: "function" or "custom".
-            namespace: Namespace of the tool, if it has one.
-            unique: Reject a second tool of the same name.
-            schema: Name of the field with the parameters; it is required if it is not "parameters".
+        `unique` rejects a second tool of the same name. `schema` is the name of the field with the parameters, which is
+        required if it is not "parameters".
         """
         own = tool.require_name("name")
         name = function_name(own, namespace)

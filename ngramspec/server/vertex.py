@@ -56,10 +56,7 @@ class VertexRoutes:
         return cls(_add_slash(predict), _add_slash(health) if health else None, int(port))
 
     def endpoints(self, other_endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-        """Return the endpoints of the routes.
-
-        Args:
-            other_endpoints: Endpoints that instances may name, by a path or by its camel case: chatCompletions.
+        """Return the endpoints; instances may name `other_endpoints` by a path or its camel case: chatCompletions.
 
         Raises:
             NGramSpecError: The prediction route is the path of another endpoint.

@@ -55,12 +55,7 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
 
 
 def make_object_parser(*ends: str, known_only: bool = False) -> ReadCall:
-    """Return a parser of calls that are JSON objects.
-
-    Args:
-        ends: Strings at the end of the calls.
-        known_only: Accept only calls of known tools; see `read_calls`.
-    """
+    """Return a parser of calls that are JSON objects before one of `ends`; for `known_only` see `read_calls`."""
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         yield from reader.skip_space()
@@ -112,11 +107,7 @@ def make_named_parser(
 def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = None) -> Reads[bool]:
     """Parse one call or a JSON list of calls; return True if a call began.
 
-    Args:
-        reader: Text to parse.
-        answer: Deltas to which the calls are added.
-        names: Names of the tools. An object with another name, without arguments, or with keys that calls do not have,
-            is not a call. `None` accepts every object with a name.
+    With `names`, an object with another name, without arguments, or with keys that calls do not have, is not a call.
     """
     if not (yield from reader.take("[")):
         return (yield from _read_call(reader, answer, names))
@@ -136,12 +127,9 @@ def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = No
 
 
 def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | None]:
-    """Begin a call if its arguments come next, and add them to the answer.
+    """Begin a call if its arguments come next, and add them to the answer; return whether they are complete.
 
-    Arguments are a JSON object, a JSON string that contains one, or null.
-
-    Returns:
-        Whether the arguments are complete; `None` if no call began.
+    Arguments are a JSON object, a JSON string that contains one, or null. `None` means that no call began.
     """
     opening = yield from reader.peek()
     if opening == "{":
@@ -211,12 +199,7 @@ def _object(text: str) -> str | None:
 
 
 def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
-    """Return a parser of calls that are Python expressions or JSON objects.
-
-    Args:
-        end: String at the end of the calls.
-        known_only: Accept only JSON objects that call known tools; see `read_calls`.
-    """
+    """Return a parser of calls that are Python expressions or JSON objects; for `known_only` see `read_calls`."""
     read_objects = make_object_parser(end, known_only=known_only)
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:

@@ -38,12 +38,8 @@ def find_marks(
 ) -> Marks | None:
     """Return the marks that a template writes in its last turn; `None` if it begins answers differently.
 
-    Args:
-        render: Template.
-        question: `make_turns` without the answer, in the form that the template requires.
-        conversation: `make_turns`.
-        has_reasoning: True if the answer contains reasoning.
-        variables: Variables of the template.
+    `conversation` is `make_turns`, and `question` the same without the answer, both in the form that the template
+    requires.
     """
     values = template_variables(variables)
     try:

@@ -24,9 +24,7 @@ _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_c
 class ToolTemplate:
     """A chat template in Jinja, and its support for tools.
 
-    Args:
-        source: Template.
-        examine: Function that calls its argument with the template's `Render` and further arguments.
+    `examine` calls its argument with the template's `Render` and further arguments.
     """
 
     def __init__(self, source: str | None, examine: Callable[..., Any]) -> None:
@@ -39,14 +37,9 @@ class ToolTemplate:
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Message], list[Any] | None]:
-        """Return messages and tools as the template requires them.
+        """Return messages and tools as the template requires them; tools of `None` mean that it receives none.
 
-        Args:
-            messages: Messages in OpenAI's form; a content may be a list of text parts.
-            tools: Tools that the model may call.
-
-        Returns:
-            Messages, and tools for the template. `None` means that it receives none.
+        Messages are in OpenAI's form; a content may be a list of text parts.
 
         Raises:
             ValueError: The arguments of a call are not a JSON object.

@@ -48,8 +48,7 @@ class Deltas:
     White space around calls and reasoning belongs to the form, not to the answer. So it is held back until more text
     follows. It is dropped before and after a call, and is content at the end of an answer without calls.
 
-    Args:
-        short_ids: Make ids of nine letters and digits, as Mistral's templates require, instead of "call_...".
+    `short_ids` makes ids of nine letters and digits, as Mistral's templates require, instead of "call_...".
     """
 
     def __init__(self, short_ids: bool = False) -> None:
@@ -211,12 +210,9 @@ class Reader:
             self.at = len(self._text)
 
     def read_until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
-        """Emit the text before the first of several strings, and read that string.
+        """Emit the text before the first of several strings, and read and return that string; `None` if the text ended.
 
         Text that could be the beginning of such a string is held back. No string may be a prefix of another.
-
-        Returns:
-            String that was found; `None` if the text ended without one.
         """
         whole, partial, longest = _patterns(tuple(markers))
         while True:

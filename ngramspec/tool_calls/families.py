@@ -266,7 +266,6 @@ def _text(text: str, controls: Mapping[str, int]) -> str:
 
 
 def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
-    """Return the expression of a call of a tool."""
     parameters: dict[str, Any] = {"type": "object", **tool.parameters}
     before, after = family.call
     try:

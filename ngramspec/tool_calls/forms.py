@@ -88,7 +88,6 @@ def _function_name(call_turn: Message, number: int, result: Message) -> str:
 
 
 def _value(text: Any) -> Any:
-    """Return the value of JSON, or the text itself."""
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):

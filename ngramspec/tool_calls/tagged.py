@@ -90,11 +90,9 @@ def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
-    """Return the parsers of calls in the form `<invoke name="f">`, by the strings that they begin with.
+    """Return the parsers of calls like `<invoke name="f">`, by the strings that they begin with.
 
-    Args:
-        mark: String at the start of the name of each tag.
-        openings: Tags around several calls.
+    `mark` is at the start of the name of each tag, and `openings` are the tags around several calls.
     """
     item = f'<{mark}invoke name="'
     tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
@@ -163,12 +161,7 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
 
 
 def convert_value(text: str, types: frozenset[str] | None) -> str:
-    """Return a value as JSON; a value of another type becomes a string.
-
-    Args:
-        text: Text of the value.
-        types: JSON types that the value may have; `None` means any.
-    """
+    """Return a value as JSON; a value of another type than `types` becomes a string. `None` means any type."""
     bare = text.strip()
     if types is not None:
         bare = _PYTHON.get(bare, bare)
@@ -188,7 +181,6 @@ def _refuse(constant: str) -> None:
 
 
 def _find_types(value: Any) -> frozenset[str]:
-    """Return the JSON types of a value."""
     if isinstance(value, float):
         return frozenset({"number", "integer"} if value.is_integer() else {"number"})
     return _KINDS[type(value)]
