@@ -63,18 +63,6 @@ def test_fading_rate_equals_weighted_mean_of_prior_and_outcomes(
 KEY = cell(3, 1.0, 4, 2)
 
 
-def test_chance_estimator_learns_rate_and_follows_change() -> None:
-    rng = random.Random(0)
-    for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
-        model = AcceptanceEstimator()
-        for _ in range(3000):
-            model.learn(KEY, rng.random() < rate)
-        assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four standard deviations of the last 200
-    for _ in range(400):
-        model.learn(KEY, False)
-    assert model.estimate(KEY) < 0.2
-
-
 def test_chance_estimator_of_unknown_cell_uses_group_and_prior() -> None:
     model = AcceptanceEstimator()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]

@@ -1,4 +1,4 @@
-"""Tests that the compiled modules give the same results as the same modules in plain Python."""
+"""Tests that the modules with C types give the same results as the same modules in plain Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.uncompiled import plain_modules
 
 from ngramspec.decoding.branches import BranchFinder
-from ngramspec.drafting import acceptance_estimator, predictor, token_index
+from ngramspec.drafting import token_index
 from ngramspec.drafting.draft import Chooser, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
@@ -130,39 +130,3 @@ def test_compiled_token_index_equals_plain_python(seed: int, length: int) -> Non
             index.extend(text)
         for name in ("tokens", "links", "heads"):
             assert list(getattr(indexes[0], name)) == list(getattr(indexes[1], name)), name
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_compiled_predictor_equals_plain_python(seed: int) -> None:
-    rng = random.Random(seed)
-    text = copying(rng, 12, 600)
-    pair = [predictor.NGramPredictor(window=64), PLAIN["predictor"].NGramPredictor(window=64)]
-    for start in range(0, len(text), 7):
-        for each in pair:
-            each.update_batch(text[start : start + 7])
-        drafts = [each.predict(9) for each in pair]
-        parts = [(d.tokens, [dict(q) for q in d.q], d.match_lengths, d.context_counts) for d in drafts]
-        assert parts[0] == parts[1]
-    assert drafts[0].tokens
-
-
-def test_compiled_estimators_equal_plain_python() -> None:
-    rng = random.Random(4)
-    pair = [acceptance_estimator.ProbabilityCalibrator(), PLAIN["acceptance_estimator"].ProbabilityCalibrator()]
-    estimators = [acceptance_estimator.AcceptanceEstimator(), PLAIN["acceptance_estimator"].AcceptanceEstimator()]
-    for each in estimators:
-        each.begin()
-    for _ in range(400):
-        p, is_right = rng.uniform(0.01, 0.99), rng.random() < 0.5
-        for each in pair:
-            each.learn(p, is_right)
-        assert pair[0].estimate(p) == pytest.approx(pair[1].estimate(p))
-        kinds = [(rng.randrange(6), rng.randrange(1, 9), 9) for _ in range(4)]
-        emitted = [rng.randrange(2) for _ in range(4)]
-        for each in estimators:
-            each.open(None)
-            for kind in kinds:
-                each.add_guess(*kind)
-            each.close([1] * 4)
-        assert estimators[0].acceptance_probs == pytest.approx(estimators[1].acceptance_probs)
-        assert estimators[0].record_outcome(emitted) == estimators[1].record_outcome(emitted)

@@ -6,8 +6,10 @@ for all drafters on the drafter of the recipe in `ngramspec/README.md`.
 
 from __future__ import annotations
 
+import doctest
 import random
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,10 @@ from hypothesis import strategies as st
 from support.line_tokenizer import LineTokenizer
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter, predictor
+from ngramspec.drafting.baselines import suffix
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft_model import call_plan, passes
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
@@ -104,6 +108,12 @@ def test_make_drafter_by_name_checks_name_and_memory() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make_drafter(name, memory=memory)
+
+
+@pytest.mark.parametrize("module", [predictor, suffix, call_plan, passes])
+def test_docstring_examples_pass(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert (result.failed, result.attempted > 2) == (0, True)
 
 
 def test_draft_head_truncates_every_field() -> None:

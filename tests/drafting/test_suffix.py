@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB
-from ngramspec.drafting.baselines import suffix
 from ngramspec.drafting.baselines.suffix import CLEARLY, MAX_COUNTED, SuffixAutomaton, SuffixDrafter
 
 LETTERS = st.sampled_from([range(2), range(4), range(9), (0, 7, 150_000, 2**31 - 2)])
@@ -141,10 +139,6 @@ def test_suffix_drafter_equals_naive_search(text: list[int], more: list[list[int
         assert list(draft.tokens) == tokens[: len(draft)]
         assert list(draft.match_lengths) == matches[: len(draft)]
         assert len(draft) == len(tokens) or (draft and np.prod(draft.acceptance_probs) < MIN_CHAIN_PROB)
-
-
-def test_suffix_docstring_example_passes() -> None:
-    assert doctest.testmod(suffix).failed == 0
 
 
 def test_suffix_drafter_uses_context_of_any_length() -> None:

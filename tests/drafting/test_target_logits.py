@@ -165,18 +165,11 @@ def test_lookahead_drafts_tokens_of_reference_rule(seed: int, limit: int, n_voca
             text += emitted
 
 
-def after_a_pass() -> LookaheadDrafter:
-    """Return the drafter of the docstring's example: text 5 6, draft 7 8 9, and 1 4 4 2 as the target's best tokens."""
+def test_lookahead_trusts_long_contexts() -> None:
     drafter = LookaheadDrafter()
     drafter.begin([5, 6])
     drafter.observe_logits([6, 7, 8, 9], rows_to([1, 4, 4, 2]))
     drafter.accept([1])
-    return drafter
-
-
-def test_lookahead_equals_docstring_example_and_trusts_long_contexts() -> None:
-    drafter = after_a_pass()
-    assert drafter.propose(63).tokens == (4, 4, 2, *[2] * (WINDOW - 3))
     chances = []
     for prompt in ([10], [7], [6, 7], [5, 6, 7]):
         drafter.begin(prompt)

@@ -1,4 +1,4 @@
-"""Tests of the settings file: the memory is off by default, and invalid files are rejected."""
+"""Tests of the settings file: comments are kept, and invalid files are rejected."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ import pytest
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.memory.memory import saves_answers, write_save_answers
-
-
-def test_saves_answers_is_off_until_enabled(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "config.toml"
-    assert not saves_answers(path)
-    for value, text in ((True, "save_answers = true\n"), (False, "save_answers = false\n")):
-        write_save_answers(value, path)
-        assert path.read_text() == text
-        assert saves_answers(path) == value
-    assert [p.name for p in path.parent.iterdir()] == ["config.toml"]
 
 
 @pytest.mark.parametrize("text", ['# mine\n  "save_answers"=false # so far\n', "# save_answers = true\n", "\n\n"])

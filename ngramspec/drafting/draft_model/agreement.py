@@ -113,7 +113,8 @@ class AgreementModel:
     def estimate(self, case: int, p: float, m: float) -> float:
         """Return the probability that a guess is right; see the module docstring."""
         bias, p_weight, m_weight = self._weights[case]
-        return _sigmoid(bias + p_weight * _log_odds(p or NONE) + m_weight * _log_odds(m))
+        log_odds = bias + p_weight * _log_odds(p or NONE) + m_weight * _log_odds(m)
+        return 1.0 / (1.0 + math.exp(-log_odds))
 
     def prospects(self, p: float | None = None) -> Prospects:
         """Return the expected results of the model if the n-grams' guess has probability p; `None` means any guess."""
@@ -149,7 +150,3 @@ def _class(p: float) -> int:
 def _log_odds(p: float) -> float:
     p = min(max(p, 1e-3), 1.0 - 1e-3)
     return math.log(p / (1.0 - p))
-
-
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-x))
