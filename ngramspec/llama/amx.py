@@ -88,12 +88,7 @@ def compare() -> int:
 
 
 def _logits(path: Path, extra: bool) -> NDArray[np.float32]:
-    """Return the logits after batches of several sizes, whose tokens attend to all tokens before them.
-
-    Args:
-        path: Path of the model.
-        extra: Whether weights may be placed for special kernels, which then run on two threads.
-    """
+    """Return the logits after batches of several sizes, with special kernels on two threads if `extra` is true."""
     params = llama.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts, params.no_host = 0, extra, extra
     model = llama.llama_model_load_from_file(os.fsencode(path), params)

@@ -28,13 +28,7 @@ def builtin_names() -> tuple[str, ...]:
 
 
 class BuiltinTemplate(ChatTemplate):
-    """One of llama.cpp's templates over a vocabulary; it needs no limits, so it runs in this process.
-
-    Args:
-        name: Name of the template.
-        controls: Control tokens by their texts.
-        bos: Text of the token that begins a prompt; "" if the vocabulary has no such token.
-    """
+    """One of llama.cpp's templates over a vocabulary; it needs no limits, so it runs in this process."""
 
     def __init__(self, name: str, controls: Mapping[str, Control], bos: str) -> None:
         super().__init__("", controls, bos)

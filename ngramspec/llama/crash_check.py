@@ -59,10 +59,7 @@ def verdict(
         about: Bytes that identify everything that the verdict depends on.
         command: Module to run, and its arguments.
         patience: Seconds after which the child counts as hanging.
-        judge: Returns the verdict for the end of a child; `None`, which is not cached, means no verdict.
-
-    Returns:
-        The verdict; "" if the child could not be started or there is no verdict.
+        judge: Returns the verdict for the end of a child; `None`, which is not cached, means "".
     """
     path = cache_folder(kind) / _digest(about)
     checksum, _, cached_verdict = (read_cache(path) or "").partition(" ")

@@ -51,15 +51,7 @@ def open_embedder(
 
 
 class Embedder:
-    """The embeddings of inputs.
-
-    Args:
-        context: Context of the model for one sequence, which computes no embeddings yet; `close` frees it.
-        pooling: Pooling of the token embeddings.
-        n_ctx: Maximum number of tokens in an input.
-        n_batch: Maximum number of tokens in a pass.
-        governor: Chooses the number of threads.
-    """
+    """The embeddings of inputs of at most `n_ctx` tokens; `close` frees the context."""
 
     def __init__(
         self,
@@ -80,11 +72,9 @@ class Embedder:
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
     def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, States]:
-        """Compute the embeddings of an input; only one input may be in progress at a time.
+        """Compute the embeddings of an input, with at most `max_chunk()` tokens in the next pass.
 
-        Args:
-            tokens: Tokens of the input.
-            max_chunk: Returns the maximum number of tokens of the next pass.
+        Only one input may be in progress at a time.
 
         Yields:
             `None` before each pass.

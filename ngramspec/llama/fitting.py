@@ -128,13 +128,7 @@ def _split(costs: Sequence[int], rooms: Sequence[int], shares: Sequence[int]) ->
 def model_sizes(
     headers: Sequence[GGUFHeader], demand: Demand, in_ram: Callable[[str], bool] = lambda name: False
 ) -> ModelSizes:
-    """Return the sizes of a model from the headers of its files.
-
-    Args:
-        headers: Headers of the file's parts, the first one first.
-        demand: Properties of the contexts.
-        in_ram: Predicate for names of tensors that are kept in RAM in any case.
-    """
+    """Return the sizes of a model from the headers of its files; `in_ram` selects tensors that always stay in RAM."""
     metadata = headers[0].metadata
     shapes = {name: shape for header in headers for name, shape in header.shapes.items()}
     sizes = {name: size for header in headers for name, size in header.sizes.items() if not in_ram(name)}

@@ -191,16 +191,7 @@ class Heads:
     """The heads of a target's sequences in one context, with the part of `SharedModel` that draft models need.
 
     Heads do not copy tokens between sequences. Instead, a head evaluates them again from the target's hidden states,
-    which are copied.
-
-    Args:
-        model: The llama.cpp model.
-        params: Parameters of the context, for as many sequences as the target has.
-        states: Hidden states of each of the target's sequences.
-        n_ctx: Maximum number of tokens of a sequence that may stay in the cache.
-        pooled: Whether the context's sequences share one pool of cells, so that a pass over several is one batch.
-        adapters: Adapters to apply.
-        governor: Chooses the number of threads.
+    which are copied. If `pooled`, the sequences share one pool of cells, so a pass over several is one batch.
 
     Raises:
         ModelError: llama.cpp cannot create such a context, for lack of memory.

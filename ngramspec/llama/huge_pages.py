@@ -41,10 +41,8 @@ def anonymous_memory() -> list[Range]:
 def advise_huge_pages(before: Sequence[Range]) -> int:
     """Request huge pages for the large blocks that were mapped since `before`, a result of `anonymous_memory`.
 
-    The kernel reports adjacent blocks as one, so a block that has grown is requested as a whole.
-
-    Returns:
-        The number of bytes of the request.
+    The kernel reports adjacent blocks as one, so a block that has grown is requested as a whole. Return the number of
+    requested bytes.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
@@ -56,13 +54,9 @@ def advise_huge_pages(before: Sequence[Range]) -> int:
 
 
 def describe_huge_pages(mapped: bool) -> str | None:
-    """Describe in one line which programs get huge pages, how much this process uses, and how to use more.
+    """Return in one line which programs get huge pages, how much this process uses, and how to use more.
 
-    Args:
-        mapped: Whether weights may be in the mapped file.
-
-    Returns:
-        The description; `None` if the system does not report it.
+    `mapped` is true if weights may be in the mapped file. The result is `None` if the system does not report it.
     """
     try:
         # As in "always [madvise] never".

@@ -237,13 +237,7 @@ def expert_pattern(count: int) -> str:
 
 
 def make_plan(path: Path, n_gpu_layers: int, placement: Placement, demand: Demand) -> Plan:
-    """Choose the placement of a model.
-
-    Args:
-        path: File of the model.
-        n_gpu_layers: Number of layers on GPUs; AUTO means as many as fit, and ALL all of them.
-        placement: Requested devices.
-        demand: Properties of the contexts.
+    """Choose the placement of a model; AUTO layers means as many as fit, and ALL all of them.
 
     Raises:
         ModelError: A device does not exist.

@@ -20,7 +20,7 @@ class SettingTrials:
 
     Attributes:
         by_name: Both settings.
-        settings: Names of those that differ in their flash attention.
+        settings: Names of the settings to compare: "fast", and "exact" if its flash attention differs.
         identity: Key of measurements under both.
     """
 

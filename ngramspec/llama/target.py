@@ -47,6 +47,7 @@ from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Lora, set_adapters
 from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType
 from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
+from ngramspec.llama.context_size import advise_smaller_size, choose_context_size
 from ngramspec.llama.contexts import (
     FLASH_TYPES,
     MICRO_BATCH,
@@ -226,7 +227,7 @@ class Target(NativeObject):
         self.trials = SettingTrials(self.weights, settings)
         self._longest = draft_max or SNAPSHOTS
         self._adapts = adapts
-        n_ctx = self.weights.choose_context_size(n_ctx, self._texts)
+        n_ctx = choose_context_size(self.weights, n_ctx, self._texts)
         width = bindings.width_out(llama, self.weights.handle)
         self._states = [HiddenStates(width) for _ in range(self._texts if self.weights.has_head else 0)]
         self.exactness = ExactnessMode()
@@ -327,7 +328,7 @@ class Target(NativeObject):
         if not self._ctx:
             raise ModelError(
                 f"{self.weights.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
-                f" try {self.weights.advise_smaller_context(n_ctx)}"
+                f" try {advise_smaller_size(self.weights, n_ctx, self._texts)}"
             )
         if 0 < snapshots < self._longest:
             self.weights.notes.append(f"low memory: drafts are limited to {snapshots} tokens")

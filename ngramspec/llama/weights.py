@@ -19,7 +19,7 @@ from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, huge_pages, rpc
 from ngramspec.llama.adapters import Lora, check_adapters, load_adapters
-from ngramspec.llama.cache import bytes_per_token, is_recurrent
+from ngramspec.llama.cache import is_recurrent
 from ngramspec.llama.devices import AUTO, build
 from ngramspec.llama.fitting import Demand
 from ngramspec.llama.native import NativeObject
@@ -28,9 +28,6 @@ from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.machine import Settings
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
-
-MIN_CONTEXT, GRAIN = 512, 256
-"""Tokens of the smallest context that is chosen to fit the memory, and of the steps between larger ones."""
 
 HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
 
@@ -188,59 +185,6 @@ class Weights(NativeObject):
         buffer = ctypes.create_string_buffer(1024)
         length = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
-
-    def choose_context_size(self, requested: int | None, texts: int) -> int:
-        """Return the context size of each sequence in tokens: the requested size, or the largest that fits."""
-        heads = max(1, llama.llama_model_n_head(self.handle))
-        head_width = llama.llama_model_n_embd(self.handle) // heads
-        widths = (
-            int(self.read_metadata(f"{self.architecture}.attention.key_length") or head_width),
-            int(self.read_metadata(f"{self.architecture}.attention.value_length") or head_width),
-        )
-        layers, kv_heads = llama.llama_model_n_layer(self.handle), llama.llama_model_n_head_kv(self.handle)
-        per_token = bytes_per_token(self.present.cache_types, layers, kv_heads or heads, widths)
-        self._token_bytes = max(1.0, texts * per_token)
-        if requested is None:
-            free = devices.free_bytes(self.devices, self.cache_layers, self.size_bytes if self.present.mmap else 0)
-            free -= min(free, self.plan.asked.reserved) if self.on_gpu else 0
-            n_trained = self.n_ctx_train or 4096
-            largest = self._largest_context(free)
-            if largest >= n_trained:
-                return n_trained
-            size, each = min(n_trained, max(MIN_CONTEXT, largest)), f", {texts} times," if texts > 1 else ""
-            self.notes.append(
-                f"context limited to {size} of the model's {n_trained} tokens to fit{each} in memory"
-                " (set -c to override)"
-            )
-            return size
-        total = devices.total_bytes(self.devices, self.cache_layers)
-        # The estimate is exact for plain attention only. Without this check the system ends the process.
-        size_bytes = texts * requested * per_token
-        if size_bytes > total and not self.is_recurrent and not self.window:
-            each = f", {texts} of them" if texts > 1 else ""
-            raise ModelError(
-                f"a context of {requested} tokens{each} needs {size_bytes / 2**30:.1f} GiB for the KV cache, but the"
-                f" machine has {total / 2**30:.1f} GiB in total; try {self.advise_smaller_context(requested)}"
-            )
-        if requested > self.n_ctx_train > 0:
-            self.notes.append(
-                f"warning: the context of {requested} tokens is larger than the {self.n_ctx_train} the model was"
-                " trained on"
-            )
-        return requested
-
-    def _largest_context(self, free: float) -> int:
-        """Return the size of a context whose KV cache takes half of the free memory, in tokens per sequence."""
-        return int(free / 2 / self._token_bytes) // GRAIN * GRAIN
-
-    def advise_smaller_context(self, n_ctx: int) -> str:
-        """Return advice after a context of `n_ctx` tokens per sequence did not fit, with a size that fits if known."""
-        free = devices.free_bytes(devices.devices(), self.cache_layers, self.size_bytes if self.present.mmap else 0)
-        size = self._largest_context(free)
-        advice = "a smaller -c/--ctx-size"
-        if MIN_CONTEXT <= size < n_ctx:
-            advice += f", such as {size}"
-        return f"{advice}, or a smaller -ngl or a larger --n-cpu-moe" if self.on_gpu else advice
 
     def key(self, settings: str) -> str:
         """Return the key of measurements of these weights under some settings of a context."""

@@ -13,6 +13,7 @@ from support.cli_runner import DEMO
 from support.tiny_models import write_model
 
 from ngramspec.llama import bindings
+from ngramspec.llama.context_size import token_bytes
 from ngramspec.llama.fitting import Demand, Fit, LayerSize, ModelSizes, fit, model_sizes
 from ngramspec.llama.target import Target
 from ngramspec.models.gguf import GGUFHeader, read_header
@@ -100,7 +101,7 @@ def test_sizes_of_a_model_are_those_of_llama_cpp(types: tuple[Any, Any]) -> None
     with Target(
         DEMO, texts=2, n_ctx=1024 - 64, threads=1, exact="off", cache_type_k=types[0], cache_type_v=types[1]
     ) as t:
-        assert sum(layer.cache for layer in found.layers) == t.weights._token_bytes * 1024
+        assert sum(layer.cache for layer in found.layers) == token_bytes(t.weights, 2) * 1024
         embeddings = read_header(DEMO).sizes["token_embd.weight"]
         assert found.output + sum(layer.dense for layer in found.layers) - t.weights.size_bytes in (0, -embeddings)
     assert not any(layer.experts for layer in found.layers)

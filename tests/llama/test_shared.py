@@ -22,9 +22,9 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.decision import Measurements
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
+from ngramspec.llama.context_size import GRAIN
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
-from ngramspec.llama.weights import GRAIN
 from ngramspec.shared_model import Part
 
 
