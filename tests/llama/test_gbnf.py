@@ -96,9 +96,13 @@ def random_grammar(rng: random.Random) -> str:
     )
 
 
-def check_same_texts(vocabulary: Vocabulary, seeds: range) -> int:
-    """Compare both readings of random grammars on random texts; return how many grammars need several lexemes."""
-    several = 0
+@pytest.mark.parametrize(
+    ("seeds", "minimum"), [(range(60), 20), pytest.param(range(100, 400), 100, marks=pytest.mark.exhaustive)]
+)
+def test_gbnf_to_lark_of_random_grammars_accepts_same_texts_as_llama_cpp(
+    seeds: range, minimum: int, word_vocabulary: Vocabulary
+) -> None:
+    several = 0  # number of grammars that need several lexemes
     for seed in seeds:
         rng = random.Random(seed)
         text = random_grammar(rng)
@@ -106,17 +110,8 @@ def check_same_texts(vocabulary: Vocabulary, seeds: range) -> int:
         several += "LEXEME_1" in grammar
         for _ in range(10):
             raw = "".join(rng.choice("aaabbbc\u00e9") for _ in range(rng.randint(0, 8))).encode()
-            assert read_with_llama(vocabulary, text, raw) in (ours(grammar, raw), None), (seed, text, raw, grammar)
-    return several
-
-
-def test_gbnf_to_lark_of_random_grammars_accepts_same_texts_as_llama_cpp(word_vocabulary: Vocabulary) -> None:
-    assert check_same_texts(word_vocabulary, range(60)) > 20
-
-
-@pytest.mark.exhaustive
-def test_gbnf_to_lark_of_many_grammars_accepts_same_texts_as_llama_cpp(word_vocabulary: Vocabulary) -> None:
-    assert check_same_texts(word_vocabulary, range(100, 400)) > 100
+            assert read_with_llama(word_vocabulary, text, raw) in (ours(grammar, raw), None), (seed, text, raw, grammar)
+    assert several > minimum
 
 
 @pytest.mark.parametrize(

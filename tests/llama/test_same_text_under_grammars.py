@@ -63,8 +63,11 @@ def text_of(decoder: SpeculativeDecoder, prompt: list[int], sampling: Sampling) 
     return tokens, ended, accepted
 
 
-def compare(target: Target, seeds: range) -> int:
-    """Compare random combinations of grammar, sampler, seed and drafter; return the number of accepted draft tokens."""
+@pytest.mark.parametrize(
+    ("seeds", "minimum"), [(range(6), 10), pytest.param(range(100, 600), 1500, marks=pytest.mark.exhaustive)]
+)
+def test_drafts_under_grammars_keep_text_in_exact_mode(seeds: range, minimum: int, target: Target) -> None:
+    """Compare random combinations of grammar, sampler, seed and drafter."""
     accepted = 0
     decoders = {
         name: SpeculativeDecoder(
@@ -87,13 +90,4 @@ def compare(target: Target, seeds: range) -> int:
         drafted = text_of(decoders[drafter], prompt, sampling)
         assert plain[:2] == drafted[:2], (seed, drafter, sampling)
         accepted += drafted[2]
-    return accepted
-
-
-def test_drafts_under_grammars_keep_text_in_exact_mode(target: Target) -> None:
-    assert compare(target, range(6)) > 10
-
-
-@pytest.mark.exhaustive
-def test_drafts_under_grammars_keep_500_texts_in_exact_mode(target: Target) -> None:
-    assert compare(target, range(100, 600)) > 1500
+    assert accepted > minimum

@@ -163,15 +163,9 @@ def test_target_checkpoint_avoids_replay_after_rollback(files: dict[str, Path]) 
 
 def test_target_reports_properties_of_model(files: dict[str, Path]) -> None:
     with Target(files["llama"], n_ctx=64, threads=1) as target:
-        assert (target.weights.name, target.weights.architecture, target.weights.n_ctx_train) == (
-            "tiny llama",
-            "llama",
-            1024,
-        )
-        assert (target.n_ctx, target.weights.present.threads, target.sequences[0].max_batch) == (64, 1, MAX_EVALUATE)
-        assert target.weights.n_params > 0
-        assert target.weights.size_bytes > 0
-        assert target.vocabulary.n_vocab == len({target.vocabulary.piece(t) for t in range(3, 259)}) + 13
+        weights = target.weights
+        assert (weights.name, weights.architecture, weights.n_ctx_train) == ("tiny llama", "llama", 1024)
+        assert (target.n_ctx, weights.present.threads, target.sequences[0].max_batch) == (64, 1, MAX_EVALUATE)
 
 
 def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -120,7 +119,3 @@ def test_watchdog_watch_guards_functions_of_a_module() -> None:
     kept: list[int] = []
     module.free(kept)
     assert kept == [module.where()] != [threading.get_ident()]
-
-
-def test_watchdog_on_abort_is_a_valid_ggml_callback() -> None:
-    assert ctypes.cast(Watchdog(60, explain_error).on_abort, ctypes.c_void_p).value

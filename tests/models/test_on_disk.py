@@ -7,11 +7,9 @@ import json
 import shutil
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 from support.cli_runner import DEMO, NO_SMOLLM, environment, run
-from support.tiny_gguf import write_gguf
+from support.tiny_gguf import write_changed_demo, write_gguf
 
 from ngramspec.errors import ModelError
 from ngramspec.models.find import (
@@ -107,16 +105,10 @@ def test_list_ollama_skips_broken_entries(folder: Path, env: dict[str, str]) -> 
 
 
 def test_resolve_rejects_ollama_specific_format(tmp_path: Path, folder: Path, env: dict[str, str]) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")
-    writer.add_uint32("gemma3.vision.block_count", 27)
-    writer.add_tensor("t", np.zeros(64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    pull(folder, "registry.ollama.ai/library/gemma3/4b", (tmp_path / "m.gguf").read_bytes())
-    with pytest.raises(ModelError, match="ollama:gemma3:4b uses a format specific to Ollama"):
-        resolve("ollama:gemma3:4b", env)
+    model = write_changed_demo(tmp_path / "m.gguf", {"llama.vision.block_count": 27})
+    pull(folder, "registry.ollama.ai/library/llama/4b", model.read_bytes())
+    with pytest.raises(ModelError, match="ollama:llama:4b uses a format specific to Ollama"):
+        resolve("ollama:llama:4b", env)
 
 
 # --------------------------------------------------------------------------- LM Studio
