@@ -280,11 +280,7 @@ def _drafts(session: Session, _argument: str) -> None:
 
 
 def set_drafts(session: Session, on: bool) -> None:
-    """Turn the display of drafts on or off.
-
-    Raises:
-        NGramSpecError: Output that cannot show drafts.
-    """
+    """Turn the display of drafts on or off."""
     view = session.view
     if on and not view.can_show_drafts:
         raise NGramSpecError("drafts can only be shown in a terminal")

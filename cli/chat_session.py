@@ -50,11 +50,7 @@ def conversation_path() -> Path:
 
 
 def load_last() -> tuple[Conversation, str]:
-    """Load the saved conversation with `load`.
-
-    Raises:
-        NGramSpecError: Conversation that is missing or cannot be read.
-    """
+    """Load the saved conversation with `load`."""
     if not conversation_path().exists():
         raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
     return load(conversation_path())
@@ -227,13 +223,9 @@ class Session:
         return success
 
     def ask(self, message: str, *, is_retry: bool = False) -> bool:
-        """Answer a user turn and return True, or report an error in one line.
+        """Answer a user turn, which replaces the last one if `is_retry`; return False after an error, which is printed.
 
         Without an answer the conversation does not change, and attached files stay for the next message.
-
-        Args:
-            message: Message of the user.
-            is_retry: True if the turn replaces the last one.
         """
         conversation = replace(self.conversation, turns=[*self.conversation.turns])
         if is_retry:

@@ -59,11 +59,7 @@ def _normalize(name: str) -> str:
 
 
 def find(name: str) -> Setting:
-    """Return a setting by its name or one of its flags.
-
-    Raises:
-        NGramSpecError: Name of no setting; the message lists the settings.
-    """
+    """Return a setting by its name or one of its flags."""
     key = _ALIASES.get(_normalize(name))
     if key is None:
         raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")

@@ -15,13 +15,9 @@ Texts of this length take at most two seconds, while 30 MB would take a minute.
 
 
 def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
-    """Read the text to continue and the text after the gap; `None` means no gap.
+    """Read the text to continue and the text after the gap; `None` means no gap, and the name "-" stdin.
 
     The program ends if a text is not UTF-8 or all texts are empty.
-
-    Args:
-        source: Name of the file with the text; "-" means stdin.
-        suffix: Name of the file with the text after the gap; "-" means stdin, `None` means no gap.
     """
     if suffix is not None and suffix == source:
         usage_error(

@@ -119,9 +119,6 @@ class TraceView:
 
     A mark replaces the colour of a token or precedes its numbers. The marks are "+" for accepted, "-" for rejected, "."
     after a rejected token, ">" for the target's own token and "~" after the end of the text.
-
-    Args:
-        numbers: True to show the numbers of each token below each pass.
     """
 
     def __init__(self, *, numbers: bool) -> None:

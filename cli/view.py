@@ -95,15 +95,10 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def run_counted(names: Iterable[str], total: int, label: str) -> Outcome:
-    """Run pieces of work under a progress bar that shows the name of the last finished piece.
+    """Run pieces of work under a progress bar, which shows `label` and then the names that finished pieces yield.
 
     An interruption ends the work and keeps its results so far. The bar is drawn only between pieces, because a thread
     that draws would disturb the timing.
-
-    Args:
-        names: Iterator that does one piece per step and yields its name when the piece is finished.
-        total: Number of pieces.
-        label: Text on the bar before the first piece is finished.
     """
     with capture_outcome() as outcome, _bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(label, total=total)

@@ -38,12 +38,7 @@ class Hit(NamedTuple):
 
 
 def find_passages(name: str, source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and text of everything in a file that people read.
-
-    Args:
-        name: Name of the file; its suffix selects the format.
-        source: Contents of the file.
-    """
+    """Yield the line number and text of everything that people read in a file; its suffix selects the format."""
     if name.endswith(".py"):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type in (tokenize.COMMENT, tokenize.STRING):

@@ -47,13 +47,7 @@ def bytes_per_token(figures: Statistics) -> float:
 
 
 def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
-    """Return the report on a memory, with one row for each tokenizer.
-
-    Args:
-        name: Name of the memory.
-        stores: Statistics of each tokenizer.
-        command: Command that the user typed.
-    """
+    """Return the report on a memory, with one row for each tokenizer."""
     headings = ["tokenizer", "files", "tokens of files", "answers", "tokens of answers", "MiB", "bytes per token"]
     counts = ("files", "file_tokens", "answers", "answer_tokens")
     rows = [

@@ -113,13 +113,7 @@ class TraceWriter:
             )
 
     def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
-        """Begin a generation.
-
-        Args:
-            prompt: Tokens before the first pass.
-            piece: Function that returns the bytes of a token.
-            header: Header of the generation; it is written unless the previous generation had an equal one.
-        """
+        """Begin a generation; its header is written unless the previous generation had an equal one."""
         self._piece = piece
         self._context = deque(prompt[-CONTEXT:], maxlen=CONTEXT)
         if header != self._header:

@@ -87,12 +87,7 @@ class Configuration:
 
 
 class Hindsight:
-    """Times of texts if drafts contained only correct tokens, for n-grams, a draft model and both.
-
-    Args:
-        curve: Cost curve of the target.
-        x: Time of a pass of the draft model relative to one of the target.
-    """
+    """Times of texts if drafts contained only correct tokens, for n-grams, a draft model and both."""
 
     def __init__(self, curve: CostCurve, x: float) -> None:
         self._curve, self._x = curve, x
@@ -100,12 +95,7 @@ class Hindsight:
         self._seconds = [0.0, 0.0, 0.0]
 
     def add(self, ngrams: Sequence[bool], model: Sequence[bool]) -> None:
-        """Count a text.
-
-        Args:
-            ngrams: True for each token after the first that n-grams predict correctly.
-            model: True for each token after the first that the draft model predicts correctly.
-        """
+        """Count a text, given which tokens after the first n-grams and the draft model predict correctly."""
         self._tokens += len(ngrams)
         none = [False] * len(ngrams)
         for i, ways in enumerate([(ngrams, none), (none, model), (ngrams, model)]):

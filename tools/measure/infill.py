@@ -51,15 +51,7 @@ class Gap(NamedTuple):
 
 
 def choose_gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> list[Gap]:
-    """Return random gaps in files.
-
-    Args:
-        files: Source files.
-        count: Number of gaps.
-        lines: Number of lines in a gap.
-        seed: Seed that determines the gaps.
-        free: True if a suggestion may leave its block.
-    """
+    """Return random gaps of `lines` lines; `free` means that a suggestion may leave its block."""
     rng = random.Random(seed)
     texts = {path: path.read_text("utf-8", "replace").splitlines(keepends=True) for path in files}
     long = [path for path, text in texts.items() if len(text) > 8 * lines]

@@ -33,11 +33,7 @@ MAX_PROBABILITY = 1.0 - 1e-9
 
 
 class Memory:
-    """Answers of a model, which evaluates only new texts.
-
-    Args:
-        model: Model that evaluates new texts.
-    """
+    """Answers of a model, which evaluates only new texts."""
 
     def __init__(self, model: Target) -> None:
         self.model = model
@@ -52,10 +48,7 @@ class Memory:
     def answers_after(self, tokens: Sequence[int], texts: Sequence[int], first: int) -> list[Answer]:
         """Return the answers after the first `first` tokens and after each further token.
 
-        Args:
-            tokens: Tokens of the text.
-            texts: Numbers of all prefixes of `tokens`, starting with the empty one.
-            first: Length of the first prefix with an answer.
+        `texts` are the numbers of all prefixes of `tokens`, starting with the empty one.
         """
         unknown = [at for at in range(first, len(tokens) + 1) if texts[at] not in self._answers]
         if unknown:
@@ -77,9 +70,6 @@ class MemoryModel(ModelBase):
 
     An answer is a row of logits in which the most likely token has its probability. The other tokens share the rest,
     because greedy decoding and greedy drafts use only the most likely token.
-
-    Args:
-        memory: Memory of the model.
     """
 
     leaves = 8
@@ -122,12 +112,7 @@ class MemoryModel(ModelBase):
 
 
 class AnswerModel(MemoryModel):
-    """Target that computes only the answers in use: after its own text and, if a drafter needs them, rejected tokens.
-
-    Args:
-        memory: Memory of the target.
-        drafter: Drafter for the target.
-    """
+    """Target that computes only the answers in use: after its own text and, if a drafter needs them, rejections."""
 
     def __init__(self, memory: Memory, drafter: Drafter | None) -> None:
         super().__init__(memory)

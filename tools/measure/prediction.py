@@ -24,11 +24,7 @@ MIN_SIMILARITY, MIN_LINES = 0.3, 8
 
 
 class PredictionDrafter(MixtureDrafter):
-    """Drafter with the same prediction for every text, because the loop of a replay does not support predictions.
-
-    Args:
-        prediction: Token ids of the prediction.
-    """
+    """Drafter with the same prediction for every text, because the loop of a replay does not support predictions."""
 
     def __init__(self, prediction: list[int]) -> None:
         super().__init__()

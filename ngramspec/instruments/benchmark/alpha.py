@@ -82,17 +82,7 @@ class OrderDrafter(Drafter):
 class AlphaOfOrder:
     """Alpha of the drafts of one order. Above temperature 0 drafts are verified with rejection sampling.
 
-    Args:
-        order: Order of the n-grams.
-        target: Model.
-        sampling: Sampling settings.
-        gamma: Maximum number of tokens in a draft.
-        exact: Exact mode; see `SpeculativeDecoder`.
-
-    Attributes:
-        stats: Counters of all steps.
-        n_verified: Number of verified positions.
-        overlap: Sum of sum_x min(p(x), q(x)) over these positions.
+    Drafts have up to `gamma` tokens. `overlap` is the sum of sum_x min(p(x), q(x)) over the `n_verified` positions.
     """
 
     def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:

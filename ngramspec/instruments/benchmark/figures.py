@@ -180,9 +180,7 @@ def predict_gain(
 def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
     """Return a summary: the median over categories of the median ratio, the worst category, and equality of outputs.
 
-    Args:
-        summaries: Summaries of one policy, the overall one last.
-        caveat: Reason why outputs may differ; `None` if they must be equal.
+    The overall summary comes last. `caveat` is the reason why outputs may differ; `None` means that they must be equal.
     """
     ratios = {s.category: s.ratio.median for s in summaries[:-1] if s.ratio is not None}
     if not ratios:

@@ -49,12 +49,7 @@ def compare_answers(case: Case, ours: Answer, theirs: Answer) -> Pair:
 
 
 class RemoteServer:
-    """A server to compare with; OPENAI_API_KEY may contain a key for it.
-
-    Args:
-        url: URL of the server, such as "http://127.0.0.1:8080".
-        tokenizer: Tokenizer of the same vocabulary, for servers that receive texts.
-    """
+    """A server to compare with; OPENAI_API_KEY may contain a key for it."""
 
     def __init__(self, url: str, tokenizer: Tokenizer) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")

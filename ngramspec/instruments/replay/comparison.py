@@ -129,13 +129,7 @@ def find_min_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> ND
 
 
 class CurveComparison:
-    """The replay of recordings with several cost curves.
-
-    Args:
-        recordings: Recordings, grouped by category.
-        drafter: Name of the drafter.
-        replays: One replay per curve, by the name of the curve.
-        oracle: Whether to compute the speed-up of the copy-oracle too.
+    """The replay of recordings, grouped by category, with one replay per cost curve.
 
     Attributes:
         texts: Id of the first answer of each category, and its steps in the first replay.

@@ -228,9 +228,6 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
 class TranscriptReader:
     """A converter of transcripts to recordings. Special tokens are parsed only in prompts.
 
-    Args:
-        tokenizer: Vocabulary of the model.
-
     Attributes:
         spelled: Whether the marks of ChatML are ordinary text, because the vocabulary lacks its tokens.
     """

@@ -149,25 +149,13 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
 
 
 def gains(about: str, values: Mapping[str, tuple[float, float | None, float | None]], form: str) -> Bars:
-    """Return a bar chart of speeds relative to plain decoding.
-
-    Args:
-        about: Description of the chart.
-        values: Value, minimum and maximum of each bar, by name.
-        form: Format of the values.
-    """
+    """Return a bar chart of speeds relative to plain decoding, from the value, minimum and maximum of each bar."""
     bars = [Bar(name, value, low, high, f"{value:{form}}x") for name, (value, low, high) in values.items()]
     return Bars(about, bars, even=(1.0, "plain decoding"))
 
 
 def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
-    """Return the section on acceptance by position in the draft.
-
-    Args:
-        rates: Acceptance rates at each position, by name.
-        about: Explanation of the figures.
-        totals: Number of totals at the end of `rates`; the chart shows only these.
-    """
+    """Return the section on acceptance by position in the draft; the chart shows only the last `totals` rates."""
     longest = max(map(len, rates.values()), default=0)
     places = [place for place in POSITIONS if place <= longest]
     rows = [
@@ -186,12 +174,7 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
 
 
 def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
-    """Return the section on the cost of passes.
-
-    Args:
-        curves: Cost curves by name: seconds of a pass by its size.
-        switch: Cost of a change of size; `None` or 0 omits it.
-    """
+    """Return the section on the cost of passes, from the seconds by size and the cost of a change of size."""
     series = {
         name: [(size, value / seconds[1]) for size, value in sorted(seconds.items())]
         for name, seconds in curves.items()
@@ -206,12 +189,7 @@ def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None
 
 
 def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list[Section]:
-    """Return the section on the calibration of predicted acceptance; an empty list if nothing was predicted.
-
-    Args:
-        cells: Cells of `CalibrationTable`.
-        error: Calibration error of `CalibrationTable`; `None` if nothing was predicted.
-    """
+    """Return the section on a `CalibrationTable`; an empty list if nothing was predicted."""
     if error is None:
         return []
     about = f"All positions of all proposed drafts, verified or not; expected calibration error {error:.4f}."

@@ -77,15 +77,7 @@ def movement(
     """Return how far logits must move for `draw` to return the drafted token (`TextDifference.needed`).
 
     There is a row within the returned distance from which the sampler draws the drafted token. Only without filters is
-    it certain that no closer row has this effect.
-
-    Args:
-        draw: Sampler at the position of the difference.
-        plain_row: Logits of plain decoding.
-        drafted_row: Logits of the pass with a draft.
-        plain_token: Token of the plain text.
-        drafted_token: Token of the drafted text.
-        bound: Maximum movement that explains a difference; with 0 nothing is explained.
+    it certain that no closer row has this effect. A movement of more than `bound` explains nothing.
     """
     if bound <= 0 or draw(plain_row) != plain_token or draw(drafted_row) != drafted_token:
         return None
@@ -169,11 +161,7 @@ class TextComparison:
     def compare(self, case: Case, setting: Setting, max_tokens: int, *, cut: bool) -> TextPair:
         """Generate both texts of a prompt and compare them; the drafted one ends at the first difference.
 
-        Args:
-            case: Prompt.
-            setting: Settings of both texts.
-            max_tokens: Maximum number of tokens.
-            cut: Whether `max_tokens` is lower because there is too little time.
+        `cut` means that `max_tokens` is lower because there is too little time.
 
         Raises:
             GrammarError: The vocabulary does not support the grammar of the setting.

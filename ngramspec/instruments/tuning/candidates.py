@@ -30,13 +30,8 @@ def candidates(
 ) -> dict[str, Candidate]:
     """Return the candidates to compare with the present settings, by their command line options.
 
-    Args:
-        present: Present settings.
-        physical: Number of physical cores.
-        logical: Number of logical cores.
-        on_cpu: Whether the CPU may compute a part of the model.
-        flash_free: Whether flash attention can be switched on and off.
-        quantised_cache: Whether the cache can have 8 bits per value.
+    `on_cpu` means that the CPU may compute a part of the model, `flash_free` that flash attention can be switched on
+    and off, and `quantised_cache` that the cache can have 8 bits per value.
     """
     result: list[Candidate] = []
 

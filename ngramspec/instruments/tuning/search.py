@@ -68,12 +68,9 @@ def rounds_needed(candidates: int) -> int:
 
 
 def compare(present: Sequence[Times], candidate_times: Sequence[Times], candidates: int = 1) -> Comparison:
-    """Compare the times of two settings in the same rounds.
+    """Compare the times of two settings in the same rounds, of which there is at least one.
 
-    Args:
-        present: Times of the present settings in each round, at least one round; they may contain more measures.
-        candidate_times: Times of the candidate in each round.
-        candidates: Number of all candidates, any of which may be faster by chance.
+    Any of `candidates` settings may be faster by chance.
     """
 
     def score(times: Times) -> float:
