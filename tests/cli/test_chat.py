@@ -99,7 +99,6 @@ def test_chat_with_random_seed_prints_seed_that_repeats_session(env: dict[str, s
 def test_chat_with_invalid_usage_prints_one_line_error(env: dict[str, str]) -> None:
     for options, stdin, code, words in (
         (["--show-drafts"], b"hello\n", 2, "terminal"),
-        (["-f", "none.txt"], b"hello\n", 1, "none.txt: No such file"),
         (["-f", os.devnull], b"hello\n", 1, f"{os.devnull} is empty"),
         (["-f", "-"], b"\n\n", 1, "standard input is empty"),
         (["-f", "-"], b"a\xff", 1, "standard input is not UTF-8"),

@@ -116,16 +116,6 @@ def test_complete_with_entropy_policy_reports_steps(env: dict[str, str]) -> None
     assert all(0 <= step["entropy"] <= 1 and 1 <= step["gamma"] <= 16 for step in report["steps"])
 
 
-def test_complete_trace_writes_readable_trace_of_text(env: dict[str, str], tmp_path: Path) -> None:
-    file = tmp_path / "trace.jsonl"
-    done = run(env, *DRAFTED, "-n", "16", "--trace", file, stdin=TEXT)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines[0]["ngramspec_trace"] == 3
-    assert "".join(piece for line in lines[1:] for piece in line["pieces"]) == done.out
-    shown = run(env, "trace", file).ok()
-    assert len(shown.out.splitlines()) >= len(lines)
-
-
 def test_chat_with_grammar_returns_only_allowed_answers(env: dict[str, str], tmp_path: Path) -> None:
     grammar, trace = tmp_path / "yes.gbnf", tmp_path / "trace.jsonl"
     grammar.write_text('root ::= "yes" | "no"')

@@ -120,13 +120,8 @@ def test_serve_embeddings_during_decoding_returns_both_results(env: dict[str, st
     assert len(texts[1]) > len(texts[0]) // 2
 
 
-def test_serve_embeddings_suggests_pooling_and_rejects_invalid_options(env: dict[str, str]) -> None:
-    done = serve(env, lambda _: None, "--embeddings").ok()
-    assert "--pooling mean" in done.err
-    for options in (("--pooling", "mean"), ("--embd-normalize", "1")):
-        serve(env, lambda _: None, *options).assert_failed("require --embeddings", code=2)
-    wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
-    wrong.assert_failed("not one of 'none', 'mean'", code=2)
+def test_serve_embeddings_suggests_pooling(env: dict[str, str]) -> None:
+    assert "--pooling mean" in serve(env, lambda _: None, "--embeddings").ok().err
 
 
 @pytest.mark.exhaustive
@@ -283,9 +278,6 @@ def test_serve_that_cannot_start_prints_one_line_error(
         )
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
     run(env, "serve", tmp_path / "bad.gguf", "--port", "0").assert_failed("bad.gguf")
-    run(env, "serve", DEMO, "--reasoning-format", "none").assert_failed(
-        "'none' is not one of 'auto', 'deepseek'", code=2
-    )
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     run(env, "serve", DEMO).assert_failed("pip install 'ngramspec[server]'")
 

@@ -369,9 +369,10 @@ def test_numbers_show_why_a_draft_had_its_length(env: dict[str, str], tmp_path: 
     pytest.importorskip("llama_cpp")
     path = tmp_path / "run.jsonl"
     options = ["-t", "1", "-c", "512", "-n", "60", "--temp", "0", "--exact", "off", "--trace", path]
-    run(env, "complete", *options, DEMO, stdin=CODE.encode()).ok()
+    text = run(env, "complete", *options, DEMO, stdin=CODE.encode()).ok().out
     done = run(env, "trace", path, "--numbers").ok()
-    _, *passes = [item.step for item in records(path) if isinstance(item, TracedPass)]
+    first, *passes = [item.step for item in records(path) if isinstance(item, TracedPass)]
+    assert "".join(step.text for step in (first, *passes)) == text
     assert done.out.count(" reason: ") == len(passes)
     assert all(len(step.drafted) <= int(step.policy_details.get("planned", 0)) for step in passes)
     costs = r"  P\((\d+)\) \S+, T\(\d+\) (\S+), V\(\d+\) \S+  <- planned"
