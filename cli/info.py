@@ -53,7 +53,7 @@ def info(
     target = open_target(source, load)
     sequence = target.sequences[0]
     calibration = Calibration.load(sequence)
-    auto = ExactnessSelector(target) if target.exact == "auto" and sequence.exact_rollback else None
+    auto = ExactnessSelector(target.trials) if target.exact == "auto" and sequence.exact_rollback else None
     if remeasure:
         calibration.forget()
         if auto is not None:
