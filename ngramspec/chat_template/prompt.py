@@ -36,10 +36,9 @@ _JSON = re.compile(r'["\\\x00-\x1f]')  # characters that JSON always escapes
 _JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # characters that some JSON encoders escape
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null", "function"}) | {
-    "text",
-    "thinking",
-}
+_TYPES = frozenset(
+    {"string", "number", "integer", "boolean", "object", "array", "null", "function", "text", "thinking"}
+)
 
 Span = tuple[int, int]
 
@@ -133,23 +132,19 @@ class _StringHider:
         return "".join(rebuilt), own_spans, parts[-1]
 
     def _hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {
-            key: self._hide_unless_plain(value) if key == "tool_call_id" else self._hide_value(value, key)
-            for key, value in message.items()
-        }
+        fields = self._hide_fields(message, "tool_call_id")
         if isinstance(calls := message.get("tool_calls"), list):
-            fields["tool_calls"] = [
-                {
-                    key: self._hide_unless_plain(value) if key == "id" else self._hide_value(value, key)
-                    for key, value in call.items()
-                }
-                for call in calls
-            ]
+            fields["tool_calls"] = [self._hide_fields(call, "id") for call in calls]
         return fields
 
-    def _hide_unless_plain(self, value: Any) -> Any:
-        """Return an id unchanged if it is plain, because templates count its characters."""
-        return value if isinstance(value, str) and _PLAIN.fullmatch(value) else self._hide_value(value)
+    def _hide_fields(self, fields: Mapping[str, Any], id_key: str) -> dict[str, Any]:
+        """Hide the values of fields, except an id that is plain, because templates count its characters."""
+        return {
+            key: value
+            if key == id_key and isinstance(value, str) and _PLAIN.fullmatch(value)
+            else self._hide_value(value, key)
+            for key, value in fields.items()
+        }
 
     def _hide_value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
@@ -175,8 +170,7 @@ class _StringHider:
         for start, end in [*(match.span() for match in self._stays.finditer(text)), (len(text), len(text))]:
             piece = text[at:start]
             if core := piece.strip():
-                # Equal texts have the same name, because templates check if a parameter is in the list of required
-                # ones.
+                # Equal texts have the same name: templates check if a parameter is in the list of required ones.
                 number = self._numbers.setdefault(core, len(self._numbers))
                 piece = piece.replace(core, f"{self._mark}{number}x", 1)
             parts += [piece, text[start:end]]

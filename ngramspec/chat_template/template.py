@@ -65,7 +65,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, controls: Mapping[str, Control], bos: str = "", eos: str = "") -> None:
-        self._parts = _Parts(source, tuple(controls), bos, eos)
+        self._parts = source, tuple(controls), bos, eos
         self._controls = controls
         self._key = secrets.token_bytes(8)
 
@@ -108,7 +108,7 @@ class ChatTemplate:
         with _nesting_errors():
             with suppress(_UnknownTemplateError):  # the child is new, or knows too many others
                 return child_worker.call(function, self._key, *arguments)
-            child_worker.call(_compile, self._key, self._parts)
+            child_worker.call(_compile, self._key, *self._parts)
             return child_worker.call(function, self._key, *arguments)
 
     def _tokenize(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
@@ -139,13 +139,6 @@ def _nesting_errors() -> Iterator[None]:
 # --------------------------------------------------------------------------- the child
 
 
-class _Parts(NamedTuple):
-    source: str
-    controls: tuple[str, ...]
-    bos: str
-    eos: str
-
-
 class _UnknownTemplateError(NGramSpecError):
     """The child does not know the template of a call."""
 
@@ -153,9 +146,9 @@ class _UnknownTemplateError(NGramSpecError):
 _templates: OrderedDict[bytes, tuple[Render, LayoutTemplate]] = OrderedDict()
 
 
-def _compile(key: bytes, parts: _Parts) -> None:
-    render = make_render(parts.source, parts.bos, parts.eos)
-    _templates[key] = render, LayoutTemplate(parts.source, render, parts.controls, parts.bos)
+def _compile(key: bytes, source: str, controls: Sequence[str], bos: str, eos: str) -> None:
+    render = make_render(source, bos, eos)
+    _templates[key] = render, LayoutTemplate(source, render, controls, bos)
     if len(_templates) > _MAX_TEMPLATES:
         _templates.popitem(last=False)
 

@@ -29,11 +29,7 @@ OPTIONS: Mapping[str, Any] = {
 }
 """Options of llguidance's JSON compiler."""
 
-FORMATS = frozenset(
-    {
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
-    }
-)
+FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 """Formats that are enforced."""
 
 _SIZES = {
@@ -46,10 +42,10 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")
 _TYPES: Mapping[str, frozenset[str]] = {
-    "object": frozenset({*("properties", "required", "additionalProperties", "patternProperties"), *_SIZES["object"]}),
-    "array": frozenset({*("items", "prefixItems"), *_SIZES["array"]}),
-    "string": frozenset({*("pattern",), *_SIZES["string"]}),
-    "number": frozenset({*("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")}),
+    "object": frozenset({"properties", "required", "additionalProperties", "patternProperties", *_SIZES["object"]}),
+    "array": frozenset({"items", "prefixItems", *_SIZES["array"]}),
+    "string": frozenset({"pattern", *_SIZES["string"]}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
 """Keywords that are about one type each."""
 
@@ -98,7 +94,7 @@ def _prepare(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """Return a schema in the form for llguidance, which can compile it; see `json_rule` for errors."""
     problem: str | None = None
     omitted_keys: set[str] = set()
-    for group in _LENIENT if not strict else ((),):
+    for group in _LENIENT[:1] if strict else _LENIENT:
         omitted_keys |= {*group}
         prepared_schema = _Preparation(schema, strict=strict, omitted_keys=omitted_keys).root()
         text = _expression(prepared_schema, strict=strict).removeprefix(_JSON)
@@ -185,9 +181,10 @@ class _Preparation:
         if key in _LISTS and isinstance(value, list):
             return [self._schema(inner, closed=closed or key not in _IN_PLACE) for inner in value]
         if key in _SINGLE:
-            each = value if isinstance(value, list) else [value]
-            schemas = [self._schema(inner, closed=True) for inner in each]
-            return schemas if isinstance(value, list) else schemas[0]
+            is_list = isinstance(value, list)
+            return (
+                [self._schema(inner, closed=True) for inner in value] if is_list else self._schema(value, closed=True)
+            )
         return value
 
     def _is_kept(self, key: str, value: Any) -> bool:

@@ -5,7 +5,6 @@ Each block opens, grows and closes. At most one block is open at a time; without
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
@@ -13,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from ngramspec.batching.request import Done, Event, Prefilled, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.errors import shutdown_error, to_api_error
+from ngramspec.server.transcript import read_arguments
 from ngramspec.steps import Step
 from ngramspec.tool_calls.deltas import Delta
 
@@ -108,7 +108,7 @@ class Answer:
         """Complete tool calls of an answer that ended; a limit may have cut off the last one."""
         calls = [block for block in self.blocks if block.kind == "call"]
         was_cut = self.end is not None and self.end.reason == "length" and self.blocks[-1:] == calls[-1:]
-        return calls[:-1] if was_cut and calls and not _is_json(calls[-1].text) else calls
+        return calls[:-1] if was_cut and calls and read_arguments(calls[-1].text) is None else calls
 
     def write(self, steps: Sequence[Step]) -> Piece:
         """Add the tokens of consecutive steps; adjacent text of one block becomes one change."""
@@ -221,11 +221,3 @@ class Answer:
             self._open.logprobs += complete
             changes.append(("grown", self._open, "", tuple(complete)))
         return tuple(complete)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

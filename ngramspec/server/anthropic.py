@@ -40,9 +40,10 @@ _ERRORS = {
 async def messages(call: Call) -> Response:
     """Answer a chat."""
     fields, model = call.fields, call.model
-    reply = MessageReply(f"msg_{secrets.token_hex(12)}", fields.string("model") or model.name, hides_reasoning(fields))
-    task = await asyncio.to_thread(read_request, fields)
-    return await answer_chat(call, task, reply)
+    thinking = fields.object("thinking")
+    hides = thinking is not None and thinking.choice("display", ("summarized", "omitted"), "") == "omitted"
+    reply = MessageReply(f"msg_{secrets.token_hex(12)}", fields.string("model") or model.name, hides)
+    return await answer_chat(call, await asyncio.to_thread(read_request, fields), reply)
 
 
 async def count_tokens(call: Call) -> Response:
@@ -89,12 +90,6 @@ def read_request(fields: Fields, *, counting: bool = False) -> ChatTask:
     )
 
 
-def hides_reasoning(fields: Fields) -> bool:
-    """Return True if a request asks for thinking blocks without their text."""
-    thinking = fields.object("thinking")
-    return thinking is not None and thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
-
-
 def _read_messages(fields: Fields) -> list[dict[str, Any]]:
     transcript = Transcript()
     for text in fields.parts("system", _read_text):
@@ -108,9 +103,8 @@ def _read_messages(fields: Fields) -> list[dict[str, Any]]:
         elif isinstance(content, str):
             transcript.add_message(role, content)
         else:
-            (_add_user_blocks if role == "user" else _add_assistant_blocks)(
-                transcript, list(message.objects("content"))
-            )
+            add_blocks = _add_user_blocks if role == "user" else _add_assistant_blocks
+            add_blocks(transcript, list(message.objects("content")))
     fields.require("messages")
     if transcript.messages and transcript.messages[-1].get("tool_calls"):
         raise fields.field_error("messages", "must not end with tool calls without results")
@@ -121,10 +115,8 @@ def _add_user_blocks(transcript: Transcript, blocks: list[Fields]) -> None:
     # Templates require the results of calls directly after the calls.
     for block in blocks:
         if block.data.get("type") == "tool_result":
-            text = "\n".join(block.parts("content", _read_text))
-            transcript.add_result(
-                block.require_name("tool_use_id"), f"Error: {text}" if block.boolean("is_error") else text
-            )
+            text = "Error: " * block.boolean("is_error") + "\n".join(block.parts("content", _read_text))
+            transcript.add_result(block.require_name("tool_use_id"), text)
     for block in blocks:
         if block.data.get("type") != "tool_result":
             transcript.add_message("user", _read_text(block))
@@ -152,9 +144,8 @@ def _read_text(block: Fields) -> str:
         case "document":
             return _read_document(block)
         case "search_result":
-            return "\n".join(
-                [block.require_string("title"), block.require_string("source"), *block.parts("content", _read_text)]
-            )
+            heading = [block.require_string("title"), block.require_string("source")]
+            return "\n".join(heading + block.parts("content", _read_text))
         case "tool_reference":
             return block.require_string("tool_name")
         case "image":
@@ -277,12 +268,8 @@ class MessageReply(Reply):
             case "text":
                 return {"type": "text", "text": block.text}
             case "call":  # `max_tokens` may have cut the arguments, and incomplete ones must not be used
-                return {
-                    "type": "tool_use",
-                    "id": block.id,
-                    "name": block.name,
-                    "input": read_arguments(block.text) or {},
-                }
+                arguments = read_arguments(block.text) or {}
+                return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
 
     def _usage(self, end: End) -> dict[str, Any]:
         return self._input_usage() | {

@@ -7,6 +7,7 @@ import base64
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,11 @@ async def embeddings(call: Call) -> Response:
         raise fields.field_error("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
     texts = await asyncio.to_thread(_read_texts, call, "input")
     data = [
-        {"object": "embedding", "index": i, "embedding": _encode_base64(vector) if is_base64 else vector.tolist()}
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist(),
+        }
         for i, (vector,) in enumerate(await _embed(call, embedder, texts))
     ]
     tokens = sum(map(len, texts))
@@ -145,8 +150,7 @@ async def _embed(
     call: Call, embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
 ) -> list[Vectors]:
     """Return the scaled vectors of each text, cut to `width` numbers; other requests run between the texts."""
-    kind = call.fields.integer("embd_normalize", call.model.embd_normalize, minimum=-1)
-    assert kind is not None
+    kind: Any = call.fields.integer("embd_normalize", call.model.embd_normalize, minimum=-1)
     results = []
     for text in texts:
         vectors: Vectors = await asyncio.wrap_future(
@@ -176,7 +180,3 @@ def scale_vectors(vectors: Vectors, kind: int) -> Vectors:
         result = parts / np.where(norms == 0, 1.0, norms)
     scaled: Vectors = result.astype(np.float32)
     return scaled
-
-
-def _encode_base64(vector: Vectors) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -58,9 +58,8 @@ class NativeReply(Reply):
         fields = call.fields
         self._call, self._model, self._requests, self._as_list = call, call.model, requests, as_list
         self._returns_tokens = fields.boolean("return_tokens")
-        self._response_fields = fields.string_list(
-            "response_fields", max_strings=256
-        )  # names of the fields to return; empty means all
+        # Names of the fields to return; empty means all.
+        self._response_fields = fields.string_list("response_fields", max_strings=256)
         self._telemetry = [read_telemetry(call) for _ in requests]
 
     def response_body(self) -> Any:
@@ -212,9 +211,9 @@ def _make_infill_prompt(call: Call) -> list[int]:
         (_NAMELESS if (name := item.string("filename")) is None else name, item.require_string("text"))
         for item in fields.objects("input_extra")
     ]
-    prompt = fields.string("prompt") or ""
     limits = Limits.for_context(model.n_ctx, near=NEAR, n_predict=read_max_tokens(fields) or 0)
-    return fill_in_prompt(model, before, after, prompt, extra_files, limits)
+    prompt = fields.string("prompt") or ""
+    return fill_in_prompt(model, before, after, prompt=prompt, other_files=extra_files, limits=limits)
 
 
 class LineLimits:

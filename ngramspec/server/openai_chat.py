@@ -89,9 +89,8 @@ def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
     if continues_message and not can_continue:
         raise fields.field_error("continue_final_message", "the last message must be an assistant message with text")
     if continues_message and len(messages) > 1 and messages[-2]["role"] == "assistant":
-        raise fields.field_error(
-            "messages", "must not end with two assistant messages, of which one could be continued"
-        )
+        problem = "must not end with two assistant messages, of which one could be continued"
+        raise fields.field_error("messages", problem)
     if continues_message and wants_new_turn:
         raise fields.field_error("add_generation_prompt", "cannot be combined with continue_final_message")
     task = ChatTask(
@@ -283,11 +282,9 @@ class ChatReply(Reply):
             delta = {"function": {"arguments": text}}
         if not delta:
             return {}
-        return (
-            {"function_call": delta["function"]}
-            if self._uses_functions
-            else {"tool_calls": [{"index": block.call, **delta}]}
-        )
+        if self._uses_functions:
+            return {"function_call": delta["function"]}
+        return {"tool_calls": [{"index": block.call, **delta}]}
 
     def _tool_call(self, call: Block) -> dict[str, Any]:
         if call.name in self._toolbox.custom_tools:
@@ -301,9 +298,8 @@ class ChatReply(Reply):
         fields = totals(self.answers, len(self.answers), with_usage)
         if with_usage:
             reasoning = sum(answer.end.reasoning_tokens for answer in self.answers if answer.end is not None)
-            prediction_fields = prediction_usage(
-                self._model, self._prediction, [answer.tokens for answer in self.answers]
-            )
+            texts = [answer.tokens for answer in self.answers]
+            prediction_fields = prediction_usage(self._model, self._prediction, texts)
             fields["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **prediction_fields}
         return fields
 

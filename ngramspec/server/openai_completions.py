@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.errors import ModelError
-from ngramspec.fill_in import Limits, fill_in
+from ngramspec.fill_in import fill_in
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -73,13 +73,11 @@ def _read_request(call: Call) -> tuple[list[Request], list[str]]:
 
 
 def _read_logprobs(fields: Fields, model: ServedModel) -> int | None:
-    if isinstance(fields.data.get("logprobs"), bool):  # the form of chat completions
-        return (
-            (fields.integer("top_logprobs", maximum=model.vocabulary.n_vocab) or 0)
-            if fields.boolean("logprobs")
-            else None
-        )
-    return fields.integer("logprobs", maximum=model.vocabulary.n_vocab)
+    maximum = model.vocabulary.n_vocab
+    if not isinstance(fields.data.get("logprobs"), bool):
+        return fields.integer("logprobs", maximum=maximum)
+    # The form of chat completions.
+    return (fields.integer("top_logprobs", maximum=maximum) or 0) if fields.boolean("logprobs") else None
 
 
 def _decode_prompts(model: ServedModel, fields: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
@@ -250,19 +248,9 @@ def read_requests(
     return [choice for request in requests for choice in repeat_with_seeds(request, count)]
 
 
-def fill_in_prompt(
-    model: ServedModel,
-    before: str,
-    after: str,
-    prompt: str = "",
-    extra_files: Sequence[tuple[str, str]] = (),
-    limits: Limits | None = None,
-) -> list[int]:
-    """Return the prompt for the text between two texts; see `ngramspec.fill_in.fill_in`."""
-    first = model.suffix_first
+def fill_in_prompt(model: ServedModel, before: str, after: str, **more: Any) -> list[int]:
+    """Return the prompt for the text between two texts; `more` contains further arguments of `fill_in`."""
     try:
-        return fill_in(
-            model.vocabulary, before, after, prompt=prompt, other_files=extra_files, limits=limits, suffix_first=first
-        )
+        return fill_in(model.vocabulary, before, after, suffix_first=model.suffix_first, **more)
     except ModelError as error:
         raise ApiError(400, str(error), type="not_supported_error") from error

@@ -27,12 +27,12 @@ def read_shared_fields(call: Call, sampling: Sampling, max_tokens: int | None, s
     """Return a request without a prompt, with the fields in `SHARED_FIELDS`."""
     return Request(
         prompt=(),
-        max_tokens=call.model.token_limit(max_tokens),
+        max_tokens=(call.model.predict or call.model.n_ctx) if max_tokens is None else max_tokens,
         sampling=sampling,
         stop=stop,
         scales=read_scales(call),
-        slot=read_slot(call),
-        rules=read_rules(call),
+        slot=_read_slot(call),
+        rules=_read_rules(call),
     )
 
 
@@ -42,7 +42,7 @@ def repeat_with_seeds(request: Request, count: int) -> list[Request]:
     return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
 
 
-def read_rules(call: Call) -> TextRules:
+def _read_rules(call: Call) -> TextRules:
     """Return the rules in vLLM's fields: `stop_token_ids`, `bad_words` and the options of `TextRules`."""
     fields, vocabulary = call.fields, call.model.vocabulary
     numbers: dict[str, Any] = {n: number for n in options(TextRules) if (number := fields.integer(n)) is not None}
@@ -78,7 +78,7 @@ def read_prediction(fields: Fields) -> str:
     return "".join(prediction.parts("content", lambda part: part.require_string("text")))
 
 
-def read_slot(call: Call) -> int | None:
+def _read_slot(call: Call) -> int | None:
     """Return the preferred slot; numbers beyond the last slot wrap around."""
     slot = call.fields.integer("id_slot", -1, minimum=-1)
     return None if slot is None or slot == -1 else slot % len(call.model.service.report().slots)

@@ -127,10 +127,8 @@ _LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
 
 def _read_samplers(fields: Fields, key: str) -> tuple[str, ...]:
     """Return the names of samplers, which may be given as llama-server's letters, such as "kpt"."""
-    names, text = (
-        parse_samplers(";".join(fields.string_list(key, max_characters=_SAMPLER_CHARACTERS))),
-        fields.data[key],
-    )
+    names = parse_samplers(";".join(fields.string_list(key, max_characters=_SAMPLER_CHARACTERS)))
+    text = fields.data[key]
     if isinstance(text, str) and set(text) <= _LETTERS.keys() and not set(names) <= set(_LETTERS.values()):
         return tuple(_LETTERS[letter] for letter in text)
     return names

@@ -17,7 +17,6 @@ from ngramspec.server.errors import ApiError, context_length_error, shutdown_err
 
 EUCLIDEAN = 2  # llama-server's default scaling of embeddings
 UNLIMITED = -1  # reasoning budget that means no limit, as in llama-server
-DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,13 @@ class ServedModel:
         if characters > room and characters > room * self.vocabulary.longest_token:
             raise context_length_error(-(-characters // self.vocabulary.longest_token), room)
 
-    def token_limit(self, max_tokens: int | None) -> int:
-        """Return the maximum number of tokens of a response; `max_tokens` is the number in the request."""
-        return (self.predict or self.n_ctx) if max_tokens is None else max_tokens
-
 
 @dataclass(slots=True)
 class Server:
     """State shared by all requests."""
 
-    # Sampling settings for requests that do not set them.
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
+    # Sampling settings for requests that do not set them; the temperature is llama.cpp's.
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.8))
     seed: int | None = None  # seed for requests that do not set it; `None` means a random one for each request
     ping_seconds: float = 15.0  # seconds without an event after which a stream sends a sign of life
     max_body_bytes: int = 16 * 2**20  # maximum size of a request
@@ -83,15 +78,12 @@ class Server:
     slot_folder: Path | None = None  # folder in which slots can be saved; `None` disables saving
     model: ServedModel | None = None  # the model; `None` until it is loaded
     draining: bool = False  # whether the server rejects new requests
-    failure: str | None = None  # error with which the model failed to load
     started_at: int = field(default_factory=lambda: int(time.time()))  # time of the start, in seconds since 1970
 
     def require_model(self) -> ServedModel:
         """Return the model; raise an ApiError if it is not loaded, or the server is shutting down."""
         if self.draining:
             raise shutdown_error()
-        if self.failure is not None:
-            raise ApiError(503, f"the model could not be loaded: {self.failure}")
         if self.model is None:
             raise ApiError(503, "Loading model")
         return self.model

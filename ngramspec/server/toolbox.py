@@ -11,10 +11,10 @@ The answers convert calls back: `origin("mcp__read")` is ("read", "mcp"), and `f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 from ngramspec.server.fields import Fields
+from ngramspec.server.transcript import read_arguments
 from ngramspec.tool_calls.deltas import Tool
 
 _PLAIN = "functions"  # namespace of tools without a namespace
@@ -83,12 +83,8 @@ class Toolbox:
             case "allowed_tools":
                 subset = choice.object("allowed_tools") or choice  # as in chat completions, or as in responses
                 # Tools of OpenAI's servers have no name.
-                named_tools = [
-                    named_tool
-                    for named_tool in subset.objects("tools")
-                    if {"name", "function", "custom"} & named_tool.data.keys()
-                ]
-                names = {self.choose(named_tool) for named_tool in named_tools}
+                keys = {"name", "function", "custom"}
+                names = {self.choose(item) for item in subset.objects("tools") if keys & item.data.keys()}
                 self.tools = [tool for tool in self.tools if tool.name in names]
                 return subset.choice("mode", ("auto", "required"), "auto")
             case other:
@@ -116,9 +112,5 @@ def function_name(name: str, namespace: str | None) -> str:
 
 def free_text(arguments: str) -> str:
     """Return the input of a custom tool from the arguments of its function; incomplete arguments stay as they are."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    text = value.get("input") if isinstance(value, dict) else None
+    text = (read_arguments(arguments) or {}).get("input")
     return text if isinstance(text, str) else arguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ngramspec.chat_template.environment import Render
@@ -10,8 +10,6 @@ from ngramspec.chat_template.variables import template_variables
 from ngramspec.errors import ModelError
 from ngramspec.tool_calls.families import family_of, find_open_tag, find_reasoning_tags
 from ngramspec.tool_calls.template_features import Message
-
-Adapt = Callable[[list[Message]], list[Message]]
 
 _USER: Message = {"role": "user", "content": "quserq"}
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
-from ngramspec.tool_calls.forms import forms_of
 from ngramspec.tool_calls.template_features import Message, TemplateFeatures, find_features, openai_tool, split_contents
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
@@ -32,7 +32,7 @@ class ToolTemplate:
         family = family_of(source)
         self._known = family is not None
         self._family = family or HERMES
-        self._forms = forms_of(source or "")
+        self._forms = _forms_of(source or "")
 
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
@@ -47,11 +47,8 @@ class ToolTemplate:
         features = self.features
         adapted_messages = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
         has_calls = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted_messages)
-        if not (
-            features.parts
-            and features.system
-            and ((features.arguments and features.results and features.tools) or not has_calls)
-        ):
+        renders_calls = features.arguments and features.results and features.tools
+        if not (features.parts and features.system and (renders_calls or not has_calls)):
             for message in adapted_messages:
                 if isinstance(content := message.get("content"), list):
                     message["content"] = "\n".join(part["text"] for part in content)
@@ -62,9 +59,9 @@ class ToolTemplate:
             adapted_messages = _merge_system_message(adapted_messages)
         for form in self._forms:
             adapted_messages = form(adapted_messages)
-        return adapted_messages if features.strings or not features.parts else split_contents(
-            adapted_messages
-        ), template_tools
+        if features.parts and not features.strings:
+            adapted_messages = split_contents(adapted_messages)
+        return adapted_messages, template_tools
 
     def _adapt_tools(
         self, messages: list[Message], tools: Sequence[Tool], features: TemplateFeatures
@@ -174,3 +171,88 @@ def _merge_system_message(messages: list[Message]) -> list[Message]:
     if not rest or rest[0]["role"] != "user":
         return [{**first, "role": "user"}, *rest]
     return [{**rest[0], "content": f"{first['content']}\n{rest[0]['content']}"}, *rest[1:]]
+
+
+# --------------------------------------------------------------------------- forms that only some templates require
+
+
+def _forms_of(source: str) -> list[Callable[[list[Message]], list[Message]]]:
+    """Return the functions that turn messages in OpenAI's form into those of a template."""
+    forms: list[Callable[[list[Message]], list[Message]]] = []
+    if "You have access to the following functions in JSONSchema format" in source:
+        forms.append(_strip_texts)  # StepFun: leftover white space makes the model reason in circles
+    if re.search(r"""message(\.|\[['"])thinking""", source):
+        forms.append(_replace_content if "<|channel|>" in source else _copy_reasoning)
+    if all(mark in source for mark in ("[TOOL_CALLS]", "[ARGS]", "block['thinking']")):
+        forms.append(_make_blocks)
+    if "'<|tool_call>call:'" in source and "message['tool_responses']" in source and "'tool_call_id'" not in source:
+        forms.append(_move_results_to_calls)
+    return forms
+
+
+def _strip_texts(messages: list[Message]) -> list[Message]:
+    for message in messages:
+        for field in ("content", "reasoning_content"):
+            if isinstance(value := message.get(field), str):
+                message[field] = value.strip()
+            elif value:
+                message[field] = [{**part, "text": part["text"].strip()} for part in value]
+    return messages
+
+
+def _copy_reasoning(messages: list[Message]) -> list[Message]:
+    """Return messages whose reasoning is in "thinking" (LFM2)."""
+    for message in messages:
+        if "reasoning_content" in message:
+            message["thinking"] = message["reasoning_content"]
+    return messages
+
+
+def _replace_content(messages: list[Message]) -> list[Message]:
+    """Return messages whose reasoning is in "thinking" and replaces the content next to calls (gpt-oss)."""
+    for message in _copy_reasoning(messages):
+        if "thinking" in message and message.get("tool_calls"):
+            del message["content"]
+    return messages
+
+
+def _make_blocks(messages: list[Message]) -> list[Message]:
+    """Return messages whose reasoning is a block of the content (Ministral 3)."""
+    for message in messages:
+        if message["role"] in ("system", "assistant"):
+            content, reasoning = message.get("content", ""), message.pop("reasoning_content", None)
+            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            message["content"] = [{"type": "thinking", "thinking": reasoning}, *blocks] if reasoning else blocks
+    return messages
+
+
+def _move_results_to_calls(messages: list[Message]) -> list[Message]:
+    """Return messages whose results are part of the calls, and so is the answer after them (early Gemma 4)."""
+    turns: list[Message] = []
+    call_turn: Message | None = None  # turn whose results follow
+    for message in messages:
+        if call_turn is not None and message["role"] == "tool":
+            results = call_turn.setdefault("tool_responses", [])
+            results.append(
+                {"name": _function_name(call_turn, len(results), message), "response": _value(message["content"])}
+            )
+        elif call_turn is not None and message["role"] == "assistant" and not message.get("tool_calls"):
+            call_turn["content"], call_turn = message["content"], None
+        else:
+            call_turn = message if message.get("tool_calls") else None
+            turns.append(message)
+            if call_turn is not None:
+                call_turn.pop("content", None)
+    return turns
+
+
+def _function_name(call_turn: Message, number: int, result: Message) -> str:
+    calls = call_turn["tool_calls"]
+    return str(calls[number]["function"]["name"] if number < len(calls) else result.get("tool_call_id", ""))
+
+
+def _value(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return text

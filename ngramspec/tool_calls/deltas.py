@@ -202,11 +202,8 @@ class Reader:
     def skip(self, *ends: str) -> Reads[None]:
         """Skip white space and one of several strings after it, or the beginning of one at the end of the text."""
         yield from self.skip_space()
-        if (
-            (yield from self.take(*ends)) is None
-            and self.ended
-            and any(end.startswith(self.peek_rest()) for end in ends)
-        ):
+        end = yield from self.take(*ends)
+        if end is None and self.ended and any(end.startswith(self.peek_rest()) for end in ends):
             self.at = len(self._text)
 
     def read_until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:

@@ -54,10 +54,10 @@ class Family:
 _TAG = {"<tool_call>": read_hermes}
 _DSML = "｜DSML｜"
 _DEEPSEEK_LIST, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_DEEPSEEK_CALL, _DEEPSEEK_SEPARATOR, _DEEPSEEK_CALL_END = (
+_DEEPSEEK_CALL, _DEEPSEEK_CALL_END, _DEEPSEEK_SEPARATOR = (
     "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
 )
 # V3.1 writes name, separator, arguments. V3 and R1 write "function", separator, name, and arguments in a code fence.
 _DEEPSEEK = {
