@@ -21,18 +21,8 @@ from .serve_options import MAX_DRAFT, ServeOptions
 _LOAD = (
     (
         *LOADING,
-        *(
-            "draft_model",
-            "gpu_layers_draft",
-            "device_draft",
-            "threads_draft",
-            "mtp",
-            "no_draft",
-            "drafter",
-            "draft_max",
-            "memory",
-            "no_memory",
-        ),
+        *("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp"),
+        *("no_draft", "drafter", "draft_max", "memory", "no_memory"),
     ),
     {
         "ctx_size": "Context size of each request in tokens (llama-server: of all together); default or 0: the"

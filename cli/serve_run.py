@@ -315,12 +315,9 @@ def log(entry: Counters) -> None:
     if entry.prompt_tokens:
         parts.append(f"prompt {entry.prompt_tokens} ({entry.cached_tokens} cached)")
     if entry.tokens:
-        rate = (
-            f" at {entry.decoded_tokens / entry.decode_seconds:.1f}/s"
-            if entry.decoded_tokens and entry.decode_seconds
-            else ""
-        )
-        parts.append(f"{entry.tokens} token{'' if entry.tokens == 1 else 's'}{rate}")
+        parts.append(f"{entry.tokens} token{'' if entry.tokens == 1 else 's'}")
+        if entry.decoded_tokens and entry.decode_seconds:
+            parts[-1] += f" at {entry.decoded_tokens / entry.decode_seconds:.1f}/s"
     if entry.draft_tokens:
         parts.append(f"drafted {entry.draft_tokens}, accepted {entry.accepted_tokens}")
     note(", ".join(parts))

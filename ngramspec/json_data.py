@@ -48,9 +48,7 @@ def decode(kind: type[Data], data: Any) -> Data:
     return value
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter = cache(TypeAdapter)
 
 
 def _default(field: Field[Any]) -> Any:

@@ -63,10 +63,10 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i in range(n) if a[i] != b[i])
 
 
-def partial_match_start(text: str, marks: Collection[str], start: int = 0) -> int:
-    """Return the index from `start` at which the longest incomplete mark at the end of a text begins, or len(text)."""
+def partial_match_start(text: str, marks: Collection[str]) -> int:
+    """Return the index at which the longest incomplete mark at the end of a text begins, or len(text)."""
     longest = max(map(len, marks), default=1)
-    for at in range(max(start, len(text) - longest + 1), len(text)):
+    for at in range(max(0, len(text) - longest + 1), len(text)):
         if any(mark.startswith(text[at:]) for mark in marks):
             return at
     return len(text)

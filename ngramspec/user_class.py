@@ -47,7 +47,8 @@ def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
     module = _load_module(path)
     value = getattr(module, class_name, None)
     if not isinstance(value, type):
-        own = [item.__name__ for item in vars(module).values() if _is_defined_in(module, item, kind)]
+        classes = [item for item in vars(module).values() if isinstance(item, type) and issubclass(item, kind)]
+        own = [item.__name__ for item in classes if item.__module__ == module.__name__]
         raise UserCodeError(f"{path} has no class {class_name!r}; its classes for this option: {', '.join(own) or '-'}")
     if not issubclass(value, kind):
         raise UserCodeError(f"{name} must be derived from ngramspec.{kind.__name__}")
@@ -100,10 +101,6 @@ def _load_module(path: Path) -> ModuleType:
         raise UserCodeError(_describe(str(path), str(path), error)) from error
     _modules[path] = modified_at, module
     return module
-
-
-def _is_defined_in(module: ModuleType, value: object, base: type) -> bool:
-    return isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
 
 
 def _describe(name: str, file: str, error: BaseException) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,22 +182,20 @@ class SpeculativeEvaluator(DraftedText):
             self.active = False
             return None
         sequence.follow(tokens)
+        self.active = False
         try:
-            self._can_draft = self._is_checked or sequence.goes_back()
-            self._is_checked = True
-            self.active = self._can_draft
-            if self.active:
-                self._calibration.ensure_curve(sequence)
-                self._prepare(self._sizes)
-        except TargetError:
-            self.active = False
-        except BaseException:
+            with suppress(TargetError):
+                self._can_draft = self._is_checked or sequence.goes_back()
+                self._is_checked = True
+                if self._can_draft:
+                    self._calibration.ensure_curve(sequence)
+                    self._prepare(self._sizes)
+                    self.active = True
+        finally:
             sequence.rollback(len(tokens))
-            sequence.settle()
-            raise
-        sequence.rollback(len(tokens))
+            if not self.active:
+                sequence.settle()
         if not self.active:
-            sequence.settle()
             return None
         self._loop.begin()
         self.drafts.begin(tokens, guide=self._guide, ends=TokenTable(self._vocabulary.is_eog))

@@ -41,7 +41,7 @@ class Reference:
     """A rule by its name."""
 
     name: str
-    line: int
+    at: int  # index in the text of the grammar
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,8 @@ def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, 
     for rule in rules.values():
         for node in walk(rule):
             if isinstance(node, Reference) and node.name not in rules:
-                raise GrammarError(f"the grammar does not parse: there is no rule {node.name!r}, in line {node.line}")
+                line = _line(text, node.at)
+                raise GrammarError(f"the grammar does not parse: there is no rule {node.name!r}, in line {line}")
     return rules
 
 
@@ -142,7 +143,6 @@ class _Parser:
     def __init__(self, text: str, find_token: FindToken) -> None:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
-        self._last_count = 0, 1  # a place that was counted up to, and the line it is in
 
     def read_rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
@@ -198,7 +198,7 @@ class _Parser:
             what = "expected something to repeat before it" if character in "*+?{" else "unexpected character"
             raise self._error(what)
         self._at = name.end()
-        return Reference(name[0], self._line(start))
+        return Reference(name[0], start)
 
     def _literal(self) -> Node:
         start = self._at
@@ -258,9 +258,8 @@ class _Parser:
         start = self._at
         self._depth += 1
         if self._depth > MAX_BRACKETS:
-            raise GrammarError(
-                f"the grammar is nested more than {MAX_BRACKETS} brackets deep in line {self._line(start)}"
-            )
+            line = _line(self._text, start)
+            raise GrammarError(f"the grammar is nested more than {MAX_BRACKETS} brackets deep in line {line}")
         self._at += 1
         self._skip(_SPACE_AND_LINES)
         node = self._choice()
@@ -309,16 +308,15 @@ class _Parser:
         """Skip white space; within brackets line ends are white space."""
         self._skip(_SPACE_AND_LINES if self._depth else _SPACE)
 
-    def _line(self, at: int) -> int:
-        before, line = self._last_count if self._last_count[0] <= at else (0, 1)
-        self._last_count = at, line + self._text.count("\n", before, at)
-        return self._last_count[1]
-
     def _error(self, what: str, at: int | None = None) -> GrammarError:
         at = self._at if at is None else at
         near = self._text[at:].split("\n", 1)[0].strip()[:40] if at < len(self._text) else ""
         place = f", at {near!r}" if near else ""
-        return GrammarError(f"the grammar does not parse: {what} in line {self._line(at)}{place}")
+        return GrammarError(f"the grammar does not parse: {what} in line {_line(self._text, at)}{place}")
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
 
 
 def _merge(ranges: Iterable[tuple[int, int]]) -> Ranges:

@@ -171,7 +171,7 @@ class _Preparation:
             prepared_schema["type"] = kind
         if "prefixItems" in keywords:
             prepared_schema.setdefault("items", False)
-        if closed and not (inner_closed and _IN_PLACE_SET & keywords.keys()):
+        if closed and not (inner_closed and keywords.keys() & {*_IN_PLACE}):
             self._close(schema, prepared_schema)
         return prepared_schema
 
@@ -266,5 +266,4 @@ class _Preparation:
             part = target
 
 
-_IN_PLACE_SET = frozenset(_IN_PLACE)
 _CHOICES = frozenset({*_IN_PLACE, "type", "const", "enum"})

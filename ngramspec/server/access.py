@@ -67,17 +67,13 @@ class Access:
         if not self._is_known(host) and (needs_host or "host" in headers):
             return ApiError(403, f"unknown host name {host[:80]!r}; start the server with --allow-host to accept it")
         origin = headers.get("origin")
-        if origin is not None and not self._is_allowed(origin) and not _is_same(origin, host):
-            return ApiError(
-                403,
-                f"requests from pages of {origin[:80]!r} are not allowed; start the server with --cors to allow them",
-            )
+        allowed = self._origins & {origin, "*"} or _LOCAL_PAGE.fullmatch(origin or "")
+        if origin is not None and not allowed and not _is_same(origin, host):
+            problem = f"requests from pages of {origin[:80]!r} are not allowed"
+            return ApiError(403, f"{problem}; start the server with --cors to allow them")
         if self._keys and not is_public and not self._has_key(headers):
             return ApiError(401, "Invalid API Key")
         return None
-
-    def _is_allowed(self, origin: str) -> bool:
-        return bool(self._origins & {origin, "*"} or _LOCAL_PAGE.fullmatch(origin))
 
     def _is_known(self, host: str) -> bool:
         name = _strip_port(host).lower()

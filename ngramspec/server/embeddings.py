@@ -19,7 +19,6 @@ from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.fields import MAX_ITEMS
 from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_completions import is_prompt_list, read_tokens
-from ngramspec.server.state import ServedModel
 
 Vectors = NDArray[np.float32]
 """Vectors of one text; shape (1, width), or (tokens, width) without pooling."""
@@ -36,7 +35,7 @@ async def embeddings(call: Call) -> Response:
     fields = call.fields
     if "input" not in fields and "content" in fields:
         return await embedding(call)
-    embedder = _pooling_embedder(call)
+    embedder = _embedder(call, pools=True)
     is_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
     if fields.integer("dimensions", embedder.width) != embedder.width:
         raise fields.field_error("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
@@ -71,7 +70,7 @@ async def embedding(call: Call) -> Response:
 async def ollama_embed(call: Call) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
     fields, started_at = call.fields, time.monotonic()
-    embedder = _pooling_embedder(call)
+    embedder = _embedder(call, pools=True)
     width = fields.integer("dimensions", minimum=1, maximum=embedder.width)
     texts: list[list[int]] = []
     if fields.data.get("input") not in (None, "", []):  # without an input, Ollama only loads the model
@@ -90,7 +89,7 @@ async def ollama_embed(call: Call) -> Response:
 
 async def ollama_embeddings(call: Call) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
-    embedder = _pooling_embedder(call)
+    embedder = _embedder(call, pools=True)
     if not call.fields.string("prompt"):
         return json_response({"embedding": []})
     texts = await asyncio.to_thread(_read_texts, call, "prompt", True)
@@ -98,20 +97,15 @@ async def ollama_embeddings(call: Call) -> Response:
     return json_response({"embedding": vector.tolist()})
 
 
-def _pooling_embedder(call: Call) -> Embedder:
-    """Return the embedder; raise an ApiError if it does not make one vector of each text."""
-    embedder = _embedder(call)
-    if embedder.pooling == "none":
-        raise ApiError(
-            400, "--pooling none returns one vector per token; use /embedding, or start the server with --pooling mean"
-        )
-    return embedder
-
-
-def _embedder(call: Call) -> Embedder:
+def _embedder(call: Call, *, pools: bool = False) -> Embedder:
+    """Return the embedder; raise an ApiError if it does not make one vector of each text (`pools`)."""
     embedder = call.model.embedder
     if embedder is None:
         raise ApiError(501, "embeddings are disabled; start the server with --embeddings")
+    if pools and embedder.pooling == "none":
+        raise ApiError(
+            400, "--pooling none returns one vector per token; use /embedding, or start the server with --pooling mean"
+        )
     return embedder
 
 
@@ -130,20 +124,13 @@ def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]
     texts = [read_tokens(call.model, prompt, name, room) for prompt in values]
     if not all(texts):
         raise bad_field(name, f"{name} must not contain a text without tokens")
-    if truncate:
-        texts = [_truncate(call.model, text, embedder.n_ctx) for text in texts]
+    for text in texts if truncate else ():  # the end token stays, because some models put the embedding in it
+        n_end = call.model.vocabulary.is_eog(text[-1])
+        del text[embedder.n_ctx - n_end : len(text) - n_end]
     longest = max(map(len, texts))
     if longest > embedder.n_ctx:
         raise context_length_error(longest, embedder.n_ctx)
     return texts
-
-
-def _truncate(model: ServedModel, tokens: list[int], n_tokens: int) -> list[int]:
-    """Return at most `n_tokens` tokens of a text, with its end token, which some models put the embedding in."""
-    if len(tokens) <= n_tokens:
-        return tokens
-    end = tokens[-1:] if model.vocabulary.is_eog(tokens[-1]) else []
-    return tokens[: n_tokens - len(end)] + end
 
 
 async def _embed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from starlette.responses import PlainTextResponse, Response
 
@@ -18,7 +18,7 @@ class Metric(NamedTuple):
     """A metric and its value."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: str  # "counter" or "gauge"
     description: str
     value: float | tuple[int, ...]  # a tuple has one value for each position of a draft
 
@@ -82,23 +82,21 @@ def _common_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metri
 
 
 def _llama_server_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metric]:
-    stats = report.stats
+    stats, passes = report.stats, report.passes
     prompt_rate = report.prompt_tokens / stats.prefill_seconds if stats.prefill_seconds else 0.0
-    slots_each = report.busy / report.passes if report.passes else 0.0
-    passes = report.passes + (embedder.n_passes if embedder is not None else 0)
-    description = "Prompt tokens found in the cache."
-    yield Metric("llamacpp:prompt_tokens_cached_total", "counter", description, report.cached_tokens)
-    description = "Time for prompt processing, in seconds."
-    yield Metric("llamacpp:prompt_seconds_total", "counter", description, stats.prefill_seconds)
-    description = "Time from first to last tokens, in seconds."
-    yield Metric("llamacpp:tokens_predicted_seconds_total", "counter", description, stats.decode_seconds)
-    yield Metric("llamacpp:prompt_tokens_seconds", "gauge", "Average prompt tokens per second.", prompt_rate)
-    description = "Average generated tokens per second."
-    yield Metric("llamacpp:predicted_tokens_seconds", "gauge", description, stats.tokens_per_second or 0.0)
-    yield Metric("llamacpp:n_decode_total", "counter", "Batches evaluated.", passes)
-    yield Metric("llamacpp:n_tokens_max", "counter", "Maximum number of tokens in a slot.", report.max_held)
-    description = "Average number of busy slots per decode call."
-    yield Metric("llamacpp:n_busy_slots_per_decode", "gauge", description, slots_each)
+    slots_each, decoding = report.busy / passes if passes else 0.0, stats.decode_seconds
+    batches = passes + (embedder.n_passes if embedder is not None else 0)
+    for name, kind, description, value in (
+        ("prompt_tokens_cached_total", "counter", "Prompt tokens found in the cache.", report.cached_tokens),
+        ("prompt_seconds_total", "counter", "Time for prompt processing, in seconds.", stats.prefill_seconds),
+        ("tokens_predicted_seconds_total", "counter", "Time from first to last tokens, in seconds.", decoding),
+        ("prompt_tokens_seconds", "gauge", "Average prompt tokens per second.", prompt_rate),
+        ("predicted_tokens_seconds", "gauge", "Average generated tokens per second.", stats.tokens_per_second or 0.0),
+        ("n_decode_total", "counter", "Batches evaluated.", batches),
+        ("n_tokens_max", "counter", "Maximum number of tokens in a slot.", report.max_held),
+        ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per decode call.", slots_each),
+    ):
+        yield Metric(f"llamacpp:{name}", kind, description, value)
 
 
 def _vllm_metrics(report: Report, n_ctx: int) -> Iterator[Metric]:

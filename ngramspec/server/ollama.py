@@ -134,7 +134,9 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
                 transcript.add_system(text)
             case "tool":
                 name = message.string(message.name("tool_name", "name")) or ""
-                id = message.string("tool_call_id") or _find_waiting_call(waiting, name) or f"result_{number}"
+                # A result without an id belongs to the first call of its tool; without a name, to the first call.
+                first = next((id for id, tool in waiting.items() if tool == name or not name), f"result_{number}")
+                id = message.string("tool_call_id") or first
                 waiting.pop(id, None)
                 transcript.add_result(id, text, name)
             case "assistant":
@@ -150,12 +152,6 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
             case role:
                 transcript.add_message(role, text)
     return transcript.messages
-
-
-def _find_waiting_call(calls: dict[str, str], name: str) -> str | None:
-    """Return the id of the call that a result without an id belongs to: the first one of its tool, or the first."""
-    same = [id for id, tool in calls.items() if tool == name or not name]
-    return same[0] if same else None
 
 
 def _read_format(fields: Fields) -> JsonFormat | None:

@@ -134,7 +134,7 @@ def render(source: str, draft_spans: Sequence[Span] = ()) -> tuple[list[Node], i
     for block in SyntaxTreeNode(_PARSER.parse(source)).children:
         first, end = block.map or (0, len(starts) - 1)
         last = starts[first]
-        elements.set_range(last, starts[min(end, len(starts) - 1)])
+        elements.at, elements.end = last, starts[min(end, len(starts) - 1)]
         blocks += elements.convert(block)
     return blocks, last
 
@@ -205,12 +205,8 @@ class _Elements:
     def __init__(self, source: str, draft_spans: Sequence[Span]) -> None:
         self._source, self._draft_spans = source, draft_spans
         self._ends = [end for _, end in draft_spans]
-        self._at = self._end = 0
+        self.at = self.end = 0  # range of the current block in the source
         self._highlights = True
-
-    def set_range(self, start: int, end: int) -> None:
-        """Set the range of the next block in the source."""
-        self._at, self._end = start, end
 
     def convert(self, node: SyntaxTreeNode) -> list[Node]:
         """Return the elements of a node: one, or the children of a node that is only a group."""
@@ -288,10 +284,10 @@ class _Elements:
 
     def _find_drafts(self, text: str) -> Iterator[Span]:
         """Yield the drafted spans of a text, which is searched in the source after the previous one."""
-        start = self._source.find(text, self._at, self._end)
+        start = self._source.find(text, self.at, self.end)
         if start < 0:
             return
-        self._at = end = start + len(text)
+        self.at = end = start + len(text)
         for first, last in self._draft_spans[bisect_right(self._ends, start) :]:
             if first >= end:
                 return

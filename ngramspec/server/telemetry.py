@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ngramspec.batching.request import Prefilled, Started
@@ -22,11 +21,10 @@ def read_telemetry(call: Call) -> Telemetry | None:
 class Telemetry:
     """Fields that a stream adds to its chunks: the progress of prompt processing, and the timings so far."""
 
-    def __init__(self, has_progress: bool, has_timings: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, has_progress: bool, has_timings: bool) -> None:
         self._has_progress, self._has_timings = has_progress, has_timings
-        self._clock = clock
         self._stats = Stats()
-        self._started = self._now = clock()
+        self._started = self._now = time.monotonic()
         self._first: float | None = None  # time of the first token
         self._evaluated = self._cached = self._prompt_tokens = 0
 
@@ -38,14 +36,14 @@ class Telemetry:
         fields: dict[str, Any] = {}
         match event:
             case Started(_, cached, prompt_tokens):
-                self._started = self._now = self._clock()
+                self._started = self._now = time.monotonic()
                 self._evaluated = self._cached = cached
                 self._prompt_tokens = prompt_tokens
             case Prefilled(done, _):
-                self._now = self._clock()
+                self._now = time.monotonic()
                 self._evaluated = done
             case Piece(_, _, steps) if steps:
-                self._now = self._clock()
+                self._now = time.monotonic()
                 self._first = self._first or self._now
                 for step in steps:
                     self._stats.add(step)

@@ -258,7 +258,7 @@ def answer_grammar(
     if choice == "auto" and json:
         answers.append("json")
         rules.append(f"json: {json}")
-    return lark(*_make_reasoning_rules("answer", template, opening, controls), f"answer: {' | '.join(answers)}", *rules)
+    return lark(*_make_reasoning_rules(template, opening, controls), f"answer: {' | '.join(answers)}", *rules)
 
 
 def _text(text: str, controls: Mapping[str, int]) -> str:
@@ -286,20 +286,20 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
 _KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
 
 
-def _make_reasoning_rules(rest: str, template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
-    """Return rules whose start is the rule `rest`, with reasoning before it if the model reasons.
+def _make_reasoning_rules(template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
+    """Return rules whose start is the rule `answer`, with reasoning before it if the model reasons.
 
     If the prompt has opened reasoning, it must end first. If the template mentions tags, there may be reasoning.
     """
     tags = find_reasoning_tags(template)
     open_tag = find_open_tag(tags, opening)
     if open_tag is not None:
-        return [f"start: thoughts_0 /[ \\n]*/ {rest}", _make_suffix_rule("thoughts_0", tags[open_tag], controls)]
+        return ["start: thoughts_0 /[ \\n]*/ answer", _make_suffix_rule("thoughts_0", tags[open_tag], controls)]
     if not tags:
-        return [f"start: {rest}"]
+        return ["start: answer"]
     choices = [f"{_text(start, controls)} thoughts_{number}" for number, start in enumerate(tags)]
     rules = [_make_suffix_rule(f"thoughts_{number}", end, controls) for number, end in enumerate(tags.values())]
-    return [f"start: (({' | '.join(choices)}) /[ \\n]*/)? {rest}", *rules]
+    return [f"start: (({' | '.join(choices)}) /[ \\n]*/)? answer", *rules]
 
 
 def _make_suffix_rule(name: str, end: str, controls: Mapping[str, int]) -> str:
