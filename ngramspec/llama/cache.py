@@ -1,6 +1,6 @@
 """`Cache`: the KV cache and recurrent state of one sequence, its size, and methods that remove tokens from it.
 
-    cache.add_tokens(5)            # a llama_decode appended five tokens
+    cache.length += 5           # a llama_decode appended five tokens
     cache.save()                # a checkpoint: `cut` can return to the state here
     cache.cut(100)              # at most the first 100 tokens are left: `cache.length` is their number
 
@@ -99,23 +99,12 @@ class Cache:
         self.length = 0  # number of tokens in the cache
         # The memory keeps this many snapshots in addition to the state itself; 0 means none.
         self.snapshots = int(llama.llama_n_rs_seq(context)) if recurrent else 0
-        self._back = 0  # maximum number of tokens that snapshots of the last pass can roll back
+        self.usable_snapshots = 0  # maximum number of tokens that snapshots of the last pass can roll back
         # Only states without snapshots are copied before every draft. A window's cells may lie in several places.
         can_stay = recurrent and not window and not self.snapshots
         self._copies = StateCopies(context, sequence, on_device=on_device and can_stay)
         self._prompt_checkpoints: Checkpoints = {}
         self._mark: Checkpoints = {}  # latest checkpoint that was saved without `keep`
-
-    def add_tokens(self, n: int, *, alone: bool = True) -> None:
-        """Record that a pass appended tokens.
-
-        Args:
-            n: Number of tokens; 0 means that the pass fed only other sequences, and may have moved this one's state.
-            alone: Whether the pass fed no other sequence.
-        """
-        self.length += n
-        # llama.cpp may split a pass over several sequences anywhere, and only its last part writes snapshots.
-        self._back = min(self.snapshots, n - 1) if alone else 0
 
     def restore_after_failure(self) -> None:
         """Recover from a failed pass over other sequences, which may have moved this one's recurrent state."""
@@ -127,14 +116,14 @@ class Cache:
         llama.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
         self._prompt_checkpoints, self._mark = {}, {}
         self.length = length
-        self._back = 0
+        self.usable_snapshots = 0
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens, or as many of them as can be kept; `self.length` is their number."""
         if length >= self.length:
             return
         depth = self.length - length
-        provable = not self.recurrent or depth <= self._back
+        provable = not self.recurrent or depth <= self.usable_snapshots
         if length and provable and self._remove(length):
             self._drop_behind(length)
             self.length = length
@@ -180,14 +169,14 @@ class Cache:
             llama.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
         self._prompt_checkpoints, self._mark = {}, {}
         self.length = 0
-        self._back = 0
+        self.usable_snapshots = 0
 
     def _checkpoints(self) -> Checkpoints:
         return self._prompt_checkpoints | self._mark
 
     def _remove(self, length: int) -> bool:
         """Cut llama.cpp's memory and return True if its contents are right afterwards."""
-        self._back = 0
+        self.usable_snapshots = 0
         if not llama.llama_memory_seq_rm(self._memory, self._cuts, length, -1):
             return False
         if self.recurrent or not self.window or not length:

@@ -214,7 +214,7 @@ class BranchingSequence(CacheSequence):
         finally:
             for sequence in range(1, used + 1):
                 cut_sequence(memory, sequence, start)
-        self.cache.add_tokens(len(tokens))
+        self.cache.length += len(tokens)
         self.tokens += tokens
         return logits
 

@@ -21,8 +21,8 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import open_context
 from ngramspec.llama.cache import Cache, is_recurrent
-from ngramspec.llama.hidden_states import States, rows_at
-from ngramspec.llama.passes import MAX_EVALUATE, Passes
+from ngramspec.llama.hidden_states import States
+from ngramspec.llama.passes import MAX_EVALUATE, Passes, rows_at
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.weights import Weights
 

@@ -27,9 +27,8 @@ from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions, ThreadGo
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Adapter, open_context, set_adapters
-from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
-from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.threads import GovernedContext
+from ngramspec.llama.hidden_states import HiddenStates, States
+from ngramspec.llama.passes import MAX_EVALUATE, rows_at
 from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 
@@ -218,7 +217,7 @@ class Heads:
             raise ModelError(
                 "not enough memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
             )
-        self._governor, self._calls = governor, GovernedContext(self._ctx, governor)
+        self._governor = governor
         self._ext: Any = bindings.head_functions(llama)
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
@@ -303,7 +302,12 @@ class Heads:
             ctypes.memmove(row, states.ctypes.data, states.nbytes)
             ends.append(end)
         batch.n_tokens = end
-        status = self._calls.decode(batch)
+        if self._governor is not None:
+            threads = self._governor.begin_call(end)
+            llama.llama_set_n_threads(self._ctx, threads, threads)
+        status = llama.llama_decode(self._ctx, batch)
+        if self._governor is not None:
+            self._governor.end_call()
         if status != 0:
             at = ", ".join(f"{len(feed.tokens)} tokens at position {feed.first}" for feed in feeds)
             raise TargetError(f"llama_decode returned {status} for {at} of a head")

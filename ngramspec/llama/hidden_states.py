@@ -12,7 +12,6 @@ with it.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,17 +124,3 @@ class HiddenStates:
         if low < high:
             states[low - start + 1 : high - start + 1] = self._rows[low - self.first : high - self.first]
         return states
-
-
-def rows_at(pointer: Any, rows: int, width: int, owner: object = None) -> States:
-    """Return a view of a llama.cpp array, valid until the next pass, that keeps `owner` alive."""
-    buffer = _bytes(4 * rows * width).from_address(ctypes.addressof(pointer.contents))
-    buffer.owner = owner
-    view: States = np.ndarray((rows, width), np.float32, buffer)
-    return view
-
-
-@functools.cache
-def _bytes(size: int) -> Any:
-    """Return the ctypes type of `size` bytes; creating it takes longer than all other steps of `rows_at`."""
-    return ctypes.c_char * size

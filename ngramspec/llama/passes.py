@@ -7,19 +7,21 @@ of the context contain only what is provably right.
 from __future__ import annotations
 
 import ctypes
+import functools
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.backend import Logits
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
-from ngramspec.llama.hidden_states import HiddenStates, rows_at
-from ngramspec.llama.threads import GovernedContext
+from ngramspec.llama.hidden_states import HiddenStates
 
 MAX_EVALUATE = 64  # maximum number of logits rows in a pass, for which the buffer is reserved
 
@@ -44,8 +46,9 @@ class Passes:
         owner: Owner of the model; rows of logits keep it alive.
         n_batch: Maximum number of tokens in a pass.
         n_seq: Maximum number of sequences that a token of a pass belongs to.
-        governor: Chooses the number of threads of each pass.
-        returns_early: Whether `llama_decode` returns before the work is done, as on a GPU.
+        governor: Chooses the number of threads of each pass; `None` leaves the context's number unchanged.
+        returns_early: Whether `llama_decode` returns before the work is done, as on a GPU. The governor then does not
+            learn from its time.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Passes:
         # The owner refers to the passes, and a reference cycle would keep models in memory after their last use.
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
-        self._calls = GovernedContext(context, governor, is_timed=not returns_early)
+        self._threads = 0  # number of threads that was set last
         self.governor, self.returns_early = governor, returns_early
         vocab = llama.llama_model_get_vocab(llama.llama_get_model(context))
         self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
@@ -132,13 +135,18 @@ class Passes:
                         self._assign(start, end, cache.sequence)
                     self._last_shape = shape if is_alone else None
             self._batch.n_tokens, self._rows = end, n_rows
-            status = self._calls.decode(self._batch)
+            status = self._run(self._batch)
             if status != 0:
                 self._raise_error(status, feeds)
             for cache, tokens, _ in feeds:
-                cache.add_tokens(len(tokens), alone=is_alone)
-            if len(feeds) < len(self._caches) and self._caches[0].recurrent:
-                self._move_others(feeds)
+                cache.length += len(tokens)
+            if self._caches[0].snapshots:
+                # A pass may move the states of other sequences. llama.cpp may split a pass over several sequences
+                # anywhere, and only its last part writes snapshots.
+                for cache in self._caches:
+                    cache.usable_snapshots = 0
+                if is_alone:
+                    feeds[0][0].usable_snapshots = min(feeds[0][0].snapshots, end - 1)
             if state_feeds is not None:
                 self._take_states(state_feeds)
         except BaseException:
@@ -149,12 +157,26 @@ class Passes:
         finally:
             self.busy = False
 
-    def _move_others(self, feeds: Sequence[Feed]) -> None:
-        """Record that the recurrent states of sequences outside a pass may have moved."""
-        fed = {cache.sequence for cache, _, _ in feeds}
-        for cache in self._caches:
-            if cache.sequence not in fed:
-                cache.add_tokens(0, alone=False)
+    def _run(self, batch: Any) -> int:
+        """Call `llama_decode` with as many threads as the governor chooses, and return its status."""
+        governor = self.governor
+        if governor is None:
+            return int(llama.llama_decode(self._context, batch))
+        size: int = batch.n_tokens
+        threads = governor.begin_call(size)
+        if threads != self._threads:
+            llama.llama_set_n_threads(self._context, threads, threads)
+            self._threads = threads
+        began = time.perf_counter()
+        status: int = llama.llama_decode(self._context, batch)
+        governor.end_call(size, threads, 0.0 if self.returns_early else time.perf_counter() - began)
+        return status
+
+    def set_threads(self, size: int) -> None:
+        """Set the number of threads for a call over `size` tokens that the owner of the context makes."""
+        if self.governor is not None:
+            self._threads = self.governor.begin_call(size)
+            llama.llama_set_n_threads(self._context, self._threads, self._threads)
 
     def _recover(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
         """Remove what a failed pass may have left in the caches.
@@ -191,7 +213,7 @@ class Passes:
                 batch.n_seq_id[i] = len(sequences)
                 for j, sequence in enumerate(sequences):
                     batch.seq_id[i][j] = sequence
-            status = self._calls.decode(batch)
+            status = self._run(batch)
         finally:
             self.busy = False
         if status != 0:
@@ -218,10 +240,6 @@ class Passes:
                 rows = states.copy_rows(rows, start, tokens)
             else:
                 states.drop_from(start)
-
-    def set_threads(self, size: int) -> None:
-        """Set the number of threads for a call over `size` tokens that the owner of the context makes."""
-        self._calls.set_threads(size)
 
     def _raise_error(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
         """Raise an error with the reason why llama.cpp rejected a pass, as far as it can be determined."""
@@ -277,6 +295,20 @@ class Passes:
 def _array(pointer: Any, size: int) -> Any:
     """Return the memory that a pointer points to as a ctypes array."""
     return ctypes.cast(pointer, ctypes.POINTER(pointer._type_ * size)).contents
+
+
+def rows_at(pointer: Any, rows: int, width: int, owner: object = None) -> NDArray[np.float32]:
+    """Return a view of a llama.cpp array, valid until the next pass, that keeps `owner` alive."""
+    buffer = _bytes(4 * rows * width).from_address(ctypes.addressof(pointer.contents))
+    buffer.owner = owner
+    view: NDArray[np.float32] = np.ndarray((rows, width), np.float32, buffer)
+    return view
+
+
+@functools.cache
+def _bytes(size: int) -> Any:
+    """Return the ctypes type of `size` bytes; creating it takes longer than all other steps of `rows_at`."""
+    return ctypes.c_char * size
 
 
 # --------------------------------------------------------------------------- how llama.cpp splits a pass

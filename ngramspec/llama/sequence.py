@@ -48,7 +48,6 @@ class CacheSequence:
         self.n_vocab = passes.n_vocab
         self.n_ctx = n_ctx
         self._n_aligned = 0
-        self._governor = passes.governor
         self.fetch = passes.fetch
         n_snapshots = cache.snapshots
         self.replays = cache.recurrent and n_snapshots == 0
@@ -161,7 +160,7 @@ class CacheSequence:
 
     @property
     def conditions(self) -> Conditions:
-        governor = self._governor
+        governor = self._passes.governor
         return FIXED_CONDITIONS if governor is None else governor.conditions
 
     def checkpoint(self) -> None:
@@ -174,10 +173,12 @@ class CacheSequence:
         while self.owed:
             self.pay()
 
-    def pay(self) -> None:
-        """Evaluate as many owed tokens as fit in one pass."""
+    def pay(self) -> int:
+        """Evaluate as many owed tokens as fit in one pass, and return their number."""
         start = self.cache.length
-        self._passes.decode([(self.cache, self.tokens[start : start + self._passes.n_batch], 0)])
+        tokens = self.tokens[start : start + self._passes.n_batch]
+        self._passes.decode([(self.cache, tokens, 0)])
+        return len(tokens)
 
     # ------------------------------------------------------------------ copies
 
@@ -260,23 +261,20 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
         TargetError: llama.cpp could not evaluate them; the sequences are as before, although they may owe tokens.
     """
     before = []
-    feeds = []
     n_tokens = 0
-    for sequence, tokens, rows in pieces:
-        own_tokens = sequence.tokens
-        length, n_evaluated = len(own_tokens), sequence.cache.length
+    for sequence, tokens, _ in pieces:
+        length = len(sequence.tokens)
         if length + len(tokens) > sequence.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{length + len(tokens)} tokens do not fit in a context of {sequence.n_ctx}")
         before.append(length)
-        feeds.append((sequence.cache, tokens if n_evaluated == length else [*own_tokens[n_evaluated:], *tokens], rows))
-        n_tokens += length - n_evaluated + len(tokens)
+        n_tokens += length - sequence.cache.length + len(tokens)
     try:
-        if n_tokens > passes.n_batch:
-            _pay_ahead(passes, pieces, n_tokens)
-            feeds = [
-                (sequence.cache, [*sequence.tokens[sequence.cache.length :], *tokens], rows)
-                for sequence, tokens, rows in pieces
-            ]
+        while n_tokens > passes.n_batch:
+            n_tokens -= max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
+        feeds = []
+        for sequence, tokens, rows in pieces:
+            owed = sequence.tokens[sequence.cache.length :]
+            feeds.append((sequence.cache, [*owed, *tokens] if owed else tokens, rows))
         passes.decode(feeds, states=states)
         for sequence, tokens, _ in pieces:
             sequence.tokens.extend(tokens)
@@ -288,10 +286,3 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
             if sequence.cache.length > length:
                 sequence.cache.recover(length)
         raise
-
-
-def _pay_ahead(passes: Passes, pieces: Sequence[Piece], n_tokens: int) -> None:
-    """Evaluate owed tokens until the rest fits into one pass."""
-    while n_tokens > passes.n_batch:
-        max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
-        n_tokens = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)

@@ -99,13 +99,13 @@ def test_target_with_unshareable_cache_has_no_branches(path: Path) -> None:
 
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the cache trust every snapshot that llama.cpp reports."""
-    add_tokens = Cache.add_tokens
+    cut = Cache.cut
 
-    def believing(self: Cache, n: int, *, alone: bool = True) -> None:
-        add_tokens(self, n, alone=alone)
-        self._back = self.snapshots
+    def believing(self: Cache, length: int) -> None:
+        self.usable_snapshots = self.snapshots
+        cut(self, length)
 
-    monkeypatch.setattr(Cache, "add_tokens", believing)
+    monkeypatch.setattr(Cache, "cut", believing)
 
 
 def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

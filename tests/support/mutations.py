@@ -407,7 +407,7 @@ def tokens_after_checkpoint_are_not_evaluated_again(go_back: Any, self: Any, len
 
 @fault(f"{DRAFTS}[qwen35]", f"{CACHE}.cut")
 def rollback_trusts_snapshots_of_any_depth(cut: Any, self: Any, length: int) -> None:
-    self._back = self.snapshots
+    self.usable_snapshots = self.snapshots
     cut(self, length)
 
 
