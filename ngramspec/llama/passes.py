@@ -108,12 +108,10 @@ class Passes:
             ValueError: The same, because a token is not in the vocabulary; or the context was closed.
             UsedAtOnceError: Another thread runs a pass, which is not disturbed.
         """
-        if not self._context:
-            raise ValueError("the context is closed")
         # There is no lock, because Ctrl-C after its `acquire` would leave it locked. No function is called between
         # these lines, so nothing can interrupt them.
-        if self.busy:
-            raise UsedAtOnceError
+        if self.busy or not self._context:
+            self.check()
         self.busy = True
         end = n_rows = 0
         is_alone = len(feeds) == 1
@@ -145,8 +143,7 @@ class Passes:
                 # anywhere, and only its last part writes snapshots.
                 for cache in self._caches:
                     cache.usable_snapshots = 0
-                if is_alone:
-                    feeds[0][0].usable_snapshots = min(feeds[0][0].snapshots, end - 1)
+                feeds[0][0].usable_snapshots = min(feeds[0][0].snapshots, end - 1) if is_alone else 0
             if state_feeds is not None:
                 self._take_states(state_feeds)
         except BaseException:
@@ -201,9 +198,8 @@ class Passes:
         Raises:
             TargetError: llama.cpp could not evaluate them; the caller must remove what the pass left in the memory.
         """
-        self.check()
-        if self.busy:  # no lock, as in `decode`
-            raise UsedAtOnceError
+        if self.busy or not self._context:  # no lock, as in `decode`
+            self.check()
         self.busy = True
         try:
             batch = self._branches
