@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.acceptance.settings import Acceptance
 from ngramspec.conversation import Conversation, Message, Turn, answer_room, load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
+from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import RuleVerifier, Verifier
 from ngramspec.backend import Logits, Vocabulary
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.request import GREEDY, Request

@@ -16,7 +16,8 @@ from support.small_loop import make_certain_draft, make_count_drafter, speculate
 
 from ngramspec.acceptance.rejection import rejection_choice
 from ngramspec.acceptance.rules import TokenDecision, Verdict
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.drafting.draft import Draft
 from ngramspec.sampling.settings import Sampling
 

@@ -21,7 +21,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 
-from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.acceptance.settings import Acceptance
 from ngramspec.conversation import Conversation, Turn
 from ngramspec.llama.vocabulary import CHATML
 from ngramspec.memory import Memory

@@ -12,7 +12,8 @@ import pytest
 from support.decoder_loop import drive, make_model
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.branches import BranchFinder, BranchingLoop, SideBranch, choose_branches
 from ngramspec.decoding.decoder import SpeculativeDecoder

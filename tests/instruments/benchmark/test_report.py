@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.acceptance.settings import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.instruments.benchmark.figures import Spread, Summary

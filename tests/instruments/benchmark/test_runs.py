@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.acceptance.settings import Acceptance
 from ngramspec.cost import measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
