@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ngramspec.acceptance.settings import Acceptance
 from ngramspec.acceptance.verifier import Verifier
+from ngramspec.errors import PromptError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 
@@ -54,3 +55,22 @@ class Request:
     slot: int | None = None
     cache_prompt: bool = True
     scales: tuple[float, ...] | None = None
+
+    def check(self, n_ctx: int, n_vocab: int) -> None:
+        """Check the request for a model with this context and vocabulary.
+
+        Raises:
+            PromptError: The prompt is empty, or fills the context.
+            ValueError: A number is out of its range.
+        """
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not self.prompt:
+            raise PromptError("the prompt is empty")
+        n_prompt = len(self.prompt)
+        if n_prompt >= n_ctx:
+            raise PromptError(
+                f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of {n_ctx}"
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= n_vocab:
+            raise ValueError(f"logprobs must be 0 to {n_vocab}, the size of the vocabulary, got {self.logprobs}")

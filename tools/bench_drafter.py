@@ -32,8 +32,9 @@ import numpy as np
 import ngramspec
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
-from ngramspec.decoding.drafts import DraftedText, Drafts, Pass
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import DraftedText
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.instruments.replay.replay import RecordedTarget
@@ -85,8 +86,7 @@ def time_passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> 
         while right < len(draft) and draft[right] == truth[position + right]:
             right += 1
         tokens, seconds = tuple(truth[position : position + right + 1]), curve.ratio(plan.size)
-        current = Pass((text,), (plan,), plan.size, 0)
-        current.seconds, current.has_proposal = seconds, text.drafts.proposal is not None
+        current = Pass((text,), (plan,), plan.size, 0, text.drafts.proposal is not None, seconds=seconds)
         loop.finish(current, Step(tokens, drafted=draft, accepted=right))
         microseconds.append((process_time() - began) * 1e6)
         position += len(tokens)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, parse_curve
-from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import DraftedText, Plan
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.instruments.replay.replay import RecordedTarget
 from ngramspec.policies import make_policy
@@ -47,7 +48,7 @@ class Ours:
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a request."""
-        self._loop.begin()
+        self._loop.policy.begin()
         self._text.drafts.begin(prompt_ids)
         self._plan = None
 
@@ -65,6 +66,5 @@ class Ours:
             return
         draft, size = self._plan.draft.tokens, self._plan.size
         n_accepted = common_prefix(draft, tokens)
-        current = Pass((self._text,), (self._plan,), size, 0)
-        current.seconds, current.has_proposal = self._curve.ratio(size), self._has_proposal
+        current = Pass((self._text,), (self._plan,), size, 0, self._has_proposal, seconds=self._curve.ratio(size))
         self._loop.finish(current, Step(tuple(tokens), drafted=draft, accepted=n_accepted))

@@ -10,7 +10,7 @@ import numpy as np
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
-from ngramspec.decoding.drafts import Pass
+from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError, TargetError
@@ -69,7 +69,7 @@ class Writer:
         self.passes = self.busy = 0
 
     def begin(self) -> None:
-        self._loop.begin()
+        self._loop.policy.begin()
 
     def measure_again(self) -> None:
         """Measure costs that were measured while other programs ran, if these are gone."""

@@ -23,9 +23,8 @@ from ngramspec.acceptance.rules import Row
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.drafts import DraftedText, Pass, Plan
-from ngramspec.decoding.loop import DecodingLoop
-from ngramspec.decoding.text import Text
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import DraftedText, Plan, Text
 from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import Drafter, MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter

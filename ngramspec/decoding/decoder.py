@@ -21,8 +21,8 @@ from ngramspec.backend import Logits, Progress, Runner, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.branches import BranchingLoop, can_branch
-from ngramspec.decoding.drafts import Drafts, Pass
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -180,7 +180,7 @@ class SpeculativeDecoder:
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
         self.loop.policy = with_trace(self.policy, text.request.return_decisions)
-        self.loop.begin()
+        self.loop.policy.begin()
         text.begin(self.drafts, sequence)
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
         try:

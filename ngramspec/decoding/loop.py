@@ -2,28 +2,14 @@
 
 1. Draft: the drafter proposes a chain of tokens, with an estimate p_i of the probability that the target accepts the
    i-th token if it accepts all tokens before it.
-2. Plan: k tokens of the chain are expected to yield
-
-       E[tokens(k)] = 1 + p_1 + p_1 p_2 + ... + p_1 p_2 ... p_k        (Leviathan et al. 2023, section 3.1)
-
-   in the time T(1 + k) of a pass over 1 + k tokens. The policy chooses k, and a batch size, padded if it is larger. The
-   default, `CostPolicy`, chooses the k with the largest
-
-       V(k) = E[tokens(k)] - lambda T(1 + k) + value of later passes that continue the chain
-
-   among those whose pass the loss budget allows. Here lambda is the recent throughput (`ngramspec.policies.cost`).
+2. Plan: the policy chooses the number k of tokens to verify, and a batch size. They are expected to yield
+   1 + p_1 + p_1 p_2 + ... + p_1 ... p_k tokens (Leviathan et al. 2023, section 3.1).
 3. Evaluate: one pass gives the logits after the last token and after each token of the draft.
 4. Verify: the text grows by the drafted tokens that the target accepts and by one more, so that it is the text of
    plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
 5. Roll back: the cache is cut after the accepted tokens. A recurrent state cannot be cut and goes back to the
    checkpoint before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
 6. Learn: policy and cost curve learn what the pass yielded and how long it took.
-
-An example: after `the`, the drafter proposes ` quick brown fox` with p = 0.9, 0.8, 0.3. T(1..4) is 1, 1.1, 1.2, 1.3 in
-units of T(1), and the recent throughput lambda is 1 token per unit. Two tokens yield 1 + 0.9 + 0.72 = 2.62 tokens in
-1.2 units, three 2.84 in 1.3, so V(2) = 1.42 and V(3) = 1.54; no later pass continues after either of them. V(3) is the
-largest, and a pass may take 1.5 at first, so three are sent. The target says ` quick brown dog`: two drafted tokens are
-accepted, ` dog` is its own, and the cache is cut to `the quick brown`.
 
 `submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. On a GPU, `submit` returns before the work is
 done, and `SpeculativeDecoder` submits the next pass before it reports the last one.
@@ -34,13 +20,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.cpu.thread_governor import Conditions
-from ngramspec.decoding.drafts import DraftedText, Pass, Plan, no_draft
-from ngramspec.decoding.text import Text
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.text import DraftedText, Plan, Text, no_draft
 from ngramspec.errors import TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
@@ -49,6 +36,22 @@ from ngramspec.user_class import UserCodeError
 
 READY = 0.05
 """A pass whose logits were ready after this share of its time ended at an unknown earlier time."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """A pass that was submitted."""
+
+    texts: Sequence[DraftedText]
+    plans: Sequence[Plan]  # tokens of each text
+    size: int  # number of tokens, padding included
+    owed: int  # number of tokens that were evaluated again
+    has_proposal: bool  # whether a drafter was asked
+    rows: Sequence[Logits] = ()  # of each text; empty until they are there
+    steps: list[Step | None] = field(default_factory=list)  # outcome of each text
+    began: float = 0.0
+    seconds: float = 0.0  # time of the pass
+    planning_seconds: float = 0.0  # time of drafting and planning, and of rolling back rejected tokens
 
 
 class DecodingLoop:
@@ -98,10 +101,6 @@ class DecodingLoop:
         self._conditions = None
         self._use(curve)
 
-    def begin(self) -> None:
-        """Start a text."""
-        self.policy.begin()
-
     def submit(self, texts: Sequence[DraftedText]) -> Pass:
         """Draft for a text that has not ended, plan, and begin the pass.
 
@@ -118,8 +117,7 @@ class DecodingLoop:
         # So that the draft can be rolled back. If tokens are owed, there is a checkpoint before them already.
         if plan.draft.tokens and sequence.replays and not owed:
             sequence.checkpoint()
-        current = Pass(texts, (plan,), plan.size, owed)
-        current.has_proposal = text.drafts.proposal is not None
+        current = Pass(texts, (plan,), plan.size, owed, text.drafts.proposal is not None)
         current.began = submit_time = clock()
         tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
         if self.has_branches:
@@ -144,19 +142,19 @@ class DecodingLoop:
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
         """Return what the next pass evaluates of a text that owes `owed` tokens."""
-        policy, curve, sizes, drafts = self.policy, self.curve, self.sizes, text.drafts
+        policy, curve, sizes = self.policy, self.curve, self.sizes
         room = min(sizes[-1], text.sequence.max_batch) - owed - 1
         limit = min(policy.limit(), room, text.tokens_left - 1)
         if limit < 1:
-            drafts.proposal = None
+            text.drafts.proposal = None
             return self._plain
-        proposal = drafts.propose(limit, policy.price(curve, sizes), text.choose())
+        draft = text.propose(limit, policy.price(curve, sizes))
         restore = self._restore
         if restore is not None and owed:  # there is a checkpoint already
             restore = restore._replace(save=0.0, recompute=owed)
-        length, size = policy.plan(proposal, curve, sizes, restore)
+        length, size = policy.plan(draft, curve, sizes, restore)
         if length:
-            return drafts.plan(proposal if length >= len(proposal.tokens) else proposal.head(length), size, sizes)
+            return text.plan(draft.head(length), size, sizes)
         return self._plain if size == self._plain.size else no_draft(size)
 
     def commit(self, current: Pass) -> None:
@@ -178,7 +176,21 @@ class DecodingLoop:
                 sequence.rollback(text.settled)
                 current.planning_seconds += self._clock() - began
             if step is not None and text.drafts.drafter is not None:
-                current.planning_seconds -= text.drafts.accept(step)
+                self.accept(current, text.drafts, step)
+
+    def accept(self, current: Pass, drafts: Drafts, step: Step) -> None:
+        """Show the outcome of a pass to the drafter of a text, and set `Step.correct_guesses`."""
+        drafter, guide = drafts.drafter, drafts.guide
+        if drafter is None:
+            return
+        if drafts.proposal is not None:
+            current.planning_seconds -= drafter.prefill_seconds
+        if drafts.is_estimated:
+            drafts.estimator.record_outcome(step.tokens)
+            drafts.is_estimated = False
+        if guide is not None:
+            guide.learn(len(step.drafted), step.accepted, step.tokens)
+        step.correct_guesses = drafter.accept(step.tokens)
 
     def wait(self, current: Pass) -> None:
         """Wait for the logits of a pass whose `submit` returned early, and measure its time."""
@@ -212,9 +224,8 @@ class DecodingLoop:
                 step.expected_seconds = curve.seconds(step.batch) + change
         if text.drafts.drafter is not None:
             if curve is not None:
-                step.interruption_seconds = step.seconds - self._estimate_seconds(
-                    curve, step.batch, step.seconds, step.is_quiet
-                )
+                quiet_seconds = self._estimate_seconds(curve, step.batch, step.seconds, is_quiet)
+                step.interruption_seconds = step.seconds - quiet_seconds
             if current.has_proposal:
                 step.draft_seconds = current.planning_seconds
             self.policy.record(step)
@@ -225,9 +236,7 @@ class DecodingLoop:
     def finish(self, current: Pass, step: Step) -> None:
         """Learn from a pass over one text whose draft the caller verified, with this outcome."""
         current.steps.append(step)
-        drafts = current.texts[0].drafts
-        if drafts.drafter is not None:
-            current.planning_seconds -= drafts.accept(step)
+        self.accept(current, current.texts[0].drafts, step)
         self.report(current)
 
     @staticmethod

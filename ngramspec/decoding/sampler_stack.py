@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.acceptance.settings import Acceptance
 from ngramspec.acceptance.verifier import RuleVerifier, Verifier
 from ngramspec.backend import Logits, Vocabulary
+from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.request import GREEDY, Request
-from ngramspec.sampling.distribution import Logprobs, distribution_logprobs, logprobs
+from ngramspec.sampling.distribution import distribution_logprobs, logprobs
 from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, RecordingSampler, Sampler, TokenBanSampler
+from ngramspec.steps import Step
 from ngramspec.tokens import ending_tokens
 
 
@@ -29,14 +29,16 @@ class SamplerStack:
         guide: Shapes drafts by the grammar; `None` without a grammar.
         budget: Limits reasoning; `None` without a limit.
         calls: Counts close calls; `None` if they are not counted.
-        decisions: Decisions since the last step, if the request returns them.
+        has_records: Whether `add_records` adds anything to a step.
 
     Raises:
         ValueError, GrammarError: See `SpeculativeDecoder.generate`.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, n_vocab: int, *, counts_calls: bool) -> None:
-        self.decisions: list[TokenDecision] = []
+        self._request = request
+        self.has_records = counts_calls or request.logprobs is not None or request.return_decisions
+        self._decisions: list[TokenDecision] = []  # since the last step
         self.guide: GrammarGuide | None = None
         self.budget: BudgetSampler | None = None
         self.calls: CloseCalls | None = None
@@ -61,14 +63,21 @@ class SamplerStack:
         if request.post_sampling and request.logprobs is not None:
             # Outermost, because counting close calls draws a second time.
             sampler = self._recorder = RecordingSampler(sampler)
-        self.verifier = RuleVerifier(sampler, how, self.decisions.append if request.return_decisions else None)
+        self.verifier = RuleVerifier(sampler, how, self._decisions.append if request.return_decisions else None)
         sampler.begin(request.prompt)
         if sampler.grammar is not None:
             self.guide = GrammarGuide(sampler.grammar)
 
-    def logprobs(self, tokens: Sequence[int], rows: Logits, top: int) -> tuple[Logprobs, ...]:
-        """Return the log-probabilities of emitted tokens, and of the `top` most likely ones at their positions."""
-        if self._recorder is not None:
-            pairs = zip(self._recorder.pop_distributions(), tokens, strict=False)
-            return tuple(distribution_logprobs(p, token, top) for p, token in pairs)
-        return tuple(logprobs(row, token, top) for row, token in zip(rows, tokens, strict=False))
+    def add_records(self, step: Step, rows: Logits, verified_draft: Draft) -> None:
+        """Add what the request wants to know about the tokens of a step; `rows` are the logits of its pass."""
+        if self.calls is not None:
+            step.close_calls = self.calls.take()
+        top = self._request.logprobs
+        if self._recorder is not None and top is not None:
+            pairs = zip(self._recorder.pop_distributions(), step.tokens, strict=False)
+            step.logprobs = tuple(distribution_logprobs(p, token, top) for p, token in pairs)
+        elif top is not None:
+            step.logprobs = tuple(logprobs(row, token, top) for row, token in zip(rows, step.tokens, strict=False))
+        if self._request.return_decisions:
+            step.verified_draft, step.decisions = verified_draft, tuple(self._decisions)
+            self._decisions.clear()

@@ -7,12 +7,13 @@ is a `DecodingLoop`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.drafts import DraftedText, Pass, Plan, no_draft
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import DraftedText, Plan, no_draft
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_batch
 from ngramspec.policies.cost import CostPolicy
@@ -82,16 +83,11 @@ class SharedSequences:
         return self._model.fetch_together()[: len(self.sequences)]
 
 
+@dataclass(slots=True, kw_only=True)
 class SharedPass(Pass):
-    """A pass over several texts, by `group`."""
+    """A pass over several texts."""
 
-    __slots__ = ("group",)
-
-    def __init__(
-        self, texts: Sequence[DraftedText], plans: Sequence[Plan], size: int, owed: int, group: SharedSequences
-    ) -> None:
-        super().__init__(texts, plans, size, owed)
-        self.group = group
+    group: SharedSequences
 
 
 class SharedLoop(DecodingLoop):
@@ -123,8 +119,8 @@ class SharedLoop(DecodingLoop):
             owed += sequence.owed
             if plan.draft.tokens and sequence.replays and not sequence.owed:
                 sequence.checkpoint()
-        current = SharedPass(texts, plans, sum(plan.size for plan in plans), owed, group)
-        current.has_proposal = any(text.drafts.proposal is not None for text in texts)
+        has_proposal = any(text.drafts.proposal is not None for text in texts)
+        current = SharedPass(texts, plans, sum(plan.size for plan in plans), owed, has_proposal, group=group)
         current.began = submit_time = clock()
         group.submit([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
         if not self._model.returns_early:
@@ -154,7 +150,7 @@ class SharedLoop(DecodingLoop):
         proposals = _propose(texts, limits, price)
         shapes = policy.plan_batch(proposals, curve, sizes, group.batches)
         return [
-            text.drafts.plan(proposal.head(length), size, (size,))
+            text.plan(proposal.head(length), size, (size,))
             for text, proposal, (length, size) in zip(texts, proposals, shapes, strict=True)
         ]
 
@@ -219,11 +215,11 @@ def _propose(texts: Sequence[DraftedText], limits: Sequence[int], price: Margina
     for text, limit in pairs:
         if limit < 1:
             text.drafts.proposal = None
-    return [text.drafts.propose(limit, price, text.choose()) if limit > 0 else NO_DRAFT for text, limit in pairs]
+    return [text.propose(limit, price) if limit > 0 else NO_DRAFT for text, limit in pairs]
 
 
 def _propose_stepwise(text: DraftedText, limit: int, price: MarginalCost | None) -> Drafting:
-    """`Drafts.propose` as a generator, which yields the passes of the draft model that it needs."""
+    """`DraftedText.propose` as a generator, which yields the passes of the draft model that it needs."""
     drafts = text.drafts
     drafts.proposal = None
     if limit < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from encodings import utf_8
 
 from ngramspec.tokens import partial_match_start
@@ -38,38 +38,25 @@ class TextStream:
         if not all(stop):
             raise ValueError("a stop string must not be empty")
         # Longest first, so that the first of equal positions is the longest.
-        self._stop = tuple(sorted(set(stop), key=len, reverse=True))
-        self._decoder = utf_8.IncrementalDecoder(errors="replace")
+        self.stop = tuple(sorted(set(stop), key=len, reverse=True))
+        self.decoder = utf_8.IncrementalDecoder(errors="replace")
         self._suffix = ""
         self._min_tokens_left = min_tokens
         # The stop string that ended the text: the one that begins first. If several begin at the same place, it is the
         # longest one that is complete by then. Waiting for a longer one would cost passes and give the same text.
         self.stop_string: str | None = None
 
-    def push_all(self, pieces: Iterable[bytes]) -> list[str]:
-        """Return the text that each token's bytes release, up to the token that completes a stop string."""
-        texts: list[str] = []
-        for piece in pieces:
-            # Without stop strings, tokens rarely reach `push`. A rule that ends the text must be checked here too.
-            if not self._stop and piece.isascii() and not self._decoder.buffer:
-                texts.append(piece.decode())
-                continue
-            texts.append(self.push(piece))
-            if self.stop_string is not None:
-                break
-        return texts
-
     def push(self, piece: bytes) -> str:
         """Return the text that a token's bytes release; empty after a stop string."""
         if self.stop_string is not None:
             return ""
         # Most pieces are whole characters after whole characters, for which the decoder is five times as slow.
-        is_whole = piece.isascii() and not self._decoder.buffer
-        text = self._suffix + (piece.decode() if is_whole else self._decoder.decode(piece))
-        if not self._stop or self._min_tokens_left > 0:
+        is_whole = piece.isascii() and not self.decoder.buffer
+        text = self._suffix + (piece.decode() if is_whole else self.decoder.decode(piece))
+        if not self.stop or self._min_tokens_left > 0:
             self._min_tokens_left -= 1
             return text
-        open_at = partial_match_start(text, self._stop)
+        open_at = partial_match_start(text, self.stop)
         stop_at = self._find(text)
         # An unfinished stop string that begins before a finished one still wins if it completes: "abcd" over "bc" after
         # "abc". So the finished one counts only when nothing that began earlier is still open.
@@ -84,7 +71,7 @@ class TextStream:
         A complete stop string may have waited for one that began earlier. It then ends the text here.
         """
         text, self._suffix = self._suffix, ""
-        self._decoder.reset()
+        self.decoder.reset()
         stop_at = self._find(text)
         return text if stop_at is None else self._cut(text, *stop_at)
 
@@ -95,5 +82,5 @@ class TextStream:
 
     def _find(self, text: str) -> tuple[int, str] | None:
         """Return the position and the text of the earliest stop string, the longest of those."""
-        matches = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        matches = [(at, stop) for stop in self.stop if (at := text.find(stop)) >= 0]
         return min(matches, key=lambda match: match[0], default=None)

@@ -2,19 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits, Model, Vocabulary
-from ngramspec.decoding.drafts import DraftedText, Drafts, Plan, no_draft
+from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.sampler_stack import SamplerStack
 from ngramspec.decoding.stream import TextStream
-from ngramspec.drafting.draft import NO_DRAFT, Chooser
-from ngramspec.errors import NGramSpecError, PromptError
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
+from ngramspec.errors import NGramSpecError
+from ngramspec.policies.policy import smallest
 from ngramspec.request import Request
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import TokenTable
 
+
+class Plan(NamedTuple):
+    """The tokens of one text in a pass."""
+
+    draft: Draft  # the draft in the batch; nothing in it is past the end of the text
+    # The draft for the verifier: `draft`, followed by the forbidden token if a grammar cut a draft that was drawn
+    # blindly. That token is rejected without being sent, and its q determines how its replacement is drawn.
+    verified_draft: Draft
+    size: int  # of the batch: one token more than the draft, or padded further
+    ends: bool  # whether the draft's last token ends the text
+
+    def batch(self, last: int) -> list[int]:
+        """Return the tokens to evaluate: the text's last one, the draft, and the padding."""
+        tokens = self.draft.tokens
+        return [last, *tokens, *[last] * (self.size - 1 - len(tokens))]
+
+
+def no_draft(size: int) -> Plan:
+    """Return the plan that sends no draft, in a batch of `size`."""
+    return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
+
+
 _PREFILL = no_draft(0)
+
+
+class DraftedText:
+    """A text that passes are made over.
+
+    Attributes:
+        drafts: Drafts for it.
+        sequence: Holds it without its last token.
+        last: That token.
+        tokens_left: Maximum number of tokens that may still be emitted.
+    """
+
+    last: int
+    tokens_left: int
+
+    def __init__(self, drafts: Drafts, sequence: Model) -> None:
+        self.drafts, self.sequence = drafts, sequence
+
+    def choose(self) -> Chooser | None:
+        """Return what the drafter picks tokens with in the next draft."""
+        return None
+
+    def propose(self, limit: int, price: MarginalCost | None) -> Draft:
+        """Return a draft with estimates, as the grammar allows it; see `Drafter.propose`."""
+        drafts, drafter = self.drafts, self.drafts.drafter
+        assert drafter is not None
+        drafts.proposal = None
+        if drafts.closing is not None and (closing := drafts.closing_draft(limit)):
+            return closing
+        draft = drafter.propose(limit, self.choose(), fixed_length=drafts.fixed_length, price=price)
+        if drafts.guide is not None or not draft.acceptance_probs:
+            return drafts.complete(draft, limit)
+        drafts.proposal = draft
+        return draft
+
+    def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
+        """Plan to send a draft in a batch of `size`, or of a smaller one of `sizes`, which ascend.
+
+        The draft is cut after the token that ends the text. One that was drawn blindly is also cut before the first
+        token that the grammar forbids.
+        """
+        drafts, length = self.drafts, len(draft.tokens)
+        n_sent = n_verified = length
+        ends = False
+        if drafts.ends is not None:
+            for i, token in enumerate(draft.tokens, 1):
+                if drafts.ends[token]:
+                    n_sent = n_verified = i
+                    ends = True
+                    break
+        if drafts.guide is not None and drafts.fixed_length:
+            n_sent = drafts.guide.legal(draft.head(n_verified))
+            ends = ends and n_sent == n_verified
+            n_verified = min(n_verified, n_sent + 1)
+        if n_sent == length:
+            return Plan(draft, draft, size, ends)
+        return Plan(draft.head(n_sent), draft.head(n_verified), smallest(1 + n_sent, sizes), ends)
+
+    def observe_logits(self, draft: Draft, rows: Logits, n_accepted: int = 0) -> None:
+        """Show the logits of a pass to drafter and policy, if they want them.
+
+        Args:
+            draft: What was sent after the last token.
+            rows: At least one row for each of those tokens, shape (n, n_vocab).
+            n_accepted: How many tokens of the draft were accepted; `rows[n_accepted]` decided the last token emitted.
+        """
+        drafts, drafter = self.drafts, self.drafts.drafter
+        if drafter is not None:
+            if drafter.wants_logits:
+                drafter.observe_logits((self.last, *draft.tokens), rows[: 1 + len(draft)], n_accepted)
+            if drafts.observer is not None:
+                drafts.observer.observe_logits(rows[n_accepted])
 
 
 class Text(DraftedText):
@@ -40,22 +138,11 @@ class Text(DraftedText):
     def __init__(
         self, request: Request, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool = False
     ) -> None:
-        if request.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {request.max_tokens}")
-        if not request.prompt:
-            raise PromptError("the prompt is empty")
+        request.check(n_ctx, n_vocab)
         room = n_ctx - len(request.prompt)
-        if room < 1:
-            raise PromptError(
-                f"the prompt has {len(request.prompt)} tokens and leaves no room for an answer in the context of"
-                f" {n_ctx}"
-            )
-        top = request.logprobs
-        if top is not None and not 0 <= top <= n_vocab:
-            raise ValueError(f"logprobs must be 0 to {n_vocab}, the size of the vocabulary, got {top}")
         self.request = request
         self.prompt = list(request.prompt)
-        self.settled = len(self.prompt)
+        self.settled = len(self.prompt) - 1
         self.last = self.prompt[-1]
         self.tokens_left = min(request.max_tokens, room)
         self.stop: StopReason | None = None
@@ -93,10 +180,10 @@ class Text(DraftedText):
 
     def first(self, rows: Logits) -> Step:
         """Emit the prefill's token; `rows` are the logits after the prompt, shape (1, n_vocab)."""
-        verdict = self.verifier.verify(rows, NO_DRAFT, self.settled)
-        self.drafts.observe_logits(self.last, NO_DRAFT, rows)
-        step = self._emit(verdict, rows, _PREFILL, self.settled)
-        self.last = step.tokens[-1]
+        step = self.commit(_PREFILL, rows)
+        if step is None:
+            assert self.error is not None
+            raise self.error
         return step
 
     def commit(self, plan: Plan, rows: Logits, bound: float = 0.0) -> Step | None:
@@ -112,70 +199,60 @@ class Text(DraftedText):
         """
         if bound and self._samplers.calls is not None:
             self._samplers.calls.arm(bound)
-        draft, position = plan.draft, self.settled + 1
         # Plain decoding would not have seen the logits after the end of the text.
-        n_rows = len(draft.tokens) + (not plan.ends)
+        n_rows = len(plan.draft.tokens) + (not plan.ends)
         try:
             verdict = self.verifier.verify(
-                rows if len(rows) == n_rows else rows[:n_rows], plan.verified_draft, position
+                rows if len(rows) == n_rows else rows[:n_rows], plan.verified_draft, self.settled + 1
             )
         except (NGramSpecError, ValueError) as error:
             self.error = error
             return None
         if self.drafts.drafter is not None:
-            self.drafts.observe_logits(self.last, draft, rows, len(verdict.tokens) - 1)
-        step = self._emit(verdict, rows, plan, position)
+            self.observe_logits(plan.draft, rows, len(verdict.tokens) - 1)
+        step = self._emit(verdict, rows, plan)
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]
         if self.stop is None:
             self.error = verdict.error
         return step
 
-    def _emit(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
-        """Return the step of a verdict's tokens up to the end of the text; `position`: index of its first token."""
-        tokens, stream, ends = verdict.tokens, self._stream, self._ends
+    def _emit(self, verdict: Verdict, rows: Logits, plan: Plan) -> Step:
+        """Return the step of a verdict's tokens up to the end of the text."""
+        stream, pieces = self._stream, list[str]()
         # The stop reason has three sources. At the same token, the end of generation comes before a limit. A complete
         # stop string comes before both, because the text ends before it.
         stop: StopReason | None = None
-        count = 0
-        for token in tokens:
-            count += 1
-            if ends[token]:
+        for token in verdict.tokens:
+            if self._ends[token]:  # not part of the text
                 stop = "eog"
+                pieces.append(stream.finish())
                 break
-            if count >= self.tokens_left:
-                stop = self._limit_reason
-                break
-        # A token that ends the text is not part of it.
-        pieces = stream.push_all(map(self._pieces.__getitem__, tokens[: count - (stop == "eog")]))
-        if stream.stop_string is not None:
-            count, stop = len(pieces), "stop"
-        elif stop is not None:
-            if stop == "eog":
-                pieces.append("")
-            pieces[-1] += stream.finish()
+            piece = self._pieces[token]
+            # Without stop strings, nearly all pieces are whole characters after whole characters.
+            is_whole = not stream.stop and piece.isascii() and not stream.decoder.buffer
+            pieces.append(piece.decode() if is_whole else stream.push(piece))
             if stream.stop_string is not None:
-                stop = "stop"
+                break
+            if len(pieces) >= self.tokens_left:
+                stop = self._limit_reason
+                pieces[-1] += stream.finish()
+                break
+        if stream.stop_string is not None:
+            stop = "stop"
         self.stop = stop
-        self.tokens_left -= count
-        tokens, draft_tokens = tokens[:count], plan.draft.tokens
+        self.tokens_left -= len(pieces)
+        tokens, draft = verdict.tokens[: len(pieces)], plan.draft
         step = Step(
             tokens,
             tuple(pieces),
-            drafted=draft_tokens,
-            accepted=min(verdict.accepted, count),
-            source=plan.draft.source if draft_tokens else "",
-            position=position,
+            drafted=draft.tokens,
+            accepted=min(verdict.accepted, len(pieces)),
+            source=draft.source if draft.tokens else "",
+            position=self.settled + 1,
             stop=stop,
+            stop_string=stream.stop_string,
         )
-        if stop == "stop":
-            step.stop_string = stream.stop_string
-        samplers = self._samplers
-        if samplers.calls is not None:
-            step.close_calls = samplers.calls.take()
-        if self.request.logprobs is not None:
-            step.logprobs = samplers.logprobs(tokens, rows, self.request.logprobs)
-        if self.request.return_decisions:
-            step.verified_draft, step.decisions = plan.verified_draft, tuple(samplers.decisions)
-            samplers.decisions.clear()
+        if self._samplers.has_records:
+            self._samplers.add_records(step, rows, plan.verified_draft)
         return step

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import Row
 from ngramspec.cost.calibration import Calibration
-from ngramspec.decoding.drafts import DraftedText, Drafts, Pass
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import DraftedText
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.draft_model import DraftModel
@@ -147,8 +148,7 @@ class SpeculativeEvaluator(DraftedText):
             if self._guide.grammar.allows(token):
                 self._guide.grammar.accept(token)
             else:  # the owner's grammar allows control tokens inside texts, after which our state is invalid
-                self._guide = None
-                self.drafts.forget_grammar()
+                self._guide = self.drafts.guide = None
 
     # ------------------------------------------------------------------ a token
 
@@ -197,7 +197,7 @@ class SpeculativeEvaluator(DraftedText):
                 sequence.settle()
         if not self.active:
             return None
-        self._loop.begin()
+        self._loop.policy.begin()
         self.drafts.begin(tokens, guide=self._guide, ends=TokenTable(self._vocabulary.is_eog))
         self.drafts.first(token)
         return self._run_pass(token)

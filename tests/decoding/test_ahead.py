@@ -17,8 +17,9 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Event
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.decoding.drafts import DraftedText, Drafts
+from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.text import DraftedText
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import TargetError
 from ngramspec.policies.policy import FixedPolicy

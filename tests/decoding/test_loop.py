@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ngramspec.backend import ModelBase
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan, no_draft
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.loop import DecodingLoop, Pass
+from ngramspec.decoding.text import DraftedText, Plan, no_draft
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy
@@ -82,14 +83,14 @@ class Alone(DecodingLoop):
         self.drafts, self.model = Drafts(drafter, policy), ModelBase()
         self.model.max_batch = 64
         self.text = DraftedText(self.drafts, self.model)
-        self.observe_logits, self.first = self.drafts.observe_logits, self.drafts.first
+        self.first = self.drafts.first
 
     @property
     def proposal(self) -> Draft | None:
         return self.drafts.proposal
 
     def start(self, prompt: Sequence[int], **how: Any) -> None:
-        self.begin()
+        self.policy.begin()
         self.drafts.begin(prompt, **how)
 
     def plan_next(self, left: int, owed: int = 0) -> Plan:
@@ -100,9 +101,8 @@ class Alone(DecodingLoop):
 
     def end_pass(self, done: Step, size: int, seconds: float = 1.0, planning: float = 0.0) -> None:
         """Report a pass over `size` tokens that resulted in the step `done`."""
-        current = Pass((self.text,), (no_draft(size),), size, 0)
+        current = Pass((self.text,), (no_draft(size),), size, 0, self.proposal is not None)
         current.seconds, current.planning_seconds = seconds, planning
-        current.has_proposal = self.proposal is not None
         self.finish(current, done)
 
 
@@ -279,10 +279,11 @@ def test_decoding_loop_passes_deciding_logits_to_policy() -> None:
     loop = Alone(Parrot(), policy)
     loop.prepare(None, range(1, 9))
     loop.start([7, 8])
-    loop.observe_logits(8, NO_DRAFT, ROWS[:1])
+    loop.text.last = 8
+    loop.text.observe_logits(NO_DRAFT, ROWS[:1])
     loop.first(9)
     plan = loop.plan_next(100)
-    loop.observe_logits(9, plan.draft, ROWS, n_accepted=1)
+    loop.text.observe_logits(plan.draft, ROWS, n_accepted=1)
     assert explained(loop) == {"first": 0.0}  # The details still belong to the draft that was sent.
     loop.plan_next(1)  # There is no token left to draft.
     assert explained(loop) == {"first": 3.0}
@@ -294,7 +295,7 @@ def test_decoding_loop_without_drafter_or_reader_ignores_logits() -> None:
     for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
         loop = Alone(drafter, policy)
         loop.start([7])
-        loop.observe_logits(7, NO_DRAFT, ROWS[:, :0])  # These rows are empty.
+        loop.text.observe_logits(NO_DRAFT, ROWS[:, :0])  # These rows are empty.
         loop.plan_next(9)
         assert explained(loop) == {}
     assert watcher.rows == []

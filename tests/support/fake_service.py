@@ -20,8 +20,8 @@ from support.cli_runner import PATIENCE
 from ngramspec.acceptance.rules import Rows, Verdict
 from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.batching.request import Done, Listener, Prefilled, Report, Scored, Slot, Started
-from ngramspec.decoding.drafts import Drafts, Plan
-from ngramspec.decoding.text import Text
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.text import Plan, Text
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request

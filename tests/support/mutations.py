@@ -231,12 +231,12 @@ def stop_string_matches_only_at_end_of_piece(find: Any, self: Any, text: str) ->
 
 @fault(TEXT, "ngramspec.decoding.stream:TextStream.push")
 def incomplete_character_survives_ascii_piece(push: Any, self: Any, piece: bytes) -> Any:
-    half = self._decoder.getstate()
+    half = self.decoder.getstate()
     if piece.isascii():
-        self._decoder.reset()
+        self.decoder.reset()
     text = push(self, piece)
     if piece.isascii():
-        self._decoder.setstate(half)
+        self.decoder.setstate(half)
     return text
 
 

@@ -25,8 +25,9 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import LARGEST
 from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import DraftedText, Drafts, Pass, Plan
-from ngramspec.decoding.text import Text
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.loop import Pass
+from ngramspec.decoding.text import DraftedText, Plan, Text
 from ngramspec.drafting.acceptance_estimator import CalibrationTable
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.instruments.reports.report import Piece
@@ -165,20 +166,8 @@ class ReplayCounts:
         return self.stats.tokens / cost if cost else 1.0
 
 
-class TimedDrafts(Drafts):
-    """Drafts that measure the CPU time of this thread in which the drafter learns (`work_seconds`)."""
-
-    work_seconds = 0.0
-
-    def accept(self, step: Step) -> float:
-        start = time.thread_time()
-        seconds = super().accept(step)
-        self.work_seconds += time.thread_time() - start
-        return seconds
-
-
 class TimedLoop(BranchingLoop):
-    """A decoding loop that measures the CPU time of this thread for drafting and planning (`work_seconds`).
+    """A decoding loop that measures the CPU time of this thread for drafting and learning (`work_seconds`).
 
     The recording answers branches.
     """
@@ -190,6 +179,11 @@ class TimedLoop(BranchingLoop):
         plan = super().plan(text, owed)
         self.work_seconds += time.thread_time() - start
         return plan
+
+    def accept(self, current: Pass, drafts: Drafts, step: Step) -> None:
+        start = time.thread_time()
+        super().accept(current, drafts, step)
+        self.work_seconds += time.thread_time() - start
 
     def report(self, current: Pass) -> Sequence[Step | None]:
         start = time.thread_time()
@@ -233,13 +227,12 @@ class Replay:
                     f"the {kind} {part.name!r} needs a model's logits, and a recorded conversation has none"
                 )
         self.decoder.loop = self._timed_loop = TimedLoop(self.decoder.policy, target.clock)
-        self.decoder.drafts = self._drafts = TimedDrafts(drafter, self.decoder.policy)
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> ReplayCounts:
         """Replay one recording and return its counts; `watch` is called with each step before the next pass."""
         tally = ReplayCounts(1, len(recording.prompt))
-        self._timed_loop.work_seconds = self._drafts.work_seconds = 0.0
+        self._timed_loop.work_seconds = 0.0
         n_emitted, end = 0, len(recording.response)
         steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, acceptance=RecordedVerifier(recording))
         start = time.thread_time()
@@ -259,5 +252,5 @@ class Replay:
             n_emitted += len(step.tokens)
             if n_emitted == end:
                 steps.close()
-        tally.work_seconds = self._timed_loop.work_seconds + self._drafts.work_seconds
+        tally.work_seconds = self._timed_loop.work_seconds
         return tally
