@@ -42,11 +42,8 @@ class TokenDecision:
     why: Mapping[str, float]  # numbers that the decision depends on, by name
 
 
-Watch = Callable[[TokenDecision], None]
-"""Called with each decision, in order."""
-
-Q = Mapping[int, float]
-"""Distribution that a draft token was drawn from; empty after the draft."""
+Watch = Callable[[TokenDecision], None]  # called with each decision, in order
+Q = Mapping[int, float]  # distribution that a draft token was drawn from; empty after the draft
 
 
 class Rule:

@@ -27,7 +27,7 @@ RULES: dict[str, type[Rule]] = {
 
 
 class Verifier(Protocol):
-    """Interface that decides on the tokens of a sequence; `RuleVerifier` uses a model's logits."""
+    """Interface that decides on the tokens of a sequence."""
 
     fixed_length: bool  # whether the length of a draft must be known before its tokens are drawn; see `Drafter.propose`
 
@@ -88,8 +88,7 @@ class RuleVerifier:
                 is_accepted = append_most_likely(np.ascontiguousarray(rows, np.float32), guesses, tokens)
             else:
                 accept = sampler.accept if sampler.needs_tokens else None
-                for offset, row in enumerate(rows):
-                    guess = guesses[offset] if offset < len(guesses) else None
+                for offset, (row, guess) in enumerate(zip(rows, (*guesses, None), strict=False)):
                     drawn_from = q[offset] if offset < len(q) else {}
                     token, is_accepted = self._decide(row, guess, position + offset, drawn_from)
                     if accept is not None:

@@ -2,8 +2,7 @@
 
 1. Draft: the drafter proposes a chain of tokens, with an estimate p_i of the probability that the target accepts the
    i-th token if it accepts all tokens before it.
-2. Plan: the policy chooses the number k of tokens to verify, and a batch size. They are expected to yield
-   1 + p_1 + p_1 p_2 + ... + p_1 ... p_k tokens (Leviathan et al. 2023, section 3.1).
+2. Plan: the policy chooses the number of these tokens to verify, and a batch size (`ngramspec.policies.policy`).
 3. Evaluate: one pass gives the logits after the last token and after each token of the draft.
 4. Verify: the text grows by the drafted tokens that the target accepts and by one more, so that it is the text of
    plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
@@ -62,8 +61,7 @@ class DecodingLoop:
         clock: Returns the time in seconds.
 
     Attributes:
-        curve: Cost of a pass by batch size; `None` if it is not known.
-        sizes: Batch sizes that may be used, ascending.
+        curve, sizes: See `prepare`.
         exactness: Batch sizes that do not move logits, and how far others move them.
         has_branches: Whether the pass planned last has branches; see `BranchingLoop`.
     """

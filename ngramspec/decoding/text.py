@@ -100,13 +100,7 @@ class DraftedText:
         return Plan(draft.head(n_sent), draft.head(n_verified), smallest(1 + n_sent, sizes), ends)
 
     def observe_logits(self, draft: Draft, rows: Logits, n_accepted: int = 0) -> None:
-        """Show the logits of a pass to drafter and policy, if they want them.
-
-        Args:
-            draft: What was sent after the last token.
-            rows: At least one row for each of those tokens, shape (n, n_vocab).
-            n_accepted: How many tokens of the draft were accepted; `rows[n_accepted]` decided the last token emitted.
-        """
+        """Show the logits of a pass to drafter and policy, if they want them; see `Drafter.observe_logits`."""
         drafts, drafter = self.drafts, self.drafts.drafter
         if drafter is not None:
             if drafter.wants_logits:
@@ -202,9 +196,7 @@ class Text(DraftedText):
         # Plain decoding would not have seen the logits after the end of the text.
         n_rows = len(plan.draft.tokens) + (not plan.ends)
         try:
-            verdict = self.verifier.verify(
-                rows if len(rows) == n_rows else rows[:n_rows], plan.verified_draft, self.settled + 1
-            )
+            verdict = self.verifier.verify(rows[:n_rows], plan.verified_draft, self.settled + 1)
         except (NGramSpecError, ValueError) as error:
             self.error = error
             return None
