@@ -1,4 +1,4 @@
-"""Tests of the number of Python calls in a pass, which is the same on every machine.
+"""Tests of the number of Python calls in a pass, and of the files that they are in; both are the same everywhere.
 
 Outside `llama_decode`, a pass spends nearly all its time in these calls. The limits are the counts of the present code,
 so a change that adds calls to every token has to change them here.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any
 
 import pytest
 from support.cli_runner import DEMO, PATIENCE
 
+import ngramspec
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
 from ngramspec.cost.calibration import Calibration
@@ -26,24 +29,37 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 6
+PACKAGE = Path(ngramspec.__file__).parent
 STEADY = 10  # number of passes after which the caches of tokens and shapes are filled
 
 
 class Calls:
-    """Counter of the calls of Python functions."""
+    """Counter of the calls of Python functions, and the files of these functions."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = 0
+        self.files: set[str] = set()
 
-    def note(self, _frame: Any, event: str, _arg: Any) -> None:
-        self.count += event == "call"
+    def note(self, frame: FrameType, event: str, _arg: Any) -> None:
+        if event == "call":
+            self.count += 1
+            self.files.add(frame.f_code.co_filename)
 
 
 @pytest.mark.parametrize(
-    ("drafter", "temperature", "limit"),
-    [(None, 0.0, 22), (None, 0.8, 26), ("ngram", 0.0, 42), ("mixture", 0.0, 44), ("mixture", 0.8, 62)],
+    ("drafter", "temperature", "max_calls", "max_files"),
+    [
+        (None, 0.0, 20, 7),
+        (None, 0.8, 23, 9),
+        ("ngram", 0.0, 40, 9),
+        ("mixture", 0.0, 42, 9),
+        ("mixture", 0.8, 60, 11),
+    ],
 )
-def test_decode_call_keeps_python_calls_within_limit(drafter: str | None, temperature: float, limit: int) -> None:
-    calls, counts = Calls(), []
+def test_decode_call_keeps_python_calls_and_files_within_limit(
+    drafter: str | None, temperature: float, max_calls: int, max_files: int
+) -> None:
+    counts, n_files = list[int](), list[int]()
     with Target(DEMO, n_ctx=1024, exact="off", threads=1) as target:
         decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", exact="off")
         steps = decoder.generate(
@@ -52,7 +68,7 @@ def test_decode_call_keeps_python_calls_within_limit(drafter: str | None, temper
         for _ in range(STEADY):
             next(steps)
         while True:
-            calls.count = 0
+            calls = Calls()
             sys.setprofile(calls.note)
             step = next(steps, None)
             sys.setprofile(None)
@@ -60,8 +76,10 @@ def test_decode_call_keeps_python_calls_within_limit(drafter: str | None, temper
                 break
             if len(step.drafted) == (0 if drafter is None else 4) == step.accepted:
                 counts.append(calls.count)
+                n_files.append(sum(Path(path).is_relative_to(PACKAGE) for path in calls.files))
     assert len(counts) >= 5
-    assert median(counts) <= limit
+    assert median(counts) <= max_calls
+    assert median(n_files) <= max_files
 
 
 def test_engine_token_keeps_python_calls_within_limit() -> None:
@@ -86,4 +104,4 @@ def test_engine_token_keeps_python_calls_within_limit() -> None:
         assert ended.wait(PATIENCE)
         engine.stop()
     per_token = [after - before for before, after in pairwise(counts[STEADY : 10 * STEADY])]
-    assert median(per_token) <= 35
+    assert median(per_token) <= 32
