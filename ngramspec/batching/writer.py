@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Writer:
             self._turn += self._together
         if current is None:
             try:
-                current = loop.submit(_texts(requests))
+                current = loop.submit([cast(Text, request.text) for request in requests])
             except (TargetError, UserCodeError) as error:
                 if len(requests) == 1:
                     return [(requests[0], None, error)]
@@ -118,26 +119,15 @@ class Writer:
         results: list[Result] = []
         for request, step in zip(requests, loop.report(current), strict=True):
             if request.sequence is not None:
-                assert request.text is not None
-                results.append((request, step, request.text.error))
+                results.append((request, step, cast(Text, request.text).error))
         return results
 
     def _submit_ahead(self, requests: Sequence[ActiveRequest]) -> None:
-        growing = [
-            request
-            for request in requests
-            if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
-        ]
+        texts = {request: cast(Text, request.text) for request in requests}
+        growing = [request for request, text in texts.items() if not (text.stop or text.error or text.is_released)]
         if growing:
-            self._next_pass, self._next_requests = self._loop.submit_ahead(_texts(growing)), growing
-
-
-def _texts(requests: Sequence[ActiveRequest]) -> list[Text]:
-    texts: list[Text] = []
-    for request in requests:
-        assert request.text is not None
-        texts.append(request.text)
-    return texts
+            self._next_pass = self._loop.submit_ahead([texts[request] for request in growing])
+            self._next_requests = growing
 
 
 def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:

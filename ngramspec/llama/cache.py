@@ -22,10 +22,6 @@ Example: a recurrent model has 16 snapshots, a checkpoint at 96 tokens and 100 t
 A sliding window is cut only if the cache still contains all that the window shows from there. With a window of 512
 tokens and cells for the positions from 1480 to 1999, `cut(1995)` works: the window needs positions from 1483 on.
 `cut(1900)` needs positions from 1388 on, which are gone, so it clears the cache.
-
-Each token takes memory in proportion to layers x KV heads x widths. With 32 layers, 8 KV heads and f16 keys and values
-of 128 numbers each, a token takes 32 x 8 x (128 + 128) x 2 = 131 072 bytes (`bytes_per_token`). So 4096 tokens take
-512 MiB.
 """
 
 from __future__ import annotations
@@ -105,11 +101,6 @@ class Cache:
         self._copies = StateCopies(context, sequence, on_device=on_device and can_stay)
         self._prompt_checkpoints: Checkpoints = {}
         self._mark: Checkpoints = {}  # latest checkpoint that was saved without `keep`
-
-    def restore_after_failure(self) -> None:
-        """Recover from a failed pass over other sequences, which may have moved this one's recurrent state."""
-        if self.recurrent and self.length:
-            self._go_back(self.length)
 
     def take_over(self, length: int) -> None:
         """Adopt `length` tokens that were evaluated by other code, and drop later tokens and all checkpoints."""
@@ -261,6 +252,8 @@ def is_recurrent(model: Any) -> bool:
 
 def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tuple[int, int]) -> float:
     """Return the maximum size of a token in the KV cache in bytes.
+
+    With 32 layers, 8 KV heads and f16 keys and values of 128 numbers each, it is 32 * 8 * (128 + 128) * 2 = 131 072.
 
     Args:
         types: Element types of keys and of values.

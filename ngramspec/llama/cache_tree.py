@@ -1,11 +1,12 @@
 """`CacheTree`: many continuations of one prompt in a KV cache; `BranchingSequence`: branches next to a sequence.
 
     root = Node(None, -1, len(prompt))
-    with target.tree(root) as tree:
-        a = root.child(token)                   # creating a node evaluates nothing
-        b = a.child(other)
-        logits = tree.evaluate([a, b])          # (2, n_vocab): ONE llama_decode
-        tree.keep([b])                          # frees the cells of all nodes but `b` and those before it
+    tree = target.tree(root)
+    a = root.child(token)                   # creating a node evaluates nothing
+    b = a.child(other)
+    logits = tree.evaluate([a, b])          # (2, n_vocab): ONE llama_decode
+    tree.keep([b])                          # frees the cells of all nodes but `b` and those before it
+    tree.close()
 
 A node is a token together with all tokens before it. llama.cpp stores sequence numbers in each cell of the cache, and
 a cell can have several. A path from the root to a leaf is one sequence. A fork copies no keys or values: it adds a
@@ -15,7 +16,7 @@ number to cells (`llama_memory_seq_cp` in a unified cache). In one llama_decode 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
@@ -126,12 +127,6 @@ class CacheTree:
         cut_sequence(self._passes.memory, -1, self.root.length)
         for sequence in range(1, len(self._lengths)):
             cut_sequence(self._passes.memory, sequence, 0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ sequences
 

@@ -184,10 +184,9 @@ class Passes:
         """
         lengths = {cache.sequence: start for (cache, _, _), start in zip(feeds, starts, strict=False)}
         for cache in self._caches:
-            if cache.sequence in lengths:
-                cache.recover(lengths[cache.sequence])
-            else:
-                cache.restore_after_failure()
+            # A pass may also move the recurrent states of other sequences.
+            if cache.recurrent or cache.sequence in lengths:
+                cache.recover(lengths.get(cache.sequence, cache.length))
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
         """Evaluate tokens that each belong to one or more sequences, and return the logits after each.
@@ -203,7 +202,7 @@ class Passes:
         self.busy = True
         try:
             batch = self._branches
-            batch.n_tokens = len(rows)
+            batch.n_tokens = self._rows = len(rows)
             for i, (token, position, sequences) in enumerate(rows):
                 batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
                 batch.n_seq_id[i] = len(sequences)
@@ -214,7 +213,7 @@ class Passes:
             self.busy = False
         if status != 0:
             raise TargetError(f"llama_decode returned {status} for {len(rows)} tokens of several sequences")
-        return self.fetch(len(rows))
+        return self.fetch()
 
     def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[HiddenStates, int, Sequence[int]]]:
         """Request hidden states from the next pass, if that is allowed and a head needs them.
@@ -251,16 +250,13 @@ class Passes:
             if self._sequences[i] != sequence:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
-    def fetch(self, rows: int | None = None) -> Logits:
-        """Return rows of logits of the last pass, in the order of its feeds.
-
-        Args:
-            rows: Number of rows, the last ones; `None` means all that were requested.
+    def fetch(self) -> Logits:
+        """Return the logits that the last pass requested, in the order of its feeds.
 
         Returns:
             A view, shape (rows, n_vocab), that is valid until the next pass.
         """
-        rows = self._rows if rows is None else rows
+        rows = self._rows
         if not rows:
             return np.empty((0, self.n_vocab), np.float32)
         first = llama.llama_get_logits_ith(self._context, -rows)

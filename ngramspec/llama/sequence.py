@@ -116,7 +116,7 @@ class CacheSequence:
             if done == stop:
                 self.cache.save(keep=True)
         self._n_aligned = total // n_batch * n_batch if aligned else min(keep, was_aligned)
-        row: Logits = self._passes.fetch(1)[0]
+        row: Logits = self.fetch()[0]
         return row
 
     def submit(self, tokens: Sequence[int]) -> None:
@@ -137,7 +137,7 @@ class CacheSequence:
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         self.submit(tokens)
-        return self._passes.fetch(len(tokens))
+        return self.fetch()
 
     def rollback(self, length: int) -> None:
         self._passes.check()

@@ -16,6 +16,7 @@ state after the first restore must have the same bytes. Otherwise all later copi
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -29,18 +30,12 @@ _ON_DEVICE = 2  # LLAMA_STATE_SEQ_FLAGS_ON_DEVICE; releases without it make comp
 MIN_FREE = 2.0  # minimum free memory of each GPU before the first copy on it, in units of the size of the state
 
 
+@dataclass(slots=True)
 class DeviceCopy:
-    """The latest state of a sequence, copied on the devices.
+    """The latest state of a sequence, copied on the devices."""
 
-    Attributes:
-        cells: llama.cpp's description of the state, without its contents.
-        reference: The same state in RAM; `None` after a restore was proven right.
-    """
-
-    __slots__ = ("cells", "reference")
-
-    def __init__(self, cells: Any, reference: Any) -> None:
-        self.cells, self.reference = cells, reference
+    cells: Any  # llama.cpp's description of the state, without its contents
+    reference: Any  # the same state in RAM; `None` after a restore was proven right
 
 
 class StateCopies:

@@ -204,7 +204,7 @@ class TrialContext:
         # prefill computes only those after its last token.
         n_rows = len(tokens) if rows > 1 else 1
         append(self._passes, [(self._sequence, tokens, n_rows)])
-        return self._passes.fetch(n_rows)[:rows].copy()
+        return self._passes.fetch()[:rows].copy()
 
     def close(self) -> None:
         self._passes.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_target_ask_removes_branches_before_next_evaluation(target: Target) -> N
     assert target.sequences[0].tokens == [5, 6, 7, 8, 9]
     row = np.array(target.sequences[0].evaluate([13]))
     root = Node(None, -1, 6)
-    with target.tree(root) as tree:
+    with closing(target.tree(root)) as tree:
         assert (tree.evaluate([root.child(4), root.child(5)]) != 0).any()
     target.sequences[0].rollback(3)
     target.sequences[0].evaluate([8, 9])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -135,7 +136,7 @@ def test_tree_evaluate_returns_logits_of_each_path_alone(seed: int, target: Targ
     target.sequences[0].prefill(prompt)
     root = Node(None, -1, len(prompt))
     seen: dict[tuple[int, ...], NDArray[np.float32]] = {}
-    with target.tree(root) as tree:
+    with closing(target.tree(root)) as tree:
         for new in (beams if tree.windowed else bushes)(tree, rng):
             for node, row in zip(new, tree.evaluate(new), strict=True):
                 seen[tuple(node.path())] = row.copy()
@@ -220,7 +221,7 @@ def test_tree_rejects_oversized_batches_and_nodes_not_in_cache(
     with Target(files["llama"], n_ctx=64, threads=1, n_seq=4) as target:
         target.sequences[0].prefill([3, 4])
         root = Node(None, -1, 2)
-        with target.tree(root) as tree:
+        with closing(target.tree(root)) as tree:
             a, b = root.child(3), root.child(4)
             tree.evaluate([a, b])
             tree.keep([a])
@@ -287,7 +288,7 @@ def test_tree_evaluate_fills_cache_up_to_promised_length(files: dict[str, Path])
         prompt = some(target, 40)
         target.sequences[0].prefill(prompt)
         root = Node(None, -1, len(prompt))
-        with target.tree(root) as tree:
+        with closing(target.tree(root)) as tree:
             live = [root] * 5
             for step in range(30):
                 live = [node.child(10 + i) for i, node in enumerate(live)]
@@ -314,7 +315,7 @@ def test_target_tree_rejects_unsupported_models_and_arguments(files: dict[str, P
     for kind in ("llama", "gemma2"):
         with Target(files[kind], n_ctx=64, threads=1, n_seq=4) as target:
             target.sequences[0].prefill([3, 4])
-            with target.tree(Node(None, -1, 2)) as tree:
+            with closing(target.tree(Node(None, -1, 2))) as tree:
                 assert tree.windowed is (kind == "gemma2")
     with Target(files["llama"], n_ctx=64, threads=1, n_seq=2) as target:
         for prompt in ([], [3, 4, 5]):
