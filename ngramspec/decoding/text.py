@@ -177,6 +177,7 @@ class Text(DraftedText):
         step = self.commit(_PREFILL, rows)
         if step is None:
             assert self.error is not None
+            self.settled += 1  # the cache keeps the whole prompt
             raise self.error
         return step
 
