@@ -16,7 +16,7 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 from support.serving import serve
 
-from ngramspec.drafting import make_drafter, supports_prediction
+from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
@@ -114,13 +114,6 @@ def test_user_class_file_reloads_only_after_change_and_adds_no_files(write: Writ
     os.utime(path, ns=(1, 1))
     assert draft_of(name).tokens == (4,)
     assert [file.name for file in path.parent.iterdir()] == ["mine.py"]
-
-
-def test_supports_prediction_reads_the_class(write: Write) -> None:
-    assert supports_prediction("mixture")
-    assert not supports_prediction("ngram")
-    assert not supports_prediction(COPY)
-    assert supports_prediction(write("prediction = ()"))
 
 
 # --------------------------------------------------------------------------- drafts

@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 from architectures.files import write_model
-from support.ear import WAIT, Ear
+from support.ear import WAIT, ask, run_engine
 from support.grid import grid
 from support.mock_target import Clock
 from support.pools import use_pooled_cache
 
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
@@ -45,55 +45,43 @@ class Timed:
         file: Path of the model.
         texts: Maximum number of simultaneous texts.
         cost: Cost of a pass of the head; `None` means that the model is loaded without it and there are no drafts.
-        monkeypatch: Fixture that replaces the functions of both models.
         slope: Cost of each further token in a pass of either model, relative to the pass.
 
     Attributes:
         asked: Number of passes of the head.
     """
 
-    def __init__(
-        self, file: Path, texts: int, cost: float | None, monkeypatch: pytest.MonkeyPatch, slope: float = 0.02
-    ) -> None:
-        clock = self.clock = Clock(1e-7)
-        self.asked = 0
-        self.target = Target(file, texts=texts, n_ctx=400, threads=1, exact="off", head=cost is not None)
-        drafter = None
-        self._charge(self.target._passes, 1.0, slope, monkeypatch)
-        if (heads := self.target.heads) is not None and cost is not None:
-            self._charge(heads, cost, slope, monkeypatch)
+    def __init__(self, file: Path, texts: int, cost: float | None, slope: float = 0.02) -> None:
+        self.clock, self.asked, self._slope, self._opened = Clock(1e-7), 0, slope, ExitStack()
+        now, drafter = self.clock.perf_counter, None
+        loading: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off", "head": cost is not None}
+        target = self._opened.enter_context(Target(file, texts=texts, **loading))
+        self._charge(target._passes, 1.0)
+        if (heads := target.heads) is not None and cost is not None:
+            self._charge(heads, cost)
             shared = cast(SharedModel, heads)
-            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=clock.perf_counter, shared_model=shared))
-        self.engine = Engine(
-            self.target,
-            self.target.vocabulary,
-            calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 1 + 63 * slope})),
-            exactness=ExactnessMode(range(1, 33)),
-            drafter=drafter,
-            draft_max=8,
-            cache_room=1 << 26,
-            clock=clock.perf_counter,
-        )
+            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=now, shared_model=shared))
+        curve, exactness = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), ExactnessMode(range(1, 33))
+        settings: dict[str, Any] = {"drafter": drafter, "draft_max": 8, "cache_room": 1 << 26, "clock": now}
+        self.engine = self._opened.enter_context(run_engine(target, curve=curve, exactness=exactness, **settings))
 
-    def _charge(self, passes: Any, cost: float, slope: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _charge(self, passes: Any, cost: float) -> None:
         decode = passes.decode
 
         def charged(feeds: Sequence[Any], **options: Any) -> Any:
             tokens = sum(len(feed.tokens if isinstance(passes, Heads) else feed[1]) for feed in feeds)
-            self.clock.now += cost * (1 + slope * (tokens - 1))
+            self.clock.now += cost * (1 + self._slope * (tokens - 1))
             done = decode(feeds, **options)
             self.asked += isinstance(passes, Heads)
             return done
 
-        monkeypatch.setattr(passes, "decode", charged)
+        self._opened.enter_context(mock.patch.object(passes, "decode", charged))
 
     def answers(self, requests: Sequence[Request]) -> list[list[int]]:
         """Return the response tokens of each request; all requests arrive before the first pass."""
         gate = threading.Event()
         self.engine.on_slot(0, lambda _: gate.wait(WAIT))
-        ears = [Ear() for _ in requests]
-        for request, ear in zip(requests, ears, strict=True):
-            self.engine.submit(request, ear)
+        ears = [ask(self.engine, r.prompt, r.max_tokens, sampling=r.sampling) for r in requests]
         gate.set()
         assert all(isinstance(ear.wait(), Done) for ear in ears)
         return [ear.tokens for ear in ears]
@@ -102,8 +90,7 @@ class Timed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.engine.stop()
-        self.target.close()
+        self._opened.close()
 
 
 @grid(name=NAMES, clients=(4, 1), pooled=(False, True))
@@ -113,7 +100,7 @@ def test_nextn_head_keeps_texts_of_plain_decoding(
     """Next turns, whose beginnings are in other sequences' caches, also get the same texts."""
     if pooled:
         use_pooled_cache(monkeypatch)
-    with Timed(files[name], clients, None, monkeypatch) as plain, Timed(files[name], clients, 0.02, monkeypatch) as own:
+    with Timed(files[name], clients, None) as plain, Timed(files[name], clients, 0.02) as own:
         chance = random.Random(name)
         drawn = [[chance.randrange(10, 4000) for _ in range(40 + 5 * i)] for i in range(4)]
         requests = [Request(prompt, 15 + 5 * i, Sampling(0.7 * (i % 2), seed=i)) for i, prompt in enumerate(drawn)]
@@ -127,14 +114,9 @@ def test_nextn_head_keeps_texts_of_plain_decoding(
 
 
 @grid(name=("glm4moe", "qwen35"), clients=(4, 1))
-def test_nextn_head_without_gain_stops_drafting(
-    files: dict[str, Path], name: str, clients: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nextn_head_without_gain_stops_drafting(files: dict[str, Path], name: str, clients: int) -> None:
     """Texts take longer by at most 3 % and about three passes."""
-    with (
-        Timed(files[name], clients, None, monkeypatch, 0.1) as plain,
-        Timed(files[name], clients, 1.0, monkeypatch, 0.1) as own,
-    ):
+    with Timed(files[name], clients, None, 0.1) as plain, Timed(files[name], clients, 1.0, 0.1) as own:
         requests = [Request([50 + i, *range(60, 80)], 100) for i in range(clients)]
         assert own.answers(requests) == plain.answers(requests)
         assert 0 < own.asked < 10

@@ -1,11 +1,11 @@
-"""Tests that a repeated request is drafted from its earlier answer, from the first decode call on."""
+"""Tests that a request is drafted from its earlier answer or a prediction, from the first decode call on."""
 
 from __future__ import annotations
 
 import pytest
-from support.ear import ask, run_engine
+from support.ear import Ear, run_engine
 from support.mock_shared import MockShared
-from support.mock_target import MockTarget
+from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.batching.request import Done
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
@@ -24,7 +24,8 @@ def asks(*requests: Request) -> list[tuple[int, int, int]]:
     counts = []
     with run_engine(model, curve=curve, drafter=MixtureDrafter(memory), memory=memory) as engine:
         for request in requests:
-            ear = ask(engine, request.prompt, request.max_tokens, sampling=request.sampling)
+            ear = Ear()
+            engine.submit(request, ear)
             assert isinstance(ear.wait(), Done)
             steps = [step for step in ear.steps if step.batch]
             counts.append((sum(len(step.drafted) for step in steps), sum(step.accepted for step in steps), len(steps)))
@@ -57,3 +58,10 @@ def test_engine_after_losses_elsewhere_drafts_repeated_request_fully() -> None:
 def test_engine_with_other_seed_does_not_draft_earlier_answer() -> None:
     one, other = [Request(PROMPT, LENGTH, sampling=Sampling(2.0, seed=seed)) for seed in (1, 2)]
     assert asks(one, other)[1] == (0, 0, LENGTH - 1)
+
+
+def test_engine_with_prediction_drafts_it_from_first_token() -> None:
+    answer = plain_generate(MockTarget(VOCABULARY), PROMPT, LENGTH, Sampling())
+    predicted, other = asks(Request(PROMPT, LENGTH, prediction=answer), Request([7, 8, 9], LENGTH))
+    assert predicted == (86, 86, 9)
+    assert other == (0, 0, LENGTH - 1)

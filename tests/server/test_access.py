@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from support.http import make_server, open_client
+from support.http import make_server, open_client, send
 
 from ngramspec.server.app import make_app
 
@@ -21,11 +21,7 @@ GOOD = "https://good.example"
 def answer(
     path: str = "/props", headers: Mapping[str, Any] | None = None, method: str = "GET", **settings: Any
 ) -> httpx.Response:
-    async def run() -> httpx.Response:
-        async with open_client(make_server()[0], **settings) as client:
-            return await client.request(method, path, headers=headers)
-
-    response = asyncio.run(run())
+    response = send(make_server()[0], path, None, method, settings=settings, headers=headers)
     if response.status_code >= 400:
         assert response.json()["error"]["message"]
     return response

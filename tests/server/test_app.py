@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from unittest import mock
 
 import pytest
 from support.fake_service import Script
-from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, open_client, parse_chunks, send
+from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, parse_chunks, send
 
 from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
@@ -543,15 +542,14 @@ def test_request_log_contains_counters_invalid_field_and_no_client_text() -> Non
     entries: list[Counters] = []
     server, _ = make_server(Script(step=3, n_cached=2))
 
-    async def run() -> None:
-        async with open_client(server, log=entries.append) as client:
-            await client.post(NATIVE, json={"prompt": "secret", "stream": True})
-            await client.get("/secret")
-            await client.post(CHATS, json={"messages": [{"role": "secret"}]})
-            await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
-            await client.post(NATIVE, json={"prompt": "secret " * 10_000})
-
-    asyncio.run(run())
+    for method, path, content in (
+        ("POST", NATIVE, b'{"prompt": "secret", "stream": true}'),
+        ("GET", "/secret", b""),
+        ("POST", CHATS, b'{"messages": [{"role": "secret"}]}'),
+        ("POST", NATIVE, b'{"prompt": "x", "secret": "\\ud800"}'),
+        ("POST", NATIVE, b'{"prompt": "%s"}' % (b"secret " * 10_000)),
+    ):
+        send(server, path, None, method, settings={"log": entries.append}, content=content)
     first, second, *wrong = entries
     assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
     prompt_tokens = len(demo_vocabulary().tokenize("secret"))

@@ -35,6 +35,11 @@ def sockets(count: int) -> Iterator[list[socket.socket]]:
                 one.close()
 
 
+def post(path: str, body: bytes, headers: bytes = b"") -> bytes:
+    """Return the bytes of a request."""
+    return b"POST %s HTTP/1.1\r\n%s%sContent-Length: %d\r\n\r\n%s" % (path.encode(), HEAD, headers, len(body), body)
+
+
 def read(client: socket.socket) -> bytes:
     """Read until the server closes the connection."""
     parts = []
@@ -104,9 +109,9 @@ def test_connection_with_endless_chunk_metadata_closes(parts: tuple[bytes, bytes
 def test_connection_accepts_headers_and_bodies_within_limits() -> None:
     large = b"X-Long: " + b"a" * (MAX_HEADER_BYTES - 1000) + b"\r\n"
     content = json.dumps({"content": "a" * 2**18}).encode()
-    post = b"POST /tokenize HTTP/1.1\r\n" + HEAD + large + b"Content-Length: %d\r\n\r\n" % len(content) + content
+    request = post("/tokenize", content, large)
     last = b"GET /health HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n"
-    assert exchange(post + post + last).count(b"HTTP/1.1 200 ") == 3
+    assert exchange(request + request + last).count(b"HTTP/1.1 200 ") == 3
 
 
 def test_connection_with_invalid_http_returns_400() -> None:
@@ -139,9 +144,8 @@ def test_connection_response_header_names_are_title_case(request_: bytes, names:
 
 
 def test_connection_stream_keeps_lines_unchanged() -> None:
-    body = b'{"prompt": "x", "stream": true}'
-    post = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    assert b"\r\ndata: {" in exchange(post + body)
+    request = post("/completion", b'{"prompt": "x", "stream": true}', b"Connection: close\r\n")
+    assert b"\r\ndata: {" in exchange(request)
 
 
 def test_connection_beyond_maximum_returns_503(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +169,12 @@ def test_connection_shutdown_ends_requests_without_exceptions(
 ) -> None:
     monkeypatch.setattr(connection, "SENDING_SECONDS", 0.1)
     server, service = make_server(Script(begin=threading.Event()))
-    body = b'{"prompt": "x"}'
-    head = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+    request = post("/completion", b'{"prompt": "x"}')
     with socket.socket() as waiting, socket.socket() as sending:
         with run_server(server) as address:
-            for client, sent in ((waiting, body), (sending, body[:5])):
+            for client, sent in ((waiting, request), (sending, request[:-5])):
                 client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
-                client.sendall(head + sent)
+                client.sendall(sent)
             while not service.tickets:
                 time.sleep(0.01)
         assert read(waiting) + read(sending) == b""
@@ -183,11 +186,10 @@ def test_connection_shutdown_ends_requests_without_exceptions(
 def test_connection_disconnect_with_queued_requests_cancels_running_one(errors: list[str], stream: bool) -> None:
     script = Script(ends=False, go=threading.Semaphore(0))
     server, service = make_server(script)
-    body = json.dumps({"prompt": "x", "stream": stream}).encode()
-    post = b"POST /completion HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    request = post("/completion", json.dumps({"prompt": "x", "stream": stream}).encode())
     with run_server(server) as address:
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
-            client.sendall(post + post)
+            client.sendall(request + request)
             while not service.tickets:
                 time.sleep(0.01)
         assert service.tickets[0].cancellation.wait(PATIENCE)

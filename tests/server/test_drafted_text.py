@@ -1,4 +1,4 @@
-"""Tests of the reports on drafts: the accepted draft characters of a response, and its progress."""
+"""Tests of the accepted draft characters of a response, its progress, and predicted outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import CHAT, ThinkingVocabulary, ask, demo_vocabulary
+from support.http import BODIES, CHAT, ThinkingVocabulary, ask, demo_vocabulary, get_error
 
 CHATS = "/v1/chat/completions"
 
@@ -103,3 +103,32 @@ def test_chat_completions_stream_with_return_progress_reports_prefill() -> None:
         assert chunk["prompt_progress"] == {"total": length, "cache": 2, "processed": processed}
     told, _ = ask(CHATS, CHAT | {"stream": True})
     assert not any("prompt_progress" in chunk for chunk in told)
+
+
+PATHS = ("/v1/chat/completions", "/v1/responses")
+PREDICTION = "Hello, world of many words"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream: bool) -> None:
+    tokens = demo_vocabulary().tokenize(PREDICTION, add_bos=False)
+    came = len(demo_vocabulary().tokenize("Hello, world", add_bos=False))
+    for content in (PREDICTION, [{"type": "text", "text": "Hello, world"}, {"type": "text", "text": " of many words"}]):
+        more = {"prediction": {"type": "content", "content": content}, "stream_options": {"include_usage": True}}
+        told, service = ask(path, BODIES[path] | more | {"stream": stream}, Script("Hello, world", step=2))
+        assert list(service.requests[0].prediction) == tokens
+        last = told[-1] if stream else told
+        usage = last.get("response", last)["usage"]
+        details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+        assert details["accepted_prediction_tokens"] == came
+        assert details["rejected_prediction_tokens"] == len(tokens) - came
+    told, service = ask(path, BODIES[path])
+    assert (list(service.requests[0].prediction), "accepted_prediction" in str(told)) == ([], False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_prediction_with_invalid_value_is_rejected_by_field_name(path: str) -> None:
+    for wrong, param in (({"type": "x", "content": ""}, "type"), ({"type": "content"}, "content"), (5, "")):
+        error = get_error(path, BODIES[path] | {"prediction": wrong})
+        assert error["param"] == f"prediction.{param}".removesuffix(".")

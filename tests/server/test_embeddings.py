@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from support.fake_embedder import CountingEmbedder
+from support.fake_embedder import CountingEmbedder, expected_embeddings
 from support.http import ask, demo_vocabulary, get_error, make_server, run_server
 
 from ngramspec.server.embeddings import scale_vectors
@@ -26,9 +26,7 @@ def refused(path: str, body: Any, status: int = 400, **settings: Any) -> dict[st
 
 def of(*texts: Any) -> Any:
     """Return the expected embeddings of texts."""
-    rows = [text if isinstance(text, list) else demo_vocabulary().tokenize(text) for text in texts]
-    raw = np.array([[row[0], len(row), 0] for row in rows], np.float32)
-    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    return expected_embeddings(*(t if isinstance(t, list) else demo_vocabulary().tokenize(t) for t in texts))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from support.http import (
     format_tool_call,
     get_error,
     make_server,
-    open_client,
     run_server,
     send,
 )
@@ -337,12 +335,9 @@ def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
 
 
 def test_ollama_api_requires_api_key() -> None:
-    async def run() -> None:
-        async with open_client(make_server()[0], keys=["k"]) as client:
-            for path in ("/api/chat", "/api/pull"):
-                response = await client.post(path, json=CHAT)
-                assert (response.status_code, response.json()) == (401, {"error": "Invalid API Key"})
-            shown = await client.post("/api/chat", json=CHAT, headers={"Authorization": "Bearer k"})
-            assert shown.status_code == 200
-
-    asyncio.run(run())
+    settings = {"keys": ["k"]}
+    for path in ("/api/chat", "/api/pull"):
+        response = send(make_server()[0], path, CHAT, settings=settings)
+        assert (response.status_code, response.json()) == (401, {"error": "Invalid API Key"})
+    response = send(make_server()[0], "/api/chat", CHAT, settings=settings, headers={"Authorization": "Bearer k"})
+    assert response.status_code == 200

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 from support.cli_runner import DEMO
-from support.fake_embedder import CountingEmbedder
+from support.fake_embedder import CountingEmbedder, expected_embeddings
 from support.http import ThinkingVocabulary, ask, demo_vocabulary, get_error, make_server, send
 
 META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
@@ -80,21 +80,16 @@ def test_ollama_version_and_head_requests_succeed() -> None:
 # --------------------------------------------------------------------------- embeddings
 
 
-def vectors(*texts: list[int]) -> Any:
-    raw = np.array([[text[0], len(text), 0] for text in texts], np.float32)
-    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
-
-
 def test_ollama_embed_returns_embeddings_of_both_endpoints() -> None:
     tokens = [demo_vocabulary().tokenize(text) for text in ("hello", "you are")]
     both, _ = ask("/api/embed", {"model": "m", "input": ["hello", "you are"]}, embedder=CountingEmbedder())
-    assert np.allclose(both["embeddings"], vectors(*tokens), atol=1e-6)
+    assert np.allclose(both["embeddings"], expected_embeddings(*tokens), atol=1e-6)
     assert (both["model"], both["prompt_eval_count"]) == ("m", sum(map(len, tokens)))
     assert isinstance(both["total_duration"], int)
     one, _ = ask("/api/embed", {"input": [7, 8, 9], "dimensions": 1}, embedder=CountingEmbedder())
     assert one["embeddings"] == [[1.0]]
     older, _ = ask("/api/embeddings", {"prompt": "hello"}, embedder=CountingEmbedder())
-    assert np.allclose(older["embedding"], vectors(tokens[0])[0], atol=1e-6)
+    assert np.allclose(older["embedding"], expected_embeddings(tokens[0])[0], atol=1e-6)
     for path, body, empty in (
         ("/api/embed", {"input": ""}, {"embeddings": []}),
         ("/api/embed", {}, {"embeddings": []}),

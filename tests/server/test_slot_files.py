@@ -101,6 +101,9 @@ def test_slot_restore_rejects_unusable_file_and_empties_slot(tmp_path: Path) -> 
             act(server, 1, "restore")
             assert refusal(server, "/slots/1?action=restore", {"filename": name}) == f"{name} {why}"
             assert held(server) == [0, 0]
+        (tmp_path / "folder").mkdir()
+        told = refusal(server, "/slots/0?action=save", {"filename": "folder"})
+        assert told == "folder is a folder; choose another name"
         assert "cannot be read: No such file" in refusal(server, "/slots/1?action=restore", {"filename": "none"})
     lora = [(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"]), 1.0)]
     others: tuple[dict[str, Any], ...] = ({"cache_type_k": "q8_0", "flash_attn": "on"}, {"lora": lora})
@@ -130,13 +133,6 @@ def test_slot_actions_reject_unknown_slots_and_actions(tmp_path: Path) -> None:
         assert "action" in refusal(server, path, {"filename": "x"})
     for number in ("x", "9" * 5000):
         assert send(server, f"/slots/{number}?action=save", {}).status_code == 404
-
-
-def test_slot_save_rejects_name_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with serving(tmp_path) as server:
-        told = refusal(server, "/slots/0?action=save", {"filename": "folder"})
-    assert told == "folder is a folder; choose another name"
 
 
 def test_slot_restore_detects_any_flipped_bit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.fake_service import SLOTS, Script
-from support.http import make_server, open_client
+from support.http import make_server, open_client, send
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.server.app import make_app
@@ -26,12 +26,9 @@ def routes(**variables: str) -> VertexRoutes:
 
 
 def request(method: str, path: str, body: Any = None, **variables: str) -> httpx.Response:
-    async def run() -> httpx.Response:
-        async with open_client(make_server(Script())[0], vertex=routes(**variables), keys=["k"]) as client:
-            headers = {"Authorization": "Bearer k"} if body is not None else {}
-            return await client.request(method, path, json=body, headers=headers)
-
-    return asyncio.run(run())
+    settings = {"vertex": routes(**variables), "keys": ["k"]}
+    headers = {"Authorization": "Bearer k"} if body is not None else {}
+    return send(make_server()[0], path, body, method, settings=settings, headers=headers)
 
 
 def predict(*instances: Any) -> list[Any]:

@@ -25,3 +25,9 @@ class CountingEmbedder:
             raise TargetError("llama_decode returned 1")
         rows = len(tokens) if self.pooling == "none" else 1
         return np.array([[tokens[i], len(tokens), 0] for i in range(rows)], np.float32) * self._scale
+
+
+def expected_embeddings(*texts: Sequence[int]) -> Any:
+    """Return the normalised embeddings of texts of tokens."""
+    raw = np.array([[tokens[0], len(tokens), 0] for tokens in texts], np.float32)
+    return raw / np.linalg.norm(raw, axis=1, keepdims=True)

@@ -64,11 +64,22 @@ async def open_client(server: Server, **settings: Any) -> AsyncIterator[httpx.As
         yield client
 
 
-def send(server: Server, path: str, body: Any = None, method: str = "POST", **request: Any) -> httpx.Response:
-    """Return the response of a server in this process to a request; `request` contains further arguments of httpx."""
+def send(
+    server: Server, path: str, body: Any = None, method: str = "POST", *, settings: Any = None, **request: Any
+) -> httpx.Response:
+    """Return the response of a server in this process to a request.
+
+    Args:
+        server: The server.
+        path: Path of the request.
+        body: JSON of the request.
+        method: Method of the request.
+        settings: Arguments of `make_app`.
+        request: Further arguments of httpx.
+    """
 
     async def run() -> httpx.Response:
-        async with open_client(server) as client:
+        async with open_client(server, **settings or {}) as client:
             return await client.request(method, path, json=body, **request)
 
     return asyncio.run(run())

@@ -393,45 +393,35 @@ def test_parser_with_malformed_arguments_ends_call_and_returns_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "text"),
+    ("template", "text", "content"),
     [
-        ("<tool_call>", 'I look.\n<tool_call>\n{"name": "lo'),
-        ("<tool_call>", "I look.\n<tool_ca"),
-        ("<arg_key>", "I look.\n<tool_call>loo"),
-        ("<tool_call>", "I look.\n<tool_call>\n<function=lo"),
-        ("[TOOL_CALLS] [ARGS]", "I look.[TOOL_CALLS]look[AR"),
-        ("<|tool_call_start|>", "I look.<|tool_call_start|>[look(at="),
+        # Calls that end before their name are omitted.
+        ("<tool_call>", 'I look.\n<tool_call>\n{"name": "lo', "I look."),
+        ("<tool_call>", "I look.\n<tool_ca", "I look."),
+        ("<arg_key>", "I look.\n<tool_call>loo", "I look."),
+        ("<tool_call>", "I look.\n<tool_call>\n<function=lo", "I look."),
+        ("[TOOL_CALLS] [ARGS]", "I look.[TOOL_CALLS]look[AR", "I look."),
+        ("<|tool_call_start|>", "I look.<|tool_call_start|>[look(at=", "I look."),
         (
             "<|channel|> <|message|>",
             "<|channel|>final<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=look",
+            "I look.",
         ),
+        ("<|python_tag|>", '{"name": "look", "param', ""),
+        ("<|python_tag|>", '{"name": "lo', ""),
+        # Other JSON and texts that mention calls are complete.
+        ("<|python_tag|>", '{"name": "Ann", "a', None),
+        ("<tool_call>", "Between <tool_call> and </tool_call> there stands what is called, as a < b says", None),
     ],
 )
-def test_parser_omits_call_truncated_before_its_name(template: str, text: str) -> None:
-    def content(cut: bool) -> str:
+def test_parser_of_truncated_answer_omits_only_incomplete_calls(template: str, text: str, content: str | None) -> None:
+    def content_of(cut: bool) -> str:
         parser = parser_for(template, [Tool("look")])
         deltas = [*parser.push(text), *parser.finish(cut)]
         assert not any(delta.kind == "call" for delta in deltas)
         return "".join(delta.text for delta in deltas if delta.kind == "text")
 
-    assert content(cut=True) == "I look."
-    assert content(cut=False) != "I look."  # A complete answer is reported in full.
-
-
-def test_parser_omits_incomplete_untagged_call_but_keeps_other_json() -> None:
-    for text, told in (
-        ('{"name": "look", "param', ""),
-        ('{"name": "lo', ""),
-        ('{"name": "Ann", "a', '{"name": "Ann", "a'),
-    ):
-        parser = parser_for("<|python_tag|>", [Tool("look")])
-        deltas = [*parser.push(text), *parser.finish(cut=True)]
-        assert "".join(delta.text for delta in deltas if delta.kind == "text") == told
-
-
-def test_parser_keeps_truncated_prose_that_mentions_calls() -> None:
-    text = "Between <tool_call> and </tool_call> there stands what is called, as a < b says"
-    for cut in (False, True):
-        parser = parser_for("<tool_call>", [Tool("look")])
-        deltas = [*parser.push(text), *parser.finish(cut)]
-        assert "".join(delta.text for delta in deltas if delta.kind == "text") == text
+    assert content_of(cut=True) == (text if content is None else content)
+    assert (content_of(cut=False) == content_of(cut=True)) == (
+        content is None
+    )  # A complete answer is returned in full.
