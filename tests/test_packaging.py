@@ -72,15 +72,6 @@ def test_dependencies_contain_every_imported_package() -> None:
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
 
-def test_installed_command_is_the_main_function() -> None:
-    entries = importlib.metadata.distribution("ngramspec").entry_points
-    (script,) = (script for script in entries if script.group == "console_scripts")
-    assert (script.name, script.value) == ("ngramspec", "ngramspec_cli.app:main")
-    module = importlib.import_module("ngramspec_cli.app")
-    assert script.load() is module.main
-    assert Path(str(module.__file__)).parent.name in {"cli", "ngramspec_cli"}
-
-
 def compiled_modules() -> set[str]:
     """Return the sources below ROOT that contain options for compilation."""
     files = (ROOT / "ngramspec").rglob("*.py")

@@ -82,19 +82,16 @@ def test_make_drafter_rejects_a_user_class_in_one_line(write: Write, body: str, 
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("absent.py:Mine", "cannot read absent.py: No such file"),
-        ("{file}:Other", "has no class 'Other'; its classes for this option: Base, Mine"),
-        ("{file}", "does not name a class; use FILE.py:Class"),
-        ("{file}:", "does not name a class; use FILE.py:Class"),
-    ],
-)
-def test_make_drafter_rejects_a_name_without_a_class(write: Write, name: str, message: str) -> None:
+def test_make_drafter_rejects_a_name_without_a_class(write: Write) -> None:
     file = write("pass").removesuffix(":Mine")
-    with pytest.raises(UserCodeError, match=message):
-        make_drafter(name.format(file=file))
+    for name, message in (
+        ("absent.py:Mine", "cannot read absent.py: No such file"),
+        (f"{file}:Other", "has no class 'Other'; its classes for this option: Base, Mine"),
+        (file, "does not name a class; use FILE.py:Class"),
+        (f"{file}:", "does not name a class; use FILE.py:Class"),
+    ):
+        with pytest.raises(UserCodeError, match=message):
+            make_drafter(name)
 
 
 def test_load_settings_with_user_class_checks_without_constructing_it(write: Write) -> None:
@@ -179,13 +176,7 @@ def test_user_drafter_error_ends_with_its_request(write: Write) -> None:
         drafter.propose(4)
     drafter.begin([8])
     assert drafter.propose(4).tokens == (1, 2)
-
-
-def test_user_drafter_accept_counts_correct_tokens(write: Write) -> None:
-    drafter = make_drafter(write("accept = lambda self, tokens: 'nonsense'"))
-    drafter.begin(PROMPT)
-    assert drafter.propose(4).tokens == (1, 2)
-    assert drafter.accept((1, 3)) == 1
+    assert drafter.accept((1, 3)) == 1  # the number of correct tokens, whatever the user's method returns
     assert drafter.accept((1,)) == 0
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import llama_cpp
 import pytest
-from pydantic import BaseModel
 from support.cli_runner import DEMO
 from support.twins import FREE
 
@@ -84,42 +83,3 @@ def test_llama_index_with_drafting_llama_returns_same_answers(monkeypatch: pytes
         return llm.complete(TEXT).text, [part.delta for part in llm.stream_complete(TEXT)]
 
     same(ask)
-
-
-class Verdict(BaseModel):
-    """Schema to extract."""
-
-    colour: Literal["red", "green"]
-    size: Literal["small", "large"]
-    sure: bool
-
-
-@pytest.mark.exhaustive
-def test_instructor_with_drafting_llama_returns_same_answers() -> None:
-    instructor = pytest.importorskip("instructor")
-
-    def ask(maker: Maker) -> Any:
-        # llama-cpp-python does not support its requests for JSON schemas, and the demo model needs a grammar.
-        llama = maker(str(DEMO), chat_format="chatml-function-calling", **SETTINGS)
-        create = instructor.patch(create=llama.create_chat_completion_openai_v1, mode=instructor.Mode.TOOLS)
-        messages = [{"role": "user", "content": "It is red, small and sure."}]
-        answer = create(messages=messages, response_model=Verdict, temperature=0.0, max_tokens=200)
-        assert isinstance(answer, Verdict)
-        return answer.model_dump()
-
-    same(ask)
-
-
-@pytest.mark.exhaustive
-def test_outlines_with_drafting_llama_returns_same_answers() -> None:
-    outlines = pytest.importorskip("outlines")
-
-    def ask(maker: Maker) -> Any:
-        model = outlines.from_llamacpp(maker(str(DEMO), **SETTINGS))
-        return (
-            model(TEXT, max_tokens=40, temperature=0.0),
-            model(TEXT, Verdict, max_tokens=90, temperature=0.0),
-            list(model.stream(TEXT, max_tokens=20, temperature=0.0)),
-        )
-
-    assert Verdict.model_validate_json(same(ask)[1])

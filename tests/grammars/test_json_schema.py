@@ -103,19 +103,15 @@ def judge(seeds: range, texts: int) -> Counter[str]:
     return counts
 
 
-def test_schema_grammar_of_random_schemas_yields_valid_texts() -> None:
-    counts = judge(range(60), 2)
-    assert (counts["compiled"], counts["invalid"]) == (60, 0)
-    assert counts["valid"] > 110
-
-
-@pytest.mark.exhaustive
-def test_schema_grammar_of_many_random_schemas_yields_valid_texts() -> None:
+@pytest.mark.parametrize(
+    ("seeds", "texts"), [(range(60), 2), pytest.param(range(5000, 7000), 3, marks=pytest.mark.exhaustive)]
+)
+def test_schema_grammar_of_random_schemas_yields_valid_texts(seeds: range, texts: int) -> None:
     """An object may repeat a name that matches a pattern, and then has too few properties: a gap of llguidance."""
-    counts = judge(range(5000, 7000), 3)
-    assert counts["compiled"] > 1980
+    counts = judge(seeds, texts)
+    assert counts["compiled"] > 0.99 * len(seeds)
     assert counts["invalid"] < 0.003 * counts["valid"]
-    assert counts["valid"] > 5500
+    assert counts["valid"] > 0.9 * texts * len(seeds)
 
 
 def chain(length: int) -> dict[str, Any]:

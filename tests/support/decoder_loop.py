@@ -12,7 +12,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.backend import Model
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.steps import Step
 
 CLOCK = Clock()
@@ -94,14 +94,7 @@ class Oracle(Drafter):
         self.prompts.append(list(prompt))
         self.context = []
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
+    def propose(self, limit: int, choose: Chooser | None = None, **options: Any) -> Draft:
         self.limits.append(limit)
         start = len(self.context)
         tokens = [
