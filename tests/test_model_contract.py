@@ -22,9 +22,9 @@ from support.cli_runner import DEMO
 from support.decoder_loop import drive
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget
-from support.numpy_sampler import NumpySampler
+from test_recipes import follow
 
-from ngramspec.backend import ModelBase, Progress, Vocabulary
+from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.sampling.distribution import Distribution
@@ -59,57 +59,13 @@ class Runner:
     room: int = 110
 
 
-class Bigrams(ModelBase):
-    """The smallest model: it has no measurements, and its logits are a table by the last token."""
-
-    max_batch = 16
-
-    def __init__(self, *, can_rollback: bool) -> None:
-        self.tokens: list[int] = []
-        self.n_vocab, self.n_ctx, self.can_rollback = 30, 300, can_rollback
-        self.table = (4 * np.random.default_rng(1).standard_normal((30, 30))).astype(np.float32)
-
-    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Rows:
-        self.tokens = list(tokens)
-        row: Rows = self.table[tokens[-1]]
-        return row
-
-    def evaluate(self, tokens: Sequence[int]) -> Rows:
-        self.tokens += tokens
-        return self.table[list(tokens)]
-
-    def rollback(self, length: int) -> None:
-        assert self.can_rollback or length == len(self.tokens), "nothing can be rolled back"
-        del self.tokens[length:]
-
-    def clear(self) -> None:
-        self.tokens.clear()
-
-
-class Letters:
-    """The smallest vocabulary."""
-
-    n_vocab = 30
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        return [ord(letter) - 97 for letter in text]
-
-    def piece(self, token: int) -> bytes:
-        return bytes([97 + token])
-
-    def is_eog(self, token: int) -> bool:
-        return False
-
-    def sampler(self, sampling: Sampling) -> NumpySampler:
-        return NumpySampler(sampling, self.n_vocab)
-
-
 # --------------------------------------------------------------------------- runners
 
 
-def bigrams(can_rollback: bool) -> Runner:
-    model = Bigrams(can_rollback=can_rollback)
-    return Runner([model], Letters(), lambda tokens: model.table[list(tokens)], checks=False)
+def recipe() -> Runner:
+    """Return the smallest runner, which the recipe in ngramspec/README.md makes; it checks no arguments."""
+    model, reference = (follow("Add a backend")["runner"] for _ in range(2))
+    return Runner([model], model, lambda tokens: reference.evaluate(tokens), checks=False)
 
 
 def mocked(**options: Any) -> Runner:
@@ -162,9 +118,9 @@ def tiny(kind: str, texts: int | None = None, **options: Any) -> Callable[[ExitS
 
 EXACT: dict[str, Any] = {"exact": "on"}
 RUNNERS: dict[str, Callable[[ExitStack, Path], Runner]] = {
-    "no rollback": lambda *_: bigrams(can_rollback=False),
-    "rollback": lambda *_: bigrams(can_rollback=True),
+    "recipe": lambda *_: recipe(),
     "mock": lambda *_: mocked(),
+    "mock, no rollback": lambda *_: mocked(fail_rollback=True),
     "mock, replays": lambda *_: mocked(replays=True),
     "mock, sequences": lambda *_: mocked_sequences(),
     "demo": lambda stack, _: llama(stack, DEMO, tolerance=1.0),  # quantised: kernels differ by batch size
@@ -195,7 +151,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[*RUNNERS, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
 def opened(request: pytest.FixtureRequest, folder: Path) -> Iterator[Runner]:
-    if "mock" not in request.param and "rollback" not in request.param:
+    if request.param != "recipe" and "mock" not in request.param:
         pytest.importorskip("llama_cpp")
     with ExitStack() as stack:
         yield (RUNNERS | MORE)[request.param](stack, folder)
@@ -484,4 +440,4 @@ def test_backend_drafts_keep_text_of_plain_decoding(runner: Runner, tmp_path: Pa
 
 def test_decoder_without_vocabulary_raises() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
-        SpeculativeDecoder(Bigrams(can_rollback=True))
+        SpeculativeDecoder(ModelBase())

@@ -1,4 +1,4 @@
-"""Tests of `/infill` as editors send it, and of `suffix` of `/v1/completions`, with a scripted engine.
+"""Tests of `/infill` as editors send it, of `suffix` of `/v1/completions`, and of the limits of both.
 
 `llama_vim.json` contains llama.vim's requests: one to fill the cache, then one for a suggestion.
 """
@@ -8,19 +8,23 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary, get_error
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.fill_in import Limits, fill_in
+from ngramspec.fill_in import FillInTokens, Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server import llama_server
 from ngramspec.server.llama_server import NEAR, LineLimits
+from ngramspec.tool_calls.deltas import Delta
 
 VIM: dict[str, Any] = json.loads(Path(__file__).with_name("llama_vim.json").read_text("utf-8"))
 ASKED: dict[str, Any] = {"input_prefix": "def f(a):\n    ", "input_suffix": "\n    return b\n"}
@@ -206,3 +210,140 @@ def test_completions_with_suffix_uses_fill_in_the_middle(coder: Vocabulary) -> N
     for fields in ({"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {}):
         error = refused(coder, "/v1/completions", fields | {"suffix": "b"})
         assert (error["param"], error["message"]) == ("suffix", "suffix requires a single string as prompt")
+
+
+# --------------------------------------------------------------------------- limits of the prompt and its tokens
+
+OTHERS = (("shop.py", "PRICES = [1, 2]\n"), ("b.py", "import shop\n"))
+
+
+@pytest.mark.parametrize("suffix_first", [False, True])
+@pytest.mark.parametrize(("before", "after", "others", "prompt"), [(3, 2, 5, ""), (0, 0, 0, ""), (7, 3, 9, "abc abc")])
+def test_fill_in_with_limits_keeps_text_nearest_to_the_gap(
+    coder: Vocabulary, before: int, after: int, others: int, prompt: str, suffix_first: bool
+) -> None:
+    def cut(limits: Limits | None) -> list[int]:
+        return fill_in(
+            coder,
+            BEFORE * 4,
+            AFTER * 4,
+            prompt=prompt,
+            other_files=OTHERS,
+            limits=limits,
+            suffix_first=suffix_first,
+        )
+
+    marks = coder.fill_in_tokens
+
+    def parts(tokens: list[int]) -> tuple[list[int], list[int], list[int]]:
+        first, second = sorted((tokens.index(marks.prefix), tokens.index(marks.suffix)))
+        one, two = tokens[first + 1 : second], tokens[second + 1 : -1]
+        prefix, suffix = (two, one) if suffix_first else (one, two)
+        return tokens[1:first], prefix, suffix
+
+    typed = coder.tokenize(prompt, add_bos=False)
+    whole, limited = parts(cut(None)), parts(cut(Limits(before, after, others)))
+    assert cut(Limits(before, after, others))[0] == cut(None)[0]  # The beginning of the text must stay the same.
+    assert limited[0] == (whole[0][-others:] if others else [])
+    kept = before + len(typed)
+    assert limited[1] == (whole[1][-kept:] if kept else [])
+    assert limited[2] == whole[2][: max(0, after - len(typed))]
+
+
+def test_fill_in_limits_equal_those_of_llama_server() -> None:
+    """The text before the gap gets three times the space of the text after it; other files get the rest.
+
+    The rest of the context excludes twice the length of the answer.
+    """
+    for n_ctx, near, n_predict in itertools.product((64, 1000, 4096, 32768), (32, 512, 2048), (0, 16, 128, 20000)):
+        limits = Limits.for_context(n_ctx, near=near, n_predict=n_predict)
+        shown = (limits.before or 0, limits.after or 0, limits.other_files or 0)
+        if near + 2 * n_predict <= n_ctx and n_predict >= 128:
+            assert shown == (near * 3 // 4, near // 4 - 2, n_ctx - near - 2 * n_predict)
+        # However small the context or long the answer, the prompt contains text around the gap and fits.
+        marks = 4
+        assert sum(shown) + marks <= n_ctx
+        assert shown[0] >= min(near, n_ctx // 2) // 2 > 0
+    # llama.vim fills the cache by a request for no tokens, whose prompt must equal that of the next request.
+    assert Limits.for_context(32768, near=2048, n_predict=0) == Limits.for_context(32768, near=2048, n_predict=128)
+
+
+def test_fill_in_tokens_come_from_token_names_or_metadata(coder: Vocabulary, tmp_path: Path) -> None:
+    assert coder.fill_in_tokens == FillInTokens(3, 4, 5, 4096, 4097)
+    assert demo_vocabulary().fill_in_tokens == FillInTokens(3, 4, 5)
+    keys = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in (("pre", 5), ("suf", 3), ("mid", 4))}
+    with Vocabulary(write_vocabulary(tmp_path / "keys.gguf", fill_in=False, ids=keys)) as by_key:
+        assert by_key.fill_in_tokens == FillInTokens(5, 3, 4)
+
+
+# --------------------------------------------------------------------------- limits of the suggestion
+
+Arrival = tuple[float, str]
+"""(seconds, text)."""
+
+
+def joined(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int = 0) -> tuple[list[str], bool]:
+    """Return the text shown at each arrival and at the end, and True if a limit ended the text."""
+    now = iter([at for at, _ in arrivals])
+    limits = LineLimits(seconds, indent, clock=lambda: next(now))
+    parts = []
+    for _, text in arrivals:
+        parts.append(joined(limits.push(text)))
+        if limits.ended:
+            return parts, True
+    return [*parts, joined(limits.finish())], False
+
+
+def test_line_limits_after_deadline_end_with_complete_line() -> None:
+    cases: list[tuple[list[Arrival], str, bool]] = [
+        # The time starts at the first token, not at the request.
+        ([(100.0, "a\n"), (100.9, "b\n"), (101.1, "c\nd"), (101.2, "e")], "a\nb\nc\n", True),
+        # A line is completed, however long it takes.
+        ([(0.0, "a"), (2.0, "b"), (9.0, "c\n")], "abc\n", True),
+        ([(0.0, "a\nb"), (5.0, "c"), (6.0, "d\n")], "a\nbcd\n", True),
+        # The text after the end of the line belongs to later lines, even in the same piece.
+        ([(0.0, "a"), (1.5, "b\n\nc\nd")], "ab\n", True),
+        ([(0.0, "a\n"), (1.0, "b\n")], "a\nb\n", False),
+        # Tokens without text, such as the first half of a character, start the time as well.
+        ([(0.0, ""), (0.9, "a\n"), (1.1, "b\n"), (1.2, "c")], "a\nb\n", True),
+    ]
+    for arrivals, text, ended in cases:
+        parts, was_ended = shown(arrivals, seconds=1.0)
+        assert ("".join(parts), was_ended) == (text, ended)
+
+
+@given(text=st.text("ab \t\n", max_size=40), indent=st.integers(0, 4), cuts=st.lists(st.integers(0, 40), max_size=8))
+@example("x\n    y\n   \n    z", 4, [])
+@example("x\n\t\t\t\ty\n\t\tz", 4, [3, 8])
+@example("x\n    y\n  ", 4, [1, 2, 3])  # The text ended; the line might have continued with enough indentation.
+def test_line_limits_with_indent_end_before_less_indented_line(text: str, indent: int, cuts: list[int]) -> None:
+    """The output has all lines before the first one, except line 1, that is indented less than the limit."""
+    kept = text
+    for start in [i + 1 for i, character in enumerate(text) if character == "\n"] if indent else []:
+        line = text[start:]
+        margin = len(line) - len(line.lstrip(" \t"))
+        if margin < indent and margin < len(line):
+            kept = text[:start]
+            break
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [(0.0, text[a:b]) for a, b in itertools.pairwise(edges)]
+    parts, ended = shown(pieces, indent=indent, seconds=1.0)
+    assert ("".join(parts), ended) == (kept, kept != text)
+
+
+def test_line_limits_apply_deadline_and_indent_together() -> None:
+    shown_by_both = partial(shown, seconds=1.0, indent=2)
+    assert shown_by_both([(0.0, "a\n"), (2.0, "  b\n  c")]) == (["a\n", "  b\n"], True)
+    assert shown_by_both([(0.0, "a\n"), (2.0, "b\n  c")]) == (["a\n", ""], True)
+    assert shown_by_both([(0.0, "a\n"), (0.5, " "), (0.6, " b\n")]) == (["a\n", "", "  b\n", ""], False)
+    assert shown([(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)
+
+
+def test_line_limits_after_end_return_no_text() -> None:
+    limits = LineLimits(indent=4)
+    assert joined(limits.push("a\nb")) == "a\n"
+    assert (limits.ended, limits.push("    c"), limits.finish()) == (True, [], [])

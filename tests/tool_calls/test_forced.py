@@ -22,12 +22,10 @@ THINKING = "<tool_call><think>"
 
 
 def fits(vocabulary: Vocabulary, grammar: str, text: str) -> bool:
-    place = vocabulary.grammar(grammar)
-    for token in vocabulary.tokenize(text, add_bos=False):
-        if not place.allows(token):
-            return False
-        place.accept(token)
-    return place.allows(next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)))
+    """Return True if a grammar allows the complete text."""
+    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
+    tokens = [*vocabulary.tokenize(text, add_bos=False), end]
+    return vocabulary.grammar(grammar).count_allowed(tokens) == len(tokens)
 
 
 def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tuple[str, object]]]:
