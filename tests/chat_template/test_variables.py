@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO
-from support.http import ask, get_error, make_server, send
+from support.http import ask, get_error, make_server, send, vocabulary_with
 
-from ngramspec.llama.vocabulary import Vocabulary
 
 USER = {"role": "user", "content": "hi"}
 NAMES = ["enable_thinking", "preserve_thinking", "clear_thinking", "reasoning_effort", "reasoning_strength", "color"]
@@ -18,16 +15,9 @@ SHOWN = "{# </think> #}" + " ".join(f"{name}={{{{ {name} }}}}" for name in NAMES
 USUAL = {"enable_thinking": "True", "preserve_thinking": "True", "clear_thinking": "False"}
 
 
-@pytest.fixture
-def vocabulary() -> Iterator[Vocabulary]:
-    with Vocabulary(DEMO) as vocabulary:
-        yield vocabulary
-
-
-def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: Any = None) -> str:
-    vocabulary.use_chat_template(template)
+def prompt(template: str, body: Any = None, defaults: Any = None) -> str:
     asked = {"messages": [USER]} | (body or {})
-    told, _ = ask("/apply-template", asked, vocabulary=vocabulary, variables=defaults or {})
+    told, _ = ask("/apply-template", asked, vocabulary=vocabulary_with(template), variables=defaults or {})
     return str(told["prompt"])
 
 
@@ -58,14 +48,14 @@ def prompt(vocabulary: Vocabulary, template: str, body: Any = None, defaults: An
     ],
 )
 def test_chat_template_receives_variables_of_request_and_server(
-    vocabulary: Vocabulary, body: dict[str, Any], defaults: dict[str, Any], expected: dict[str, str]
+    body: dict[str, Any], defaults: dict[str, Any], expected: dict[str, str]
 ) -> None:
     expected = USUAL | expected
     if "color" in str(body):
         expected["color"] = "red"
     if "reasoning_effort" in expected:
         expected["reasoning_strength"] = expected["reasoning_effort"]
-    assert prompt(vocabulary, SHOWN, body, defaults) == " ".join(f"{name}={expected.get(name, '')}" for name in NAMES)
+    assert prompt(SHOWN, body, defaults) == " ".join(f"{name}={expected.get(name, '')}" for name in NAMES)
 
 
 INTEGER = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
@@ -105,23 +95,23 @@ REJECTING = "{%% set message = {'content': ''} %%}{%%- if %s %%}{{ raise_excepti
         (REJECTING % TAGS, {}, "a"),
     ],
 )
-def test_chat_template_renders_expected_text(vocabulary: Vocabulary, template: str, body: Any, text: str) -> None:
-    assert prompt(vocabulary, template, body) == text
+def test_chat_template_renders_expected_text(template: str, body: Any, text: str) -> None:
+    assert prompt(template, body) == text
 
 
-def test_chat_template_dates_contain_only_the_day(vocabulary: Vocabulary) -> None:
+def test_chat_template_dates_contain_only_the_day() -> None:
     before = datetime.now()
-    text = prompt(vocabulary, "{{ date_string }}|{{ datetime }}|{{ strftime_now('%Y-%m-%d') }}")
+    text = prompt("{{ date_string }}|{{ datetime }}|{{ strftime_now('%Y-%m-%d') }}")
     days = {f"{day:%d %b %Y}|{day:%b %d %Y}|{day:%Y-%m-%d}" for day in (before, datetime.now())}
     assert text in days
 
 
-def test_chat_template_kwargs_reject_deeply_nested_value(vocabulary: Vocabulary) -> None:
-    vocabulary.use_chat_template("{{ deep | tojson }}")
+def test_chat_template_kwargs_reject_deeply_nested_value() -> None:
+    server, _ = make_server(vocabulary=vocabulary_with("{{ deep | tojson }}"))
     for depth in (450, 600, 900):
         deep = '{"a": ' * depth + "1" + "}" * depth
         body = f'{{"messages": [{{"role": "user", "content": ""}}], "chat_template_kwargs": {{"deep": {deep}}}}}'
-        response = send(make_server(vocabulary=vocabulary)[0], "/apply-template", content=body)
+        response = send(server, "/apply-template", content=body)
         assert response.status_code in (200, 400), depth
     assert "nested too deeply" in response.json()["error"]["message"]
 

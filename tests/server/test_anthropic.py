@@ -12,7 +12,7 @@ from hypothesis import given
 from pydantic import TypeAdapter
 from support.fake_service import Script
 from support.http import allows, format_tool_call, parse_chunks
-from support.json_chat import Chat, answers, vocabulary
+from support.json_chat import Chat, answers
 
 from ngramspec.errors import ShutdownError, TargetError
 
@@ -265,7 +265,7 @@ def test_anthropic_response_contains_usage_and_omits_hidden_reasoning() -> None:
         "input_tokens": len(engine.requests[0].prompt) - 5,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 5,
-        "output_tokens": len(vocabulary().tokenize(script.text, add_bos=False)) + 1,
+        "output_tokens": len(engine.vocabulary.tokenize(script.text, add_bos=False)) + 1,
     }
     hides = asked | {"thinking": {"type": "adaptive", "display": "omitted"}}
     hidden = {"type": "thinking", "thinking": "", "signature": "unsigned"}

@@ -121,6 +121,19 @@ def test_connection_with_invalid_http_returns_400() -> None:
 
 
 @pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /health HTTP/1.0\r\n", b"200"),
+        (b"GET /health HTTP/1.1\r\n", b"403"),
+        (b"GET /props HTTP/1.0\r\n", b"403"),
+        (b"GET /props HTTP/1.1\r\nHost: evil.example\r\n" + HEAD, b"400"),
+    ],
+)
+def test_connection_requires_one_host_except_for_health_in_http_1_0(request_: bytes, status: bytes) -> None:
+    assert exchange(request_ + b"Connection: close\r\n\r\n").split()[1] == status
+
+
+@pytest.mark.parametrize(
     ("request_", "names"),
     [
         (

@@ -10,9 +10,8 @@ import math
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import BODIES, ThinkingVocabulary, allows, ask, demo_vocabulary, get_error
+from support.http import BODIES, allows, ask, demo_vocabulary, get_error, thinking_vocabulary
 
 from ngramspec.sampling.text_rules import TextRules
 
@@ -51,7 +50,7 @@ def test_guided_and_structured_outputs_become_a_grammar(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path not in (TEXTS, NATIVE)])
 def test_guided_json_allows_reasoning_before_json(path: str) -> None:
-    vocabulary = ThinkingVocabulary(DEMO)
+    vocabulary = thinking_vocabulary()
     for more in ({"guided_json": SCHEMA}, {"structured_outputs": {"json_object": True}}):
         _, service = ask(path, BODIES[path] | more, vocabulary=vocabulary)
         texts = ('{"a": 5}', '<think>\nhm</think>\n{"a": 5}', "<think>\nhm</think>\nfive", "hm")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, get_error
+from support.http import ask, demo_vocabulary, get_error, vocabulary_with
 
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tool_calls.continuation import make_assistant_prefill
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -78,37 +76,31 @@ MARKED = (
 
 
 def test_continuation_formats_reasoning_as_the_template_does() -> None:
-    with Vocabulary(DEMO) as vocabulary:
+    def prompt(template: str, **body: Any) -> str:
+        told, _ = ask("/apply-template", {"messages": TURNS} | body, vocabulary=vocabulary_with(template))
+        return str(told["prompt"]).removeprefix("<user>2 + 2?<assistant>")
 
-        def prompt(template: str, **body: Any) -> str:
-            vocabulary.use_chat_template(template)
-            told, _ = ask("/apply-template", {"messages": TURNS} | body, vocabulary=vocabulary)
-            return str(told["prompt"]).removeprefix("<user>2 + 2?<assistant>")
-
-        said = BEGUN["content"]
-        thinking = [USER, BEGUN | {"reasoning_content": "hm"}]
-        assert prompt(MARKED) == f"<think>{said}"
-        assert prompt(MARKED, chat_template_kwargs={"enable_thinking": False}) == said
-        assert prompt(MARKED, messages=thinking) == f"<think>[hm]</think>{said}"
-        assert prompt(MARKED, messages=[USER, {"role": "assistant", "content": "", "reasoning_content": "hm"}]) == (
-            "<think>[hm"
-        )
-        # This template begins new answers differently from earlier ones.
-        opened = (
-            MARKED.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}").replace("[", "").replace("]", "")
-        )
-        assert prompt(opened.replace("elif enable_thinking", "elif false")) == f"<think></think>{said}"
-        strict = MARKED.replace("{% for", "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{% for")
-        assert prompt(strict) == said
+    said = BEGUN["content"]
+    thinking = [USER, BEGUN | {"reasoning_content": "hm"}]
+    assert prompt(MARKED) == f"<think>{said}"
+    assert prompt(MARKED, chat_template_kwargs={"enable_thinking": False}) == said
+    assert prompt(MARKED, messages=thinking) == f"<think>[hm]</think>{said}"
+    assert prompt(MARKED, messages=[USER, {"role": "assistant", "content": "", "reasoning_content": "hm"}]) == (
+        "<think>[hm"
+    )
+    # This template begins new answers differently from earlier ones.
+    opened = MARKED.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}").replace("[", "").replace("]", "")
+    assert prompt(opened.replace("elif enable_thinking", "elif false")) == f"<think></think>{said}"
+    strict = MARKED.replace("{% for", "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{% for")
+    assert prompt(strict) == said
 
 
 def test_chat_prompt_of_gemma_4_starts_missing_model_turn() -> None:
-    with Vocabulary(DEMO) as vocabulary:
-        vocabulary.use_chat_template("{# <|tool_call> #}{{ messages[0].content ~ '<turn|>\\n' }}")
-        prompt = vocabulary.chat([USER])
-        assert prompt.text == "2 + 2?<turn|>\n<|turn>model\n"
-        assert prompt.opening.endswith("<|turn>model\n")
-        assert vocabulary.chat([USER], answered=False).text == "2 + 2?<turn|>\n"
+    vocabulary = vocabulary_with("{# <|tool_call> #}{{ messages[0].content ~ '<turn|>\\n' }}")
+    prompt = vocabulary.chat([USER])
+    assert prompt.text == "2 + 2?<turn|>\n<|turn>model\n"
+    assert prompt.opening.endswith("<|turn>model\n")
+    assert vocabulary.chat([USER], answered=False).text == "2 + 2?<turn|>\n"
 
 
 @pytest.mark.parametrize(

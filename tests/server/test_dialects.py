@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import anthropic
@@ -18,9 +18,8 @@ import pydantic
 import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import ThinkingVocabulary, allows, ask, format_tool_call, make_server, run_server
+from support.http import allows, ask, format_tool_call, make_server, run_server, thinking_vocabulary
 
 from ngramspec.errors import TargetError
 
@@ -49,15 +48,14 @@ def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
     """Yield both clients of a server, and its engine, which follows a script or returns a text in three-token steps."""
     if isinstance(script, str):
         script = Script(script, step=3, n_cached=2)
-    with closing(ThinkingVocabulary(DEMO)) as vocabulary:
-        server, engine = make_server(script, vocabulary=vocabulary, n_ctx=2000)
-        server.ping_seconds = ping
-        with (
-            run_server(server, keys=["secret"]) as address,
-            anthropic.Anthropic(base_url=address, api_key="secret", max_retries=0) as one,
-            openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as other,
-        ):
-            yield one, other, engine
+    server, engine = make_server(script, vocabulary=thinking_vocabulary(), n_ctx=2000)
+    server.ping_seconds = ping
+    with (
+        run_server(server, keys=["secret"]) as address,
+        anthropic.Anthropic(base_url=address, api_key="secret", max_retries=0) as one,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as other,
+    ):
+        yield one, other, engine
 
 
 def valid(kind: type[pydantic.BaseModel], *found: pydantic.BaseModel) -> None:
@@ -115,16 +113,15 @@ def test_official_clients_receive_reasoning_text_and_tool_calls(stream: bool) ->
 
 
 def test_reasoning_token_count_does_not_depend_on_drafts() -> None:
-    counts = set()
-    with closing(ThinkingVocabulary(DEMO)) as vocabulary:
-        expected = len(vocabulary.tokenize("<think>\nLong thoughts of many words.", add_bos=False))
-        for step in (1, 2, 3, 7, 100):
-            for path, body in (("chat/completions", CHAT), ("messages", MESSAGE), ("responses", RESPONSE)):
-                for stream in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
-                    script = Script(TURN, step=step)
-                    answer, _ = ask(f"/v1/{path}", body | stream, script, vocabulary=vocabulary, n_ctx=2000)
-                    last = answer[-2:] if stream else answer
-                    counts |= set(re.findall(r'"(?:reasoning|thinking)_tokens": (\d+)', json.dumps(last)))
+    counts, vocabulary = set(), thinking_vocabulary()
+    expected = len(vocabulary.tokenize("<think>\nLong thoughts of many words.", add_bos=False))
+    for step in (1, 2, 3, 7, 100):
+        for path, body in (("chat/completions", CHAT), ("messages", MESSAGE), ("responses", RESPONSE)):
+            for stream in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+                script = Script(TURN, step=step)
+                answer, _ = ask(f"/v1/{path}", body | stream, script, vocabulary=vocabulary, n_ctx=2000)
+                last = answer[-2:] if stream else answer
+                counts |= set(re.findall(r'"(?:reasoning|thinking)_tokens": (\d+)', json.dumps(last)))
     assert counts == {f"{expected}"}
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import BODIES, CHAT, ThinkingVocabulary, ask, demo_vocabulary, get_error
+from support.http import BODIES, CHAT, ask, demo_vocabulary, get_error, thinking_vocabulary
 
 CHATS = "/v1/chat/completions"
 
@@ -46,9 +45,8 @@ def test_chat_completions_drafted_spans_are_equal_streamed_or_whole(
     before: str, text: str, after: str, fields: dict[str, Any], step: int
 ) -> None:
     script, body = Script(before + text + after, step=step), CHAT | {"return_drafts": True} | fields
-    with ThinkingVocabulary(DEMO) as vocabulary:
-        (choice,) = ask(CHATS, body, script, vocabulary=vocabulary)[0]["choices"]
-        chunks, _ = ask(CHATS, body | {"stream": True}, script, vocabulary=vocabulary)
+    (choice,) = ask(CHATS, body, script, vocabulary=thinking_vocabulary())[0]["choices"]
+    chunks, _ = ask(CHATS, body | {"stream": True}, script, vocabulary=thinking_vocabulary())
     whole = "".join(choice["message"]["content"][a:b] for a, b in choice["drafted"])
     pieces = [
         (piece, one["drafted"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
 from support import http
 from support.http import (
-    ThinkingVocabulary,
     allows,
     demo_vocabulary,
     format_tool_call,
@@ -24,6 +21,8 @@ from support.http import (
     make_server,
     run_server,
     send,
+    thinking_vocabulary,
+    vocabulary_with,
 )
 from support.json_chat import Chat
 from support.vocabulary_files import write_vocabulary
@@ -54,12 +53,6 @@ def content(part: dict[str, Any]) -> dict[str, Any]:
     return part["message"] if "message" in part else {"content": part["response"], **part}
 
 
-@pytest.fixture(scope="module")
-def thinking() -> Iterator[Vocabulary]:
-    with closing(ThinkingVocabulary(DEMO)) as vocabulary:
-        yield vocabulary
-
-
 # --------------------------------------------------------------------------- answers
 
 
@@ -88,9 +81,9 @@ def test_ollama_api_streams_unless_stream_is_false(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ollama_chat_returns_reasoning_text_and_tool_calls(stream: bool, thinking: Vocabulary) -> None:
+def test_ollama_chat_returns_reasoning_text_and_tool_calls(stream: bool) -> None:
     body = CHAT | {"tools": TOOLS, "think": True, "stream": stream}
-    parts, _ = ask("/api/chat", body, Script(TURN, step=3), vocabulary=thinking, n_ctx=2000)
+    parts, _ = ask("/api/chat", body, Script(TURN, step=3), vocabulary=thinking_vocabulary(), n_ctx=2000)
     messages = [part["message"] for part in parts]
     assert "".join(message.get("thinking", "") for message in messages) == "Long thoughts."
     assert "".join(message["content"] for message in messages) == "I löok."
@@ -100,7 +93,9 @@ def test_ollama_chat_returns_reasoning_text_and_tool_calls(stream: bool, thinkin
     ]
     assert len({call["id"] for call in calls}) == 2
     assert parts[-1]["done_reason"] == "stop"
-    (whole,), _ = ask("/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking)
+    (whole,), _ = ask(
+        "/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking_vocabulary()
+    )
     assert whole["thinking"] == "Long thoughts."
     assert whole["response"].startswith("I löok.")  # Without tools, calls are text.
 
@@ -186,19 +181,18 @@ def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
 
 def test_ollama_think_sets_template_variables() -> None:
     template = "<think>{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %} {{ reasoning_effort }}"
-    with closing(Vocabulary(DEMO)) as vocabulary:
-        vocabulary.use_chat_template(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
-        for path, body in BODIES.items():
-            for think, text in (
-                (None, "<think>True hi"),  # By default, a template that supports reasoning uses it.
-                (False, "<think>False hi"),
-                (True, "<think>True hi"),
-                ("low", "<think>True lowhi"),
-                ("high", "<think>True highhi"),
-            ):
-                _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
-                assert service.prompt_text() == text
-            assert get_error(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
+    vocabulary = vocabulary_with(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    for path, body in BODIES.items():
+        for think, text in (
+            (None, "<think>True hi"),  # By default, a template that supports reasoning uses it.
+            (False, "<think>False hi"),
+            (True, "<think>True hi"),
+            ("low", "<think>True lowhi"),
+            ("high", "<think>True highhi"),
+        ):
+            _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
+            assert service.prompt_text() == text
+        assert get_error(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
     # Clients recognize these words and retry without the field.
     assert get_error("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
     ask("/api/chat", CHAT | {"think": False})

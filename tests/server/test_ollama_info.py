@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
 from datetime import datetime
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from support.cli_runner import DEMO
 from support.fake_embedder import CountingEmbedder, expected_embeddings
-from support.http import ThinkingVocabulary, ask, demo_vocabulary, get_error, make_server, send
+from support.http import ask, demo_vocabulary, get_error, make_server, send, thinking_vocabulary
 
 META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
 
@@ -45,29 +43,29 @@ def test_ollama_tags_and_ps_list_the_model() -> None:
 
 
 def test_ollama_show_describes_the_model_for_any_name() -> None:
-    with closing(ThinkingVocabulary(DEMO)) as thinking:
-        server, _ = make_server(vocabulary=thinking, meta=META, embedder=CountingEmbedder())
-        shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
-        assert shown["capabilities"] == ["completion", "tools", "thinking", "insert", "embedding"]
-        assert send(make_server()[0], "/api/show", {"name": "any"}).json()["capabilities"] == [
-            "completion",
-            "tools",
-            "insert",
-        ]
-        info = shown["model_info"]
-        assert (info["general.architecture"], info["llama.context_length"]) == ("llama", 512)
-        assert info["general.parameter_count"] == 1_540_000_000
-        assert shown["template"] == thinking.chat_template
-        assert ["num_ctx", "512"] in [line.split() for line in shown["parameters"].splitlines()]
-        assert shown["details"]["family"] == "llama"
-        with mock.patch.object(thinking, "metadata", {"general.architecture": "x", "a": math.inf, "b": 0.5}):
-            info = send(server, "/api/show", {}).json()["model_info"]
-        assert info == {
-            "general.architecture": "x",
-            "b": 0.5,
-            "x.context_length": 512,
-            "general.parameter_count": 1.54e9,
-        }
+    thinking = thinking_vocabulary()
+    server, _ = make_server(vocabulary=thinking, meta=META, embedder=CountingEmbedder())
+    shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking", "insert", "embedding"]
+    assert send(make_server()[0], "/api/show", {"name": "any"}).json()["capabilities"] == [
+        "completion",
+        "tools",
+        "insert",
+    ]
+    info = shown["model_info"]
+    assert (info["general.architecture"], info["llama.context_length"]) == ("llama", 512)
+    assert info["general.parameter_count"] == 1_540_000_000
+    assert shown["template"] == thinking.chat_template
+    assert ["num_ctx", "512"] in [line.split() for line in shown["parameters"].splitlines()]
+    assert shown["details"]["family"] == "llama"
+    with mock.patch.object(thinking, "metadata", {"general.architecture": "x", "a": math.inf, "b": 0.5}):
+        info = send(server, "/api/show", {}).json()["model_info"]
+    assert info == {
+        "general.architecture": "x",
+        "b": 0.5,
+        "x.context_length": 512,
+        "general.parameter_count": 1.54e9,
+    }
 
 
 def test_ollama_version_and_head_requests_succeed() -> None:

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO
 from support.ear import run_engine
-from support.http import ask, get_error, parse_chunks, send
+from support.http import ask, get_error, parse_chunks, send, vocabulary_with
 from support.mock_shared import MockShared
 
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
@@ -30,16 +29,10 @@ SWITCHED = CHATML.replace("assistant\n", "assistant\n{% if enable_thinking %}<th
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 
 
-def vocabulary(template: str = OPENED) -> Vocabulary:
-    found = Vocabulary(DEMO)
-    found.use_chat_template(template)
-    return found
-
-
 @contextmanager
 def serving(*, drafted: bool = True, words: str | None = "abcdefgh", **settings: Any) -> Iterator[Server]:
     """Yield a server with an engine on a mock model, which soon repeats itself and only emits `words`."""
-    known = vocabulary()
+    known = vocabulary_with(OPENED)
     tokens = None if words is None else [known.tokenize(word, add_bos=False)[-1] for word in words]
     model = MockShared(2, vocabulary=known, words=tokens, peak=6.0)
     drafter = MixtureDrafter(TextIndexSet()) if drafted else None
@@ -93,7 +86,7 @@ def test_reasoning_budget_applies_per_choice_and_drafts_keep_text() -> None:
             assert [len(one["logprobs"]["content"]) for one in told["choices"]] == [60] * 3
     assert texts[0] == texts[1]
     assert len({one["reasoning_content"] for one in texts[0]}) == 3
-    known = vocabulary()
+    known = vocabulary_with(OPENED)
     for one in texts[0]:
         assert len(known.tokenize(one["reasoning_content"], add_bos=False)) <= 11
         assert one["content"]
@@ -140,7 +133,7 @@ def budget_of(path: str, vocabulary: Vocabulary, fields: dict[str, Any], **model
 
 
 def limit(path: str, template: str = OPENED, fields: dict[str, Any] | None = None, **model: Any) -> int | None:
-    budget = budget_of(path, vocabulary(template), fields or {}, **model)
+    budget = budget_of(path, vocabulary_with(template), fields or {}, **model)
     return None if budget is None else budget.limit
 
 
@@ -168,7 +161,7 @@ def test_reasoning_budget_of_anthropic_thinking_reaches_the_engine() -> None:
 
 
 def test_reasoning_budget_message_of_request_overrides_server_default() -> None:
-    known = vocabulary()
+    known = vocabulary_with(OPENED)
     for fields, message in (
         ({}, "so"),
         ({"reasoning_budget_message": "then"}, "then"),
@@ -184,7 +177,7 @@ def test_reasoning_budget_without_reasoning_tags_has_no_effect() -> None:
 
 
 def test_reasoning_budget_of_gpt_oss_ends_block_with_end_of_message() -> None:
-    harmony = vocabulary(CHATML + "{# <|channel|> <|message|> #}")
+    harmony = vocabulary_with(CHATML + "{# <|channel|> <|message|> #}")
     budget = budget_of(CHATS, harmony, {"reasoning_budget_tokens": 9})
     assert budget is not None
     (block,) = budget.blocks
@@ -192,7 +185,7 @@ def test_reasoning_budget_of_gpt_oss_ends_block_with_end_of_message() -> None:
 
 
 def test_reasoning_budget_counts_reasoning_of_message_to_continue() -> None:
-    known = vocabulary()
+    known = vocabulary_with(OPENED)
     messages = [*TURN, {"role": "assistant", "reasoning_content": "one two", "content": ""}]
     budget = budget_of(CHATS, known, {"messages": messages, "reasoning_budget_tokens": 20})
     assert budget is not None
@@ -214,7 +207,7 @@ def test_reasoning_budget_counts_reasoning_of_message_to_continue() -> None:
 def test_reasoning_budget_with_invalid_value_is_rejected_by_field_name(
     path: str, field: str, more: dict[str, Any]
 ) -> None:
-    error = get_error(path, BODIES.get(path, {}) | more, vocabulary=vocabulary())
+    error = get_error(path, BODIES.get(path, {}) | more, vocabulary=vocabulary_with(OPENED))
     assert error["message"].startswith(field)
 
 
@@ -224,7 +217,7 @@ def test_template_variables_of_server_are_defaults_for_requests(path: str) -> No
         _, service = ask(path, BODIES[path] | fields, vocabulary=known, variables=variables)
         return known.tokenize("<think>\n", add_bos=False) == list(service.requests[0].prompt[-6:])
 
-    known = vocabulary(SWITCHED)
+    known = vocabulary_with(SWITCHED)
     off = {
         CHATS: {"chat_template_kwargs": {"enable_thinking": False}},
         MESSAGES: {"thinking": {"type": "disabled"}},

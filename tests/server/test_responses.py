@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.fake_service import Script
 from support.http import allows, format_tool_call, parse_chunks
-from support.json_chat import Chat, answers, vocabulary
+from support.json_chat import Chat, answers
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 API = Chat("/v1/responses", model="m", input="hi", store=False)
@@ -292,7 +292,7 @@ def test_responses_api_response_contains_usage_and_repeats_fields() -> None:
     script = Script("Hello, world", n_cached=5)
     response, engine = API.ask(script, tools=[LOOK], instructions="I", metadata={"a": "b"})
     answer, usage = response.json(), response.json()["usage"]
-    count, prompt = len(vocabulary().tokenize(script.text, add_bos=False)) + 1, len(engine.requests[0].prompt)
+    count, prompt = len(engine.vocabulary.tokenize(script.text, add_bos=False)) + 1, len(engine.requests[0].prompt)
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (prompt, count, prompt + count)
     assert usage["input_tokens_details"] == {"cached_tokens": 5, "cache_write_tokens": 0}
     assert (answer["tools"], answer["instructions"], answer["metadata"]) == ([LOOK], "I", {"a": "b"})

@@ -39,12 +39,17 @@ def demo_vocabulary() -> Vocabulary:
     return Vocabulary(DEMO)
 
 
-class ThinkingVocabulary(Vocabulary):
-    """Vocabulary whose chat template also contains the markers of reasoning."""
+@cache
+def vocabulary_with(template: str) -> Vocabulary:
+    """Return the vocabulary of the demo model with another chat template."""
+    vocabulary = Vocabulary(DEMO)
+    vocabulary.use_chat_template(template)
+    return vocabulary
 
-    @property
-    def chat_template(self) -> str | None:
-        return f"{super().chat_template}{{# <think> </think> #}}"
+
+def thinking_vocabulary() -> Vocabulary:
+    """Return a vocabulary whose chat template also contains the markers of reasoning."""
+    return vocabulary_with(f"{demo_vocabulary().chat_template}{{# <think> </think> #}}")
 
 
 def make_server(

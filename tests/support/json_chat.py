@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import httpx
 from hypothesis import strategies as st
-from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import format_tool_call, make_server, send
-
-from ngramspec.llama.vocabulary import Vocabulary
+from support.http import format_tool_call, make_server, send, vocabulary_with
 
 
-class JsonVocabulary(Vocabulary):
-    """Vocabulary whose template writes the values that it receives as JSON, and supports reasoning and tool calls."""
-
-    @property
-    def chat_template(self) -> str | None:
-        names = ("messages", "tools", "enable_thinking", "reasoning_effort")
-        values = ", ".join(f"'{name}': {name} | default(none)" for name in names)
-        return f"{{{{ {{{values}}} | tojson }}}}{{# <tool_call> <think> </think> #}}"
-
-
-@cache
-def vocabulary() -> JsonVocabulary:
-    """Return the vocabulary of the demo model with this template."""
-    return JsonVocabulary(DEMO)
+NAMES = ("messages", "tools", "enable_thinking", "reasoning_effort")
+VALUES = ", ".join(f"'{name}': {name} | default(none)" for name in NAMES)
+TEMPLATE = f"{{{{ {{{VALUES}}} | tojson }}}}{{# <tool_call> <think> </think> #}}"
+"""Chat template that writes the values that it receives as JSON, and supports reasoning and tool calls."""
 
 
 class Chat:
@@ -44,7 +30,7 @@ class Chat:
 
     def ask(self, script: Any = None, n_ctx: int = 4000, **fields: Any) -> tuple[httpx.Response, FakeService]:
         """Return the response to a request with these fields, and the engine that answered it."""
-        server, engine = make_server(script, vocabulary=vocabulary(), n_ctx=n_ctx)
+        server, engine = make_server(script, vocabulary=vocabulary_with(TEMPLATE), n_ctx=n_ctx)
         return send(server, self._path, self._fields | fields), engine
 
     def get_response(self, script: Any = None, **fields: Any) -> httpx.Response:
