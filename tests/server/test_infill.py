@@ -116,7 +116,7 @@ def test_infill_formats_other_files_and_text_around_the_gap(coder: Vocabulary) -
     files = ["<|repo_name|>", "myproject\n", "<|file_sep|>", "tmp\n", "x = 1\n", "<|file_sep|>", "y.py\n", "y = 2\n"]
     expected = spelled(coder, BOS, *files, "<|file_sep|>", "filename\n", *AROUND)
     assert prompt_of(coder, fields, n_ctx=8192) == expected
-    # Without markers for files, a line of text separates them.
+    # Without markers for files, the prompt contains a separator before each file.
     snippet = "\n\n--- snippet ---\n\n"
     expected = spelled(demo_vocabulary(), BOS, snippet, "x = 1\n", snippet, "y = 2\n", *AROUND)
     assert prompt_of(demo_vocabulary(), fields, n_ctx=8192) == expected
