@@ -138,18 +138,10 @@ contained all nodes that the search chose."""
 
 
 class BeamPlan:
-    """The drafts of one search: up to `farthest` rounds, each of `width` texts.
-
-    Without a curve, all passes cost the same.
-    """
+    """The drafts of one search: up to `farthest` rounds, each of `width` texts."""
 
     def __init__(
-        self,
-        drafter: BeamDrafter,
-        curve: CostCurve | None,
-        width: int,
-        farthest: int,
-        is_eog: Callable[[int], bool],
+        self, drafter: BeamDrafter, curve: CostCurve, width: int, farthest: int, is_eog: Callable[[int], bool]
     ) -> None:
         self._drafter, self._curve, self._is_eog = drafter, curve, is_eog
         self._width, self._farthest = width, farthest
@@ -209,7 +201,7 @@ class BeamPlan:
             if room < 0:
                 break
             layers.append((nodes, unknown, coverage))
-            if price is not None and not price.worth_extending(chance, size - room - 1):
+            if not price.worth_extending(chance, size - room - 1):
                 break
         return layers
 
@@ -225,15 +217,13 @@ class BeamPlan:
 
     def _count_best_layers(self, size: int) -> int:
         """Return the number of layers that are worth their time, if a pass without them evaluates `size` tokens."""
-        if self._curve is None:
-            return len(self._layers)
-        rate = self._rate(self._curve)
-        before = cost = self._cost(self._curve, size)
+        rate = self._rate()
+        before = cost = self._cost(size)
         best, best_value = 0, 1.0 - rate * cost
         expected_steps = chance = 1.0
         for k, (_, unknown, coverage) in enumerate(self._layers, 1):
             size += len(unknown)
-            after = self._cost(self._curve, size)
+            after = self._cost(size)
             cost += (after - before) * (1.0 - chance * (1.0 - coverage.value) * self._partial_share)
             before = after
             chance *= coverage.value
@@ -243,23 +233,21 @@ class BeamPlan:
                 best, best_value = k, value
         return best
 
-    def _rate(self, curve: CostCurve) -> float:
+    def _rate(self) -> float:
         """Return the recent number of rounds per second, but at least that of plain beam search."""
-        plain = 1.0 / self._cost(curve, self._width)
+        plain = 1.0 / self._cost(self._width)
         return max(plain, self._rounds / self._seconds) if self._seconds else plain
 
-    def _cost(self, curve: CostCurve, size: int) -> float:
+    def _cost(self, size: int) -> float:
         """Return the seconds of a pass and of the work outside it."""
-        switch = curve.switch if size != curve.last else 0.0
-        return self._scale * (curve.seconds(size) + switch) + self._per_token * size
+        switch = self._curve.switch if size != self._curve.last else 0.0
+        return self._scale * (self._curve.seconds(size) + switch) + self._per_token * size
 
-    def _price(self) -> MarginalCost | None:
+    def _price(self) -> MarginalCost:
         """Return the cost of one more token in a pass, which a further round must be likely enough to justify."""
-        curve = self._curve
-        if curve is None:
-            return None
-        slopes = [slope * curve.level * self._scale + self._per_token for slope in curve.slopes(SIZES)]
-        return MarginalCost(self._rate(curve), slopes)
+        level = self._curve.level
+        slopes = [slope * level * self._scale + self._per_token for slope in self._curve.slopes(SIZES)]
+        return MarginalCost(self._rate(), slopes)
 
     def learn(self, size: int, seconds: float, other_seconds: float, rounds: Sequence[Sequence[Node]]) -> None:
         """Learn the result of the last planned pass, of `size` tokens.
@@ -275,7 +263,6 @@ class BeamPlan:
         self._rounds = DECAY * self._rounds + len(rounds)
         self._seconds = DECAY * self._seconds + seconds + other_seconds
         self._per_token += 0.1 * (other_seconds / size - self._per_token)
-        if self._curve is not None:
-            # The curve itself is not updated, because passes of one token, which would anchor it, do not occur.
-            self._scale += 0.1 * (min(seconds / self._curve.seconds(size), 3.0 * self._scale) - self._scale)
-            self._curve.last = size
+        # The curve itself is not updated, because passes of one token, which would anchor it, do not occur.
+        self._scale += 0.1 * (min(seconds / self._curve.seconds(size), 3.0 * self._scale) - self._scale)
+        self._curve.last = size

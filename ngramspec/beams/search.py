@@ -46,7 +46,7 @@ class BeamSearch:
         target: Target with an `n_seq` above `beams`; `SEQUENCES` leaves room for drafts.
         beams: Number of texts to keep; 1 is greedy decoding.
         drafter: Drafter; `None` means plain beam search.
-        calibration: Cost of passes, which decides the draft lengths; `None` means that all drafts that fit are used.
+        calibration: Cost of passes, which decides the draft lengths; required with a drafter.
         draft_max: Maximum number of rounds of a draft, at least 1.
         clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
 
@@ -152,10 +152,10 @@ class BeamSearch:
         yield
         if not self._can_continue(state):
             return
-        curve, plan = None, None
+        plan = None
         if drafter is not None:
-            if self.calibration is not None:
-                curve = self.calibration.ensure_curve(sequence, self._limit)
+            assert self.calibration is not None
+            curve = self.calibration.ensure_curve(sequence, self._limit)
             drafter.begin(prompt)
             drafter.observe_row(root, root.likely)
             plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.vocabulary.is_eog)

@@ -58,6 +58,8 @@ def reference(
 def search(target: MockBranchingTarget, beams: int, drafts: bool | BeamDrafter = False, **options: Any) -> BeamSearch:
     """Return a completed search; with drafts, it sends as many as fit, unless the options contain a calibration."""
     of_search = {name: options.pop(name) for name in ("calibration", "draft_max", "clock") if name in options}
+    free = {"calibration": Calibration.from_curve(make_fixed_curve({1: 1.0})), "clock": Clock(0.0).perf_counter}
+    of_search = free | of_search
     drafter = BeamDrafter() if drafts is True else drafts or None
     made = BeamSearch(target, beams, drafter=drafter, **of_search)
     for _ in made.run(options.pop("prompt", PROMPT), **options):

@@ -15,11 +15,14 @@ import pytest
 from architectures.files import write_model as write_architecture
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
+from support.mock_target import Clock
 from support.tiny_models import WINDOW, write_model
 
 from ngramspec.backend import Logits
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import cache_tree
@@ -253,7 +256,8 @@ def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float
 
 def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDrafter | None) -> BeamSearch:
     """Return a beam search that has ended."""
-    search = BeamSearch(target, beams, drafter=drafter)
+    free = Calibration.from_curve(make_fixed_curve({1: 1.0}))
+    search = BeamSearch(target, beams, drafter=drafter, calibration=free, clock=Clock(0.0).perf_counter)
     for _ in search.run(prompt, max_tokens=5 * WINDOW):
         pass
     assert target.sequences[0].tokens == prompt
