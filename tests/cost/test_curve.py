@@ -105,17 +105,6 @@ def test_cost_curve_level_and_ratio_converge_to_true_costs(measured: float) -> N
     assert curve.ratio(4) == pytest.approx(2.0, rel=0.05)
 
 
-def test_cost_curve_learns_unmeasured_size_from_decode_calls() -> None:
-    curve = CostCurve({1: 1.0, 8: 8.0})
-    for i in range(2000):
-        curve.observe(1, 1.0)
-        if i % 2:
-            curve.observe(5, 2.0)
-    assert curve.ratio(5) == pytest.approx(2.0, rel=0.05)
-    assert curve.ratio(8) == pytest.approx(8.0)
-    assert 2.0 < curve.ratio(6) < 8.0
-
-
 def test_cost_curve_after_outlier_returns_to_true_costs() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0})
     curve.observe(4, 1e6)

@@ -1,4 +1,4 @@
-"""Tests of the loss budget: the entries of passes, and the losses and drafter calls that they allow."""
+"""Tests of the entries of the loss budget; `test_never_slower.py` tests what it allows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import pytest
 from support.passes import make_step
 
 from ngramspec.policies.loss_budget import LossBudget
-
-
-def test_loss_budget_begin_drops_savings_of_earlier_texts() -> None:
-    budget = LossBudget()
-    budget.record(make_step(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
-    assert budget.remaining(1.0, 1.0) == pytest.approx(2.506)
-    budget.begin()
-    assert budget.remaining(1.0, 1.0) == pytest.approx(2.0)
 
 
 def test_forget_inherited_loss_keeps_own_loss() -> None:
@@ -48,21 +40,3 @@ def test_loss_budget_charges_slow_plain_call_only_after_a_draft(texts: int) -> N
         budget.record(make_step(texts, 0, 0, texts, 0.0, 1.0), drafting)
         budget.record(make_step(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
     assert alone.remaining(texts, 1.0) - after.remaining(texts, 1.0) == pytest.approx(0.5)
-
-
-def test_loss_budget_can_ask_without_savings_is_limited() -> None:
-    for saved, can_draft in ((0.0, False), (1.0, True)):
-        budget = LossBudget()
-        budget.record(make_step(3, 2, 2, 3.0 - saved, 0.0, 1.0), drafting=True)
-        for _ in range(20):
-            budget.record(make_step(1, 0, 1, 1.0, 0.04, 1.0), drafting=False)
-        assert budget.can_draft() is can_draft
-
-
-def test_loss_budget_with_slow_drafter_stops_asking_it() -> None:
-    budget, asked = LossBudget(), 0
-    while budget.can_draft():
-        budget.record(make_step(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
-        asked += 1
-    assert asked == 3  # The budget books 0.4 s of each.
-    assert budget.remaining(1.0, 1.0) < 0
