@@ -10,14 +10,16 @@ text files of a folder in memory, alone and together with all answers. `--drafte
 memory is created and opened as in `ngramspec chat` with saved answers: on disk, one answer after the other. Source code
 is replayed as in `ngramspec complete`, as if the model wrote the text of the file.
 
-A row shows the contents of the memory, its tokens and its size on disk in MiB. It also shows the mean number of links
-and of blocks of 64 bytes per lookup, the microseconds of drafting per pass and the modelled speed-ups.
+A row shows the contents of the memory, its tokens, its size on disk in MiB and the time to open it. It also shows the
+mean number of links and of blocks of 64 bytes per lookup, the microseconds of drafting per pass and the modelled
+speed-ups.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,15 +86,17 @@ def read_code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], li
 
 
 @contextmanager
-def open_memory(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float]]:
-    """Yield a memory with these contents, opened from disk, and its size there in MiB."""
+def open_memory(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float, float]]:
+    """Yield a memory with these contents, opened from disk, its size there in MiB, and the seconds to open it."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), vocabulary.vocabulary_hash, vocabulary.path.name)
         if content.folder is not None:
             add_files(store, vocabulary, [content.folder])
         for answer in content.answers:
             store.append(answer)
-        yield Memory(store.read()), store.size() / 2**20
+        began = time.perf_counter()
+        memory = Memory(store.read())
+        yield memory, store.size() / 2**20, time.perf_counter() - began
 
 
 def replay(
@@ -155,13 +159,10 @@ def main() -> None:
     curves = {name: make_fixed_curve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
     print(f"{len(recordings)} replayed, {len(texts)} to remember")
     for content in contents:
-        with open_memory(content, vocabulary) as (memory, size):
+        with open_memory(content, vocabulary) as (memory, size, seconds):
             links, blocks = measure_lookups(memory, recordings)
-            print(
-                f"{content.name}: {memory.n_stored_tokens:,} tokens, {size:.1f} MiB; a look-up {links:.1f} links, ",
-                end="",
-            )
-            print(f"{blocks:.1f} blocks", flush=True)
+            stored = f"{memory.n_stored_tokens:,} tokens, {size:.1f} MiB, opened in {seconds * 1e3:.1f} ms"
+            print(f"{content.name}: {stored}; a look-up {links:.1f} links, {blocks:.1f} blocks", flush=True)
             for name, curve in curves.items():
                 show(name, curve, replay(recordings, memory, curve, options.drafter))
 
