@@ -3,16 +3,14 @@
     python tools/measure/seeds.py TARGET --draft SMALL                      times of this machine
     python tools/measure/seeds.py TARGET --draft SMALL --curve flat -x 0.1  times of passes from the curve; a pass of
                                                                             the draft model takes a tenth of them
-    python tools/measure/seeds.py TARGET --draft SMALL --clock              each run after a plain run of its prompt
 
 Each method continues every prompt greedily in turn. All methods write the same text except for rounding, and the report
 shows how many texts differ. `tokens/pass` includes the target's own token, `alpha` is accepted / verified, and `calls`
 is the number of passes of the draft model. `formula` is the result of Leviathan et al. 2023, equation (1), for that
 alpha and the lengths of the drafts.
 
-`gain` is the speed relative to plain decoding of the same prompts in this run, including drafting but not prefill. With
-`--clock` it is the median over prompts of the ratio to the plain run immediately before. `tokens/s` then shows the
-median speeds of both. Times need an otherwise idle machine; modelled figures and counts do not.
+`gain` is the speed relative to plain decoding of the same prompts in this run, including drafting but not prefill.
+Times need an otherwise idle machine; modelled figures and counts do not. `ngramspec bench` compares interleaved runs.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from ngramspec.backend import Logits, Model
+from ngramspec.backend import EvaluatesAtOnce, Logits, Model
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
@@ -53,7 +50,7 @@ class Clock:
         return self.now
 
 
-class TimedModel:
+class TimedModel(EvaluatesAtOnce):
     """Model whose passes take the time of a curve times `cost`; a prefill has passes of up to LARGEST tokens."""
 
     def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
@@ -61,6 +58,10 @@ class TimedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    @property
+    def sequences(self) -> Sequence[TimedModel]:
+        return (self,)
 
     def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
         # Prefill is not only for prompts: a draft model also reads text that it did not propose.
@@ -89,11 +90,7 @@ class CountingModel(TimedModel):
 
 @dataclass
 class Row:
-    """Method with its name, its options in ngramspec and its counters.
-
-    Attributes:
-        clock: Tokens per second of each prompt without and with drafts; empty without `--clock`.
-    """
+    """Method with its name, its options in ngramspec and its counters."""
 
     seed: str
     options: str
@@ -104,18 +101,16 @@ class Row:
     lengths: list[int] = field(default_factory=list)
     calls: int = 0
     different: int = 0
-    clock: list[tuple[float, float]] = field(default_factory=list)
 
-    def play(self, decoder: SpeculativeDecoder, ids: Sequence[int], n: int) -> tuple[list[int], Stats]:
-        """Continue a prompt, add its counters to the row, and return its tokens and counters."""
-        stats, text = Stats(), list[int]()
+    def play(self, decoder: SpeculativeDecoder, ids: Sequence[int], n: int) -> list[int]:
+        """Continue a prompt, add its counters to the row, and return its tokens."""
+        text = list[int]()
         for step in decoder.generate(ids, max_tokens=n):
-            stats.add(step)
+            self.stats.add(step)
             text += step.tokens
             if step.batch:
                 self.lengths.append(len(step.drafted))
-        self.stats.merge(stats)
-        return text, stats
+        return text
 
     def line(self, plain: Row) -> str:
         s = self.stats
@@ -123,15 +118,10 @@ class Row:
         alpha = s.accepted / n_tested if n_tested else 0.0
         formula = sum(count_expected_tokens(alpha, length) for length in self.lengths) / s.passes
         gain = (s.tokens_per_second or 0) / (plain.stats.tokens_per_second or 1)
-        clock = ""
-        if self.clock:
-            gain = median(draft_speed / plain_speed for plain_speed, draft_speed in self.clock)
-            plain_speed, draft_speed = (median(speeds) for speeds in zip(*self.clock, strict=True))
-            clock = f" {plain_speed:.1f} -> {draft_speed:.1f} |"
         differ = f" ({self.different} texts differ)" if self.different else ""
         return (
             f"| {self.seed} | `{self.options}` | {s.tokens_per_pass:.2f} | {alpha:.3f} | {formula:.2f}"
-            f" | {self.calls or ''} | {gain:.2f}{differ} |{clock}"
+            f" | {self.calls or ''} | {gain:.2f}{differ} |"
         )
 
 
@@ -187,7 +177,6 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
     parser.add_argument("--corpus", type=Path, nargs="+", default=[], help="text files, for REST")
     parser.add_argument("--curve", choices=CURVES, help="what passes take; without it they are timed")
-    parser.add_argument("--clock", action="store_true", help="a plain run before each, and the speeds of both")
     parser.add_argument("-x", type=float, default=0.1, help="with --curve: a draft model's pass, in the target's")
     parser.add_argument("-n", type=int, default=64)
     parser.add_argument("-c", type=int, default=2048)
@@ -195,8 +184,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts per category")
     parser.add_argument("--only", nargs="+", help="systems whose name has one of these in it; plain decoding always")
     options = parser.parse_args()
-    if options.clock and options.curve:
-        parser.error("--clock needs the time that passes take here: leave --curve out")
     target = Target(options.target, n_ctx=options.c, threads=options.t)
     small = Target(options.draft, n_ctx=options.c, threads=options.t) if options.draft else None
     curve = find_curves(options.curve)[options.curve] if options.curve else None
@@ -231,19 +218,14 @@ def main() -> None:
         counts[case.category] += 1
         plain: list[int] = []
         for row, decoder in zip(table, decoders, strict=True):
-            alone = table[0].play(decoders[0], case.tokens, options.n)[1] if options.clock and plain else None
             before = draft.calls if draft else 0
-            text, stats = row.play(decoder, case.tokens, options.n)
+            text = row.play(decoder, case.tokens, options.n)
             plain = plain or text
             row.different += text != plain
             row.calls += (draft.calls if draft else 0) - before
-            alone = alone or stats
-            if options.clock and alone.tokens_per_second and stats.tokens_per_second:
-                row.clock.append((alone.tokens_per_second, stats.tokens_per_second))
     print(f"{counts.total()} prompts of {len(counts)} kinds, {options.n} tokens each, greedy;", end=" ")
     print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
     heads = ["system", "options", "tokens/pass", "alpha", "formula", "calls", "gain"]
-    heads += ["tokens/s"] if options.clock else []
     print("\n" + "".join(f"| {head} " for head in heads) + "|\n" + "|---" * len(heads) + "|")
     for row in table:
         print(row.line(table[0]))
