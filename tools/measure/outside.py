@@ -31,9 +31,8 @@ from ngramspec.sampling.settings import Sampling
 PARTS = (
     (MixtureDrafter, "propose"),
     (CostPolicy, "plan"),
-    (CacheSequence, "evaluate"),
+    (CacheSequence, "submit"),
     (Passes, "decode"),
-    (Passes, "logits"),
     (Text, "commit"),
     (RuleVerifier, "verify"),
     (CacheSequence, "rollback"),
