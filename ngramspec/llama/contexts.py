@@ -1,8 +1,5 @@
 """Contexts of a loaded model: llama.cpp's parameters for them, and the snapshots of recurrent states that fit.
 
-    snapshots = count_snapshots(weights, make_params(weights, settings, 64, snapshots=1), 16, 1)
-    context, snapshots = open_largest(weights, lambda n: make_params(weights, settings, cells, snapshots=n), snapshots)
-
 Example: a recurrent model with a state of 20 MB, 1 GB of free memory and one sequence. A snapshot takes as much space
 as the state, and snapshots may take a sixteenth of the free memory, 64 MB. So 3 of the 16 requested snapshots fit, and
 drafts of up to 3 tokens can be rolled back. If the context does not fit with 3, it is opened with 1.

@@ -1,8 +1,5 @@
 """`Embedder`: embeddings of inputs, computed from the outputs of a loaded model's last layer.
 
-    embedder = target.embedder("mean", 2048)        # the target's weights in a separate context
-    vectors = yield from embedder.reading(tokens, lambda: 512)      # pass by pass
-
 llama.cpp's own pooling stores logits after every token of an input, and limits an input to one micro-batch with mean
 pooling. So this module pools the rows itself. The result is the same if tokens do not attend to later tokens; other
 models are rejected.

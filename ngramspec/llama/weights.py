@@ -64,18 +64,14 @@ class Weights(NativeObject):
     See `ngramspec.llama.target.Target` for the arguments and errors.
 
     Attributes:
-        vocabulary: The model's vocabulary.
         present: Settings that the model was loaded with.
         notes: Notes for the user about how the model was loaded.
         handle: llama.cpp's handle of the model; `None` after `close`.
-        adapters: LoRA adapters with their scales.
         has_head: Whether the model's own head was requested and is loaded.
-        on_gpu: Whether a GPU holds any of the layers.
         amx_broken: Whether AMX kernels are off because they compute wrong results in this build.
         is_recurrent: Whether the model has a recurrent state.
         n_ctx_train: Context size of the training in tokens.
-        size_bytes, n_params: Size of the weights.
-        name, description, architecture, quantisation: Strings that describe the model; `None` means unknown.
+        quantisation: Name of the quantisation; `None` means unknown.
     """
 
     handle: Any = None
@@ -99,7 +95,7 @@ class Weights(NativeObject):
         self.plan = make_plan(self.path, n_gpu_layers, placement, demand)
         self._load()
         self.adapters = load_adapters(lora, self.handle)
-        self.on_gpu = self.plan.on_gpu
+        self.on_gpu = self.plan.on_gpu  # whether any of the layers is on a GPU
         # A build whose kernels get fixed keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
         marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,8 @@ def target(file: Path) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def reference(file: Path) -> Iterator[HeadReference]:
-    opened = HeadReference(file)
-    yield opened
-    opened.close()
+    with closing(HeadReference(file)) as opened:
+        yield opened
 
 
 def test_head_rollback_by_single_tokens_restores_logits(target: Target, reference: HeadReference) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,39 +39,16 @@ CASES = pytest.mark.parametrize(
 )
 
 
-class Files(dict[str, Path]):
-    """The model files, written on first use."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, name: str) -> Path:
-        self[name] = write_model(self.folder / f"{name}.gguf", name, head=True)
-        return self[name]
+@pytest.fixture
+def file(name: str, tmp_path: Path) -> Path:
+    return write_model(tmp_path / f"{name}.gguf", name, head=True)
 
 
-class References(dict[str, HeadReference]):
-    """The expected predictions of their heads."""
-
-    def __init__(self, files: Files) -> None:
-        self.files = files
-
-    def __missing__(self, name: str) -> HeadReference:
-        self[name] = HeadReference(self.files[name])
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("heads"))
-
-
-@pytest.fixture(scope="module")
-def references(files: Files) -> Iterator[References]:
-    opened = References(files)
-    yield opened
-    for reference in opened.values():
-        reference.close()
+@pytest.fixture
+def reference(file: Path) -> Iterator[HeadReference]:
+    """Yield the expected predictions of the head."""
+    with closing(HeadReference(file)) as opened:
+        yield opened
 
 
 @contextmanager
@@ -93,12 +70,11 @@ def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
 
 @CASES
 def test_heads_in_joint_batch_return_logits_of_each_text_alone(
-    files: Files, references: References, name: str, pooled: bool, monkeypatch: pytest.MonkeyPatch
+    file: Path, reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = references[name]
     if pooled:
         use_pooled_cache(monkeypatch)
-    with loaded(files[name]) as (target, heads):
+    with loaded(file) as (target, heads):
         texts = [random_text(seed, 9 + 4 * seed) for seed in range(3)]
         for sequence, text in zip(target.sequences, texts, strict=True):
             sequence.prefill(text[:-1])
@@ -127,30 +103,30 @@ def test_heads_in_joint_batch_return_logits_of_each_text_alone(
 
 @CASES
 def test_sequence_adopt_copies_hidden_states_for_its_head(
-    files: Files, references: References, name: str, pooled: bool, monkeypatch: pytest.MonkeyPatch
+    file: Path, reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pooled:
         use_pooled_cache(monkeypatch)
-    with loaded(files[name]) as (target, heads):
+    with loaded(file) as (target, heads):
         one, two, three = target.sequences
         old, text = random_text(1, 90), random_text(2, 120)
         for sequence, head in zip(target.sequences, heads.sequences, strict=True):
             sequence.prefill(old)
             head.prefill([*old, 5])
         one.prefill(text[:-1])
-        agree(heads.sequences[0], text, references[name])
+        agree(heads.sequences[0], text, reference)
         two.adopt(one, len(text) - 1)
         assert len(two.tokens) == len(text) - 1
-        agree(heads.sequences[1], text, references[name])
+        agree(heads.sequences[1], text, reference)
         three.adopt(one, len(text) - 1)
         one.prefill(old)
-        agree(heads.sequences[2], text, references[name])
+        agree(heads.sequences[2], text, reference)
         # A prefix can be copied as far as the memory can be cut.
         one.clear()
         one.adopt(three, 100)
         shorter = [*text[:100], 7]
         one.prefill(shorter[:-1])
-        agree(heads.sequences[0], shorter, references[name])
+        agree(heads.sequences[0], shorter, reference)
         state = three.save_state()
         two.restore(three.tokens, state)  # The head begins after the restored text.
         assert np.isfinite(heads.sequences[1].prefill(text)).all()
@@ -170,10 +146,9 @@ def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
     assert other.count_known(range(30)) == 0
 
 
-def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with loaded(files["glm4moe"], 2, micro_batch=64) as (target, _):
+@pytest.mark.parametrize("name", ["glm4moe"])
+def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded(file, 2, micro_batch=64) as (target, _):
         states = HiddenStates(128, n_states=100)
         monkeypatch.setattr(target.sequences[0].cache, "states", states)
         text = random_text(1, 300)
@@ -183,8 +158,9 @@ def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(
         assert target._states[1].count_known(text[:250]) == 250
 
 
-def test_target_prefill_in_exact_mode_returns_no_hidden_states(files: Files) -> None:
-    with loaded(files["glm4moe"], 2, exact="on") as (target, heads):
+@pytest.mark.parametrize("name", ["glm4moe"])
+def test_target_prefill_in_exact_mode_returns_no_hidden_states(file: Path) -> None:
+    with loaded(file, 2, exact="on") as (target, heads):
         text = random_text(1, 40)
         for _ in target.sequences[0].reading(text[:-1]):
             pass
