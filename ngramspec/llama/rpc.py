@@ -205,7 +205,6 @@ def _reach_devices(backend: int, name: str) -> int:
 
 
 def _register(server: int) -> None:
-    """Register the devices of a worker in this process."""
     _ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
     device = _ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
     # The backend keeps the connection open. Without it, other processes could use the worker until the model is loaded.
@@ -213,12 +212,7 @@ def _register(server: int) -> None:
 
 
 def _address(host: str, port: int) -> str:
-    """Return the IPv4 address of a host.
-
-    Raises:
-        OSError: The host is unknown.
-        UnicodeError: The host name is invalid.
-    """
+    """Return the IPv4 address of a host. Raises OSError if it is unknown, UnicodeError if its name is invalid."""
     return str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 

@@ -48,7 +48,6 @@ def _describe_token(vocabulary: Vocabulary, token: int) -> str:
 
 
 def _token(vocabulary: Vocabulary, token: int) -> tuple[bytes, str]:
-    """Return the text and the kind of a token."""
     attributes = llama.llama_vocab_get_attr(vocabulary._vocab, token)
     kind = next((name for bit, name in _KINDS.items() if attributes & bit), "of no kind")
     return llama.llama_vocab_get_text(vocabulary._vocab, token), kind

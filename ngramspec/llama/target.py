@@ -339,16 +339,12 @@ class Target(NativeObject):
         self.n_batch = self.max_tokens = micro_batch_size(self.weights, settings)
         self.drafts_alone = self.weights.is_recurrent
         self._open_sequences(n_ctx)
-        fingerprint = self.weights.key(self._describe_context())
+        context_key = f"fa={self.flash_attn} kv={self.weights.present.cache_types} ub={self.n_batch}"
+        if self.texts is not None:
+            context_key += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
+        fingerprint = self.weights.key(context_key)
         for sequence in self.sequences:
             sequence.fingerprint = fingerprint
-
-    def _describe_context(self) -> str:
-        """Return the settings of the context as part of a key."""
-        settings = f"fa={self.flash_attn} kv={self.weights.present.cache_types} ub={self.n_batch}"
-        if self.texts is not None:
-            settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
-        return settings
 
     def _open_sequences(self, n_ctx: int) -> None:
         """Create the sequences of the context, and find out whether they can be rolled back."""
