@@ -49,11 +49,8 @@ class Conversation:
         """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
 
         If the prompt is too long, leave out as few of the oldest turns as possible, but never the system message or the
-        question. This takes O(log turns) calls of `encode`, for which a prompt with fewer turns must not be longer. The
-        conversation does not change until `add`.
-
-        Raises:
-            PromptError: The question does not fit even without turns.
+        question; if these do not fit, raise a PromptError. This takes O(log turns) calls of `encode`, which must not
+        return more tokens for fewer turns. The conversation does not change until `add`.
         """
 
         def encode_from(first: int) -> list[int]:
@@ -92,8 +89,7 @@ def answer_room(n_ctx: int, max_tokens: int) -> int:
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
     """Write a conversation atomically as JSON: {"messages": [...], "model": ..., "sampling": {...}}.
 
-    Raises:
-        NGramSpecError: The file exists and is not a saved conversation, or it cannot be written.
+    It raises an NGramSpecError if the file exists and is not a saved conversation, or cannot be written.
     """
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
@@ -116,9 +112,8 @@ def _is_saved(path: Path) -> bool:
 def load(path: Path) -> tuple[Conversation, str]:
     """Return a saved conversation and the name of its model ("" if not recorded).
 
-    Raises:
-        NGramSpecError: The file cannot be read, or its messages are not an optional system message followed by turns of
-            user and assistant.
+    It raises an NGramSpecError if the file cannot be read, or its messages are not an optional system message followed
+    by turns of user and assistant.
     """
     try:
         data = json.loads(path.read_bytes())

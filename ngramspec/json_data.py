@@ -37,8 +37,7 @@ def encode(value: Any) -> Any:
 def decode(kind: type[Data], data: Any) -> Data:
     """Return the dataclass of a value that `encode` returned; unknown keys are ignored.
 
-    Raises:
-        ValueError: A field is missing, or has another type than its annotation; the message is one line.
+    It raises a ValueError of one line if a field is missing, or has another type than its annotation.
     """
     try:
         value: Data = _adapter(kind).validate_python(encode(data))

@@ -38,10 +38,8 @@ def state_folder() -> Path:
 def atomic_write(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` after the block; on an error `path` is unchanged.
 
-    Only the user may read the file. A crash may leave a file PREFIX*.tmp next to it.
-
-    Raises:
-        OSError: The folder does not exist or cannot be written. Errors of the block are raised too.
+    Only the user may read the file. A crash may leave a file PREFIX*.tmp next to it. An OSError means that the folder
+    does not exist or cannot be written.
     """
     if sys.is_finalizing():  # a generator that was left open ends after the modules
         raise OSError("Python is ending")

@@ -33,11 +33,7 @@ Render = Callable[[Values], str]
 
 
 def make_render(source: str, bos: str = "", eos: str = "") -> Render:
-    """Return the function from a template's variables to text.
-
-    Raises:
-        ModelError: The template is not valid Jinja. The function raises it if the template rejects its variables.
-    """
+    """Return the function from a template's variables to text; both raise ModelErrors about the template."""
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )

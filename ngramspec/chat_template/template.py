@@ -78,11 +78,9 @@ class ChatTemplate:
     ) -> ChatPrompt:
         """Return the prompt of a conversation, with further variables of the template.
 
-        `check` raises an error if a text with that many characters is too long to be tokenized.
-
-        Raises:
-            ModelError: The template rejects the conversation or exceeds a limit, or a string contains the text of a
-                control token that cannot be distinguished from those of the template.
+        `check` raises an error if a text with that many characters is too long to be tokenized. A ModelError means that
+        the template rejects the conversation or exceeds a limit, or that a string contains the text of a control token
+        that cannot be distinguished from those of the template.
         """
         layout = self.lay_out({**variables, "messages": messages})
         if check is not None:
@@ -98,8 +96,7 @@ class ChatTemplate:
     def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Return the result of a function of a module that renders conversations with its first argument.
 
-        Raises:
-            ModelError: The template is not valid Jinja, or exceeds a limit.
+        It raises a ModelError if the template is not valid Jinja, or exceeds a limit.
         """
         result: T = self._call(worker, _examine, function, arguments, keywords)
         return result

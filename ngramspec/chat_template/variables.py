@@ -24,11 +24,7 @@ _REASONING = {
 
 
 def check_variables(variables: Any) -> None:
-    """Check the variables that a request or user gives.
-
-    Raises:
-        ValueError: The variables are not an object, or one of them has a wrong type or cannot be set.
-    """
+    """Raise a ValueError if variables are not an object, or one of them has a wrong type or cannot be set."""
     if not isinstance(variables, Mapping):
         raise ValueError("the chat template's variables must be a JSON object")
     for name, value in variables.items():

@@ -54,14 +54,10 @@ def _find_sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
 
 
 class SpeculativeEvaluator(DraftedText):
-    """A drafting evaluator for the texts of a `Llama`, one at a time.
+    """A drafting evaluator for the texts of a `Llama` without an `obstacle` to drafts, one at a time.
 
-    Args:
-        owner: Object without an `obstacle` to drafts.
-        exact: Exact mode; see `ngramspec.dropin.llama.Llama`.
-        persist_stats: Whether to load and save learned data.
-        model: Draft model, used if its drafts save time.
-        adapts: Whether the numbers of threads for single tokens and for batches may be adapted.
+    `model` drafts if its drafts save time. `adapts`: whether the numbers of threads for single tokens and for
+    batches may be adapted.
 
     Attributes:
         stats: Counters over all passes for single tokens.

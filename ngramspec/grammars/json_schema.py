@@ -73,10 +73,8 @@ MAX_SCHEMAS = 20_000
 def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
     """Return the Lark expression of JSON that is valid by a schema; {} means any object.
 
-    If `strict` is false, unsupported constraints are ignored.
-
-    Raises:
-        GrammarError: The schema is invalid, or contains unsupported constraints.
+    It raises a GrammarError if the schema is invalid, or contains unsupported constraints, which are ignored unless
+    `strict` is set.
     """
     return _expression(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
 

@@ -54,10 +54,8 @@ def encode_controls(text: str, controls: Mapping[str, int]) -> str:
 def pattern_grammar(pattern: str) -> Lark:
     """Return the grammar of the texts that a regular expression matches as a whole.
 
-    The syntax is that of Rust's `regex` without lookarounds; `\\d`, `\\w` and `\\s` match ASCII only.
-
-    Raises:
-        GrammarError: The pattern does not parse, or contains lookarounds or references.
+    The syntax is that of Rust's `regex` without lookarounds and references; `\\d`, `\\w` and `\\s` match ASCII only. A
+    pattern that does not parse raises a GrammarError.
     """
     inner = pattern.removeprefix("^")
     inner = inner.removesuffix("$") if not inner.endswith("\\$") else inner

@@ -24,10 +24,7 @@ worker = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=8 *
 def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
     """Convert a grammar, in GBNF or `Lark`, to one that llguidance can compile for a vocabulary of this size.
 
-    `names` has the tokens that GBNF may name.
-
-    Raises:
-        GrammarError: The text is not a grammar, or exceeds a limit.
+    `names` has the tokens that GBNF may name. An invalid or too large grammar raises a GrammarError.
     """
     grammar = text if isinstance(text, Lark) else gbnf_to_lark(text, names.get)
     tokenizer = _tokenizer(n_vocab)

@@ -42,11 +42,7 @@ class PromptFailed(llm.ModelError, click.ClickException):
 
 
 class NGramSpec(llm.Model):
-    """A GGUF model with drafts. It stays loaded until a prompt has other options for loading.
-
-    Args:
-        name: Name for `ngramspec`; `None` means the default model.
-    """
+    """A GGUF model with drafts (`None`: the default); loaded until a prompt has other options for loading."""
 
     can_stream = True
     supports_schema = True
@@ -68,11 +64,7 @@ class NGramSpec(llm.Model):
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: llm.Conversation | None
     ) -> Iterator[str | StreamEvent]:
-        """Answer a prompt in pieces; without a stream, `llm` joins them.
-
-        Raises:
-            PromptFailed: The model cannot be loaded, or the prompt cannot be answered.
-        """
+        """Answer a prompt in pieces; without a stream, `llm` joins them."""
         if not hasattr(llm, "Message"):
             raise PromptFailed(f"ngramspec requires llm {OLDEST} or later; upgrade with: llm install -U llm")
         from ngramspec.llm_plugin.answering import answer, load_settings

@@ -84,11 +84,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     """Yield the events of an answer: text as it is generated, and calls of tools when they are complete.
 
     The number of tokens and the measurements are stored in the response. If the caller stops early, the cache of the
-    model contains the tokens that were emitted.
-
-    Raises:
-        NGramSpecError: The conversation does not fit, the template rejects it, or llama.cpp fails.
-        ValueError: Options contradict each other, or the arguments of an earlier call are not a JSON object.
+    model contains the tokens that were emitted. Errors are NGramSpecErrors, or ValueErrors for contradicting options.
     """
     target = model.target
     options: Any = prompt.options  # an instance of `prompt_options()`

@@ -39,11 +39,8 @@ _ERRORS = {
 
 async def messages(call: Call) -> Response:
     """Answer a chat."""
-    fields, model = call.fields, call.model
-    thinking = fields.object("thinking")
-    hides = thinking is not None and thinking.choice("display", ("summarized", "omitted"), "") == "omitted"
-    reply = MessageReply(f"msg_{secrets.token_hex(12)}", fields.string("model") or model.name, hides)
-    return await answer_chat(call, await asyncio.to_thread(read_request, fields), reply)
+    reply = MessageReply(call)
+    return await answer_chat(call, await asyncio.to_thread(read_request, call.fields), reply)
 
 
 async def count_tokens(call: Call) -> Response:
@@ -208,11 +205,14 @@ def _read_budget(fields: Fields) -> int | None:
 
 
 class MessageReply(Reply):
-    """A message, or its stream of events; the name of each event is its "type". `hide` omits the text of reasoning."""
+    """A message, or its stream of events; the name of each event is its "type"."""
 
-    def __init__(self, id: str, model: str, hide: bool = False) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__()
-        self._id, self._model, self._hide = id, model, hide
+        self._id, self._model = f"msg_{secrets.token_hex(12)}", call.fields.string("model") or call.model.name
+        thinking = call.fields.object("thinking") or Fields({})
+        # True if the text of reasoning is omitted
+        self._hide = thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
         self._has_begun = False
 
     def response_body(self) -> dict[str, Any]:

@@ -133,9 +133,6 @@ def make_app(
         hosts: Names of this server, in addition to localhost and IP addresses.
         vertex: Routes of Vertex AI; `None` means that the server does not run there.
         log: Function that is called after every request.
-
-    Raises:
-        NGramSpecError: A route of Vertex AI is the path of another endpoint.
     """
     endpoints = [*ENDPOINTS, *(vertex.endpoints(ENDPOINTS) if vertex is not None else ())]
     by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}

@@ -77,9 +77,7 @@ class ChatTask:
 def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     """Render and tokenize the prompt of a conversation, with the callable tools and the start of the answer.
 
-    Raises:
-        ApiError: The conversation or a variable is invalid.
-        ModelError: The chat template rejects them.
+    It raises an ApiError if the conversation is invalid, and a ModelError if the chat template rejects it.
     """
     model.check_size(sum(_content_size(message.get("content", "")) for message in task.messages))
     vocabulary, last = model.vocabulary, task.message_to_continue

@@ -69,11 +69,7 @@ class JsonFormat:
 
 
 def run_in_worker(field: str, make: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-    """Return the grammar or expression that a function makes, within the worker's limits.
-
-    Raises:
-        ApiError: The grammar cannot be made; the message begins with the name of the field.
-    """
+    """Return the grammar or expression that a function makes, within the worker's limits; raise errors as ApiErrors."""
     try:
         return worker.call(make, *arguments, **keywords)
     except (GrammarError, RecursionError) as error:

@@ -124,11 +124,7 @@ def _has_many_values(raw: bytes) -> bool:
 
 
 async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a body, or its list in a field.
-
-    Raises:
-        ApiError: The body has another type, too many values, a nan, an infinity or an unpaired surrogate.
-    """
+    """Return the JSON object of a body, or its list in a field; raise an ApiError if it is invalid or too large."""
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
     try:

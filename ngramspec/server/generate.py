@@ -23,9 +23,7 @@ async def run_requests(
 ) -> AsyncIterator[RequestStream]:
     """Run requests in the engine while the block lasts, one for each answer. The call counts their cost.
 
-    Raises:
-        ApiError: A prompt is too long.
-        GrammarError: A grammar is unusable.
+    It raises an ApiError if a prompt is too long, and a GrammarError if a grammar is unusable.
     """
     for request in requests:
         # A prompt must leave room for a token, unless none is requested.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
 from pygments.util import ClassNotFound
@@ -31,19 +30,15 @@ _CLASSES: dict[_TokenType, str] = {
 
 def highlight(code: str, language: str) -> list[tuple[str, str]]:
     """Return code as pieces with a class and a text; the class is "" if the language is unknown."""
-    lexer = _lexer(language)
-    if lexer is None:
+    try:
+        # PHP code in answers usually lacks its opening tag.
+        lexer = _find_lexer(language, startinline=True)
+    except ClassNotFound:
         return [("", code)]
     return [(_class(kind), text) for _, kind, text in lexer.get_tokens_unprocessed(code)]
 
 
-@lru_cache(maxsize=16)
-def _lexer(language: str) -> Lexer | None:
-    try:
-        # PHP code in answers usually lacks its opening tag.
-        return get_lexer_by_name(language, startinline=True)
-    except ClassNotFound:
-        return None
+_find_lexer = lru_cache(maxsize=16)(get_lexer_by_name)
 
 
 @lru_cache(maxsize=512)

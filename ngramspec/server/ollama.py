@@ -200,10 +200,8 @@ def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
 class OllamaReply(Reply):
     """An answer of `/api/chat` or `/api/generate`, or its stream of JSON lines.
 
-    Args:
-        call: The request, with its options.
-        kind: "chat", whose text is in a message, or "generate".
-        fields: Fields of the request.
+    `call` has the options of the request, and `fields` its other fields. `kind` is "chat", whose text is in a message,
+    or "generate".
     """
 
     media_type = "application/x-ndjson"

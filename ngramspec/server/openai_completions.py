@@ -188,16 +188,9 @@ def is_prompt_list(value: Any) -> bool:
 
 
 def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
-    """Return the token ids of a prompt.
+    """Return the token ids of a prompt: a text, a list of token ids and texts, or llama-server's object.
 
-    Args:
-        model: Model whose tokens they are.
-        value: Text, list of token ids and texts, or llama-server's object.
-        name: Name of the field, for error messages.
-        n_ctx: Size of the context; `None` means that of a request.
-
-    Raises:
-        ApiError: The value is invalid, or too long for the context.
+    `name` is the field for error messages, and `n_ctx` the size of the context; `None` means that of a request.
     """
     vocabulary = model.vocabulary
     if isinstance(value, dict):

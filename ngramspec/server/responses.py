@@ -23,7 +23,6 @@ refers to an earlier response is rejected.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import Any
 
 from starlette.responses import Response
@@ -50,8 +49,7 @@ _IGNORED_ITEMS = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     task, toolbox, echo = await asyncio.to_thread(read_request, call.fields)
-    id, name = f"resp_{secrets.token_hex(12)}", call.fields.string("model") or call.model.name
-    return await answer_chat(call, task, ResponseReply(call, toolbox, echo, id, name, task.prediction))
+    return await answer_chat(call, task, ResponseReply(call, toolbox, echo, task.prediction))
 
 
 async def input_tokens(call: Call) -> Response:

@@ -21,6 +21,7 @@ at the end.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,16 +49,15 @@ _DELTAS = {
 class ResponseReply(Reply):
     """A response, or its stream of events; the name of each event is its "type".
 
-    `toolbox` and `echo` come from `read_request`. The ids of the items are derived from `id`.
+    `toolbox` and `echo` come from `read_request`.
     """
 
-    def __init__(
-        self, call: Call, toolbox: Toolbox, echo: dict[str, Any], id: str, name: str, prediction: str = ""
-    ) -> None:
+    def __init__(self, call: Call, toolbox: Toolbox, echo: dict[str, Any], prediction: str) -> None:
         super().__init__()
         self._call, self._model, self._prediction = call, call.model, prediction
         self._telemetry = read_telemetry(call)
-        self._toolbox, self._echo, self._id, self._name = toolbox, echo, id, name
+        self._toolbox, self._echo, self._name = toolbox, echo, call.fields.string("model") or call.model.name
+        self._key = secrets.token_hex(12)  # part of the ids of the response and its items
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
         self._n_sent = 0
@@ -138,7 +138,7 @@ class ResponseReply(Reply):
         done = {"completed_at": int(time.time())} if status == "completed" else {}
         sampling = self._call.requests[0].sampling
         return {
-            "id": self._id,
+            "id": f"resp_{self._key}",
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -206,7 +206,7 @@ class ResponseReply(Reply):
     def _type_and_id(self, block: Block) -> tuple[str, str]:
         call_type = "custom_tool_call" if block.name in self._toolbox.custom_tools else "function_call"
         kind = {"text": "message", "reasoning": "reasoning"}.get(block.kind, call_type)
-        return kind, f"{_PREFIXES[kind]}_{self._id.removeprefix('resp_')}_{block.index}"
+        return kind, f"{_PREFIXES[kind]}_{self._key}_{block.index}"
 
     def _position(self, block: Block) -> dict[str, Any]:
         """Return the fields of an event that name the item of a block, and its part of content."""

@@ -48,10 +48,9 @@ class Toolbox:
     def add_tool(
         self, tool: Fields, kind: str, namespace: str | None = None, *, unique: bool = True, schema: str = "parameters"
     ) -> None:
-        """Add a tool; `kind` is "function" or "custom".
+        """Add a tool, whose `kind` is "function" or "custom"; `unique` rejects a second tool of the same name.
 
-        `unique` rejects a second tool of the same name. `schema` is the name of the field with the parameters, which is
-        required if it is not "parameters".
+        `schema` is the name of the field with the parameters, which is required if it is not "parameters".
         """
         own = tool.require_name("name")
         name = function_name(own, namespace)

@@ -27,25 +27,15 @@ _FORMAT = "@requestFormat"
 
 @dataclass(frozen=True, slots=True)
 class VertexRoutes:
-    """Paths and port that Vertex AI requires of a server, from the variables that it sets in a container.
+    """Paths and port that Vertex AI requires of a server, from the variables that it sets in a container."""
 
-    Attributes:
-        predict: Path of the prediction route.
-        health: Additional path of `/health`; `None` means no additional one.
-        port: Port of the server.
-    """
-
-    predict: str
-    health: str | None
-    port: int
+    predict: str  # path of the prediction route
+    health: str | None  # additional path of `/health`; `None` means no additional one
+    port: int  # port of the server
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> VertexRoutes | None:
-        """Return the routes; `None` outside of Vertex AI's containers for predictions.
-
-        Raises:
-            NGramSpecError: AIP_HTTP_PORT is not a port.
-        """
+        """Return the routes; `None` outside of Vertex AI's containers for predictions."""
         if variables.get("AIP_MODE") != "PREDICTION":
             return None
         port = variables.get("AIP_HTTP_PORT") or "8080"
@@ -56,11 +46,7 @@ class VertexRoutes:
         return cls(_add_slash(predict), _add_slash(health) if health else None, int(port))
 
     def endpoints(self, other_endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-        """Return the endpoints; instances may name `other_endpoints` by a path or its camel case: chatCompletions.
-
-        Raises:
-            NGramSpecError: The prediction route is the path of another endpoint.
-        """
+        """Return the endpoints; instances may name `other_endpoints` by a path or its camel case: chatCompletions."""
         paths = {path for endpoint in other_endpoints for path in endpoint.paths}
         if self.predict in paths:
             raise NGramSpecError(f"AIP_PREDICT_ROUTE must not be the path of another endpoint, got {self.predict}")

@@ -28,10 +28,8 @@ undefined."""
 def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
     """Return the parsers of a list of calls, by the strings that they begin with.
 
-    Args:
-        ends: String that closes the list, by the string that opens it.
-        item: String before each call; it may also begin a list.
-        read_call: Parser of one call.
+    `ends` maps the strings that open a list to those that close it. `item` comes before each call, and may also begin a
+    list. `read_call` parses one call.
     """
 
     def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, has_begun: bool) -> Reads[bool]:

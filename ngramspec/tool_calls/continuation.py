@@ -61,12 +61,8 @@ def make_assistant_prefill(
 ) -> list[tuple[str, bool]]:
     """Return an answer that was begun, as it continues a prompt: pieces, each with whether it is the template's own.
 
-    Args:
-        template: Chat template of the model.
-        opening: Text that the prompt ends in (`ChatPrompt.opening`).
-        reasoning: Reasoning of the answer. It is dropped if the template has no tags, and continues if `text` is "".
-        text: Content of the answer.
-        marks: Text of the template around them.
+    Reasoning is dropped if the template has no tags, and continues if `text` is "". `opening` is the text that the
+    prompt ends in (`ChatPrompt.opening`), and `marks` are the template's texts around reasoning and text.
     """
     family, tags = family_of(template), find_reasoning_tags(template)
     if family is not None and family.channels:

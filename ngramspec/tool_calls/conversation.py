@@ -39,10 +39,8 @@ class ToolTemplate:
     ) -> tuple[list[Message], list[Any] | None]:
         """Return messages and tools as the template requires them; tools of `None` mean that it receives none.
 
-        Messages are in OpenAI's form; a content may be a list of text parts.
-
-        Raises:
-            ValueError: The arguments of a call are not a JSON object.
+        Messages are in OpenAI's form; a content may be a list of text parts. If the arguments of a call are not a JSON
+        object, it raises a ValueError.
         """
         features = self.features
         adapted_messages = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]

@@ -16,12 +16,9 @@ _SHORT, _NEAR = 12, 80
 
 
 def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
-    """Return a parser for one answer of a model.
+    """Return a parser for one answer of a model with a chat template in Jinja; without tools, calls are content.
 
-    Args:
-        template: Chat template of the model, in Jinja; `None` if it lacks one.
-        tools: Tools that may be called; without tools, calls are content.
-        opening: Text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning.
+    `opening` is the text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning.
     """
     return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening)
 
