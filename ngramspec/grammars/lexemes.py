@@ -13,7 +13,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from itertools import groupby
 from operator import or_
 
 from ngramspec.grammars.conflicts import Conflicts, Lexeme
@@ -51,7 +50,6 @@ class _Writer:
         self._as_rules = set[str]()  # rules without recursion that are not part of a lexeme
         self._runs: dict[tuple[Node, ...], Sequence] = {}
         self._letters: dict[Node, list[Chars]] = {}
-        self._only_texts: dict[str, str | None] = {}
         self._expressions: dict[Node, str] = {}
         self._numbers = {name: number for number, name in enumerate(rules)}
         self._regular: dict[str, bool] = {}
@@ -151,52 +149,29 @@ class _Writer:
 
     # ------------------------------------------------------------------ the text
 
-    def _only_text(self, node: Node) -> str | None:
-        """Return the only text of a part without recursion; `None` if there are others."""
-        match node:
-            case Chars(((low, high),)) if low == high:
-                return chr(low)
-            case Text(text):
-                return text
-            case Reference(name):
-                if name not in self._only_texts:
-                    self._only_texts[name] = self._only_text(self._rules[name])
-                return self._only_texts[name]
-            case Sequence(parts):
-                texts = list(map(self._only_text, parts))
-                return None if None in texts else "".join(part for part in texts if part is not None)
-        return None
-
     def _expression(self, node: Node) -> str:
         """Return the regular expression of a part without recursion; rules in it are separate terminals."""
         if (cached_expression := self._expressions.get(node)) is not None:
             return cached_expression
-        if (text := self._only_text(node)) is not None:
-            expression = literal(text)
-        else:
-            match node:
-                case Chars(ranges):
-                    expression = _class(ranges)
-                case Reference(name):
-                    expression = f"PART_{self._numbers[name]}"
-                case Sequence(parts):
-                    expression = f"({' '.join(map(self._expression, self._merge_texts(parts)))})"
-                case Choice(options):
-                    expression = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
-                case Repetition(part, minimum, maximum):
-                    expression = f"({self._expression(part)}){_bounds(minimum, maximum)}"
-                case _:
-                    raise AssertionError(node)
+        match node:
+            case Chars(((low, high),)) if low == high:
+                expression = literal(chr(low))
+            case Chars(ranges):
+                expression = _class(ranges)
+            case Text(text):
+                expression = literal(text)
+            case Reference(name):
+                expression = f"PART_{self._numbers[name]}"
+            case Sequence(parts):
+                expression = f"({' '.join(map(self._expression, parts))})" if parts else '""'
+            case Choice(options):
+                expression = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
+            case Repetition(part, minimum, maximum):
+                expression = f"({self._expression(part)}){_bounds(minimum, maximum)}"
+            case _:
+                raise AssertionError(node)
         self._expressions[node] = expression
         return expression
-
-    def _merge_texts(self, parts: list[Node]) -> list[Node]:
-        """Return the parts of a sequence, with adjacent fixed texts joined."""
-        nodes: list[Node] = []
-        for has_only_text, group in groupby(parts, key=lambda part: self._only_text(part) is not None):
-            members = [*group]
-            nodes += [Sequence(members)] if has_only_text else members
-        return nodes
 
     def _text(self, items: Mapping[str, Item]) -> Lark:
         names = {name: "start" if name == "root" else f"rule_{self._numbers[name]}" for name in items}
