@@ -183,21 +183,23 @@ def open_served_model(
         "size": target.weights.size_bytes,
         "ftype": target.weights.quantisation,
     }
-    names, exact = options.names or [path.stem], target.exact == "on"
+    names = options.names or [path.stem]
     drafts = "" if drafter is None else drafter.name
     if drafter is not None and drafter.prediction is None:
         note(f"the drafter {drafts} does not use the field prediction of requests")
-    predict = None if options.predict == -1 else options.predict
-    arguments = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
-    scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
     return ServedModel(
         engine,
         target.vocabulary,
         names[0],
         str(path),
         meta,
-        *arguments,
-        embd_normalize=scale,
+        speculative=drafter is not None,
+        suffix_first=options.spm_infill,
+        exact=target.exact == "on",
+        drafter=drafts,
+        predict=None if options.predict == -1 else options.predict,
+        embedder=embedder,
+        embd_normalize=EUCLIDEAN if options.embd_normalize is None else options.embd_normalize,
         threads=lambda: target.governor.state,
         placement=target.weights.plan.summary(target.weights.layers),
         adapters=[str(file) for file, _ in load.adapters],

@@ -46,7 +46,7 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
                 "bos_token": bos,
                 "eos_token": eos,
                 "raise_exception": _raise_exception,
-                "strftime_now": _strftime_now,
+                "strftime_now": lambda form: datetime.now().strftime(form),
                 "add_generation_prompt": True,
             },
         )
@@ -93,10 +93,6 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _raise_exception(message: str) -> NoReturn:

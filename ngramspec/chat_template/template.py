@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -140,20 +139,19 @@ class _UnknownTemplateError(NGramSpecError):
     """The child does not know the template of a call."""
 
 
-_templates: OrderedDict[bytes, tuple[Render, LayoutTemplate]] = OrderedDict()
+_templates: dict[bytes, tuple[Render, LayoutTemplate]] = {}
 
 
 def _compile(key: bytes, source: str, controls: Sequence[str], bos: str, eos: str) -> None:
     render = make_render(source, bos, eos)
+    if len(_templates) == _MAX_TEMPLATES:
+        _templates.clear()
     _templates[key] = render, LayoutTemplate(source, render, controls, bos)
-    if len(_templates) > _MAX_TEMPLATES:
-        _templates.popitem(last=False)
 
 
 def _find_template(key: bytes) -> tuple[Render, LayoutTemplate]:
     if key not in _templates:
         raise _UnknownTemplateError("unknown template")
-    _templates.move_to_end(key)
     return _templates[key]
 
 

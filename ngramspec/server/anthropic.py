@@ -22,7 +22,7 @@ from ngramspec.server.transcript import Transcript, dump_arguments, read_argumen
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.
-_BILLING = re.compile(r"(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+_BILLING = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
 _SIGNATURE = "unsigned"
 """Signature of thinking blocks. Clients do not send blocks without one back, and the model would lose its reasoning."""
@@ -90,7 +90,7 @@ def read_request(fields: Fields, *, counting: bool = False) -> ChatTask:
 def _read_messages(fields: Fields) -> list[dict[str, Any]]:
     transcript = Transcript()
     for text in fields.parts("system", _read_text):
-        transcript.add_system(_BILLING.sub("", text, count=1) if _BILLING.match(text) else text)
+        transcript.add_system(_BILLING.sub("", text))
     for message in fields.objects("messages"):
         role = message.require_choice("role", ("user", "assistant", "system"))
         content = message.require("content")
