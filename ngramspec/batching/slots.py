@@ -94,10 +94,8 @@ class Slots:
     ) -> SequenceModel:
         """Return a free sequence, filled with the longest known beginning of a prompt.
 
-        Args:
-            prompt: Token ids.
-            preferred_number: Number of the sequence to take if it is free.
-            scales: Scales of the LoRA adapters; tokens that were evaluated with other scales are not used.
+        The sequence with `preferred_number` is used if it is free. Tokens that were evaluated with other `scales` of
+        the LoRA adapters are not used.
         """
         scales = self._scales if scales is None else scales
         sequence = self._choose(prompt, preferred_number, scales)

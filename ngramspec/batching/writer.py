@@ -31,17 +31,7 @@ Result = tuple[ActiveRequest, Step | None, NGramSpecError | ValueError | None]
 class Writer:
     """Makes passes over the texts of requests that share a model.
 
-    Args:
-        model: The model.
-        calibration: Measurements of the model, with a curve.
-        exactness: Batch sizes that may be used.
-        drafts: Whether anything is drafted.
-        draft_max: Maximum number of tokens in a draft.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        passes: Number of passes.
-        busy: Sum of the numbers of texts in each pass.
+    The arguments are those of `Engine`; `drafts` is False if nothing is drafted.
     """
 
     def __init__(
@@ -67,7 +57,7 @@ class Writer:
         self._turn = 0
         self._next_pass: Pass | None = None  # a pass that was submitted ahead
         self._next_requests: Sequence[ActiveRequest] = ()
-        self.passes = self.busy = 0
+        self.passes = self.busy = 0  # number of passes, and sum of the numbers of texts in each
 
     def begin(self) -> None:
         self._loop.policy.begin()
@@ -131,10 +121,10 @@ class Writer:
 
 
 def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:
-    """Measure a model whose sequences are empty, or load earlier measurements.
+    """Measure a model, or load earlier measurements.
 
     Args:
-        model: The model.
+        model: Model with empty sequences.
         exact: Whether texts must be bit for bit the same, whatever is drafted and however many texts share a pass.
         folder: Folder of the measurements; `None` means the user's cache folder.
     """

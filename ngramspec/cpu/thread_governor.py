@@ -157,13 +157,7 @@ class ThreadGovernor:
         return self._choices[0 if size == 1 else 1 if size < PROMPT else 2].number
 
     def end_call(self, size: int = 0, threads: int = 0, seconds: float = 0.0) -> None:
-        """Record that a decode call has ended.
-
-        Args:
-            size: Tokens of the call.
-            threads: Number of threads that it used.
-            seconds: Time that it took; 0 if the numbers do not depend on this call.
-        """
+        """Record that a call over `size` tokens has ended; `seconds` is 0 if the numbers do not depend on its time."""
         self._load.call_ended = self._load.clock()
         choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         if not seconds or threads != choice.number or not choice.adapts:

@@ -49,7 +49,7 @@ class Drafts:
         """Start a text.
 
         Args:
-            prompt: The context so far.
+            prompt: Tokens of the context so far.
             guide: What the text's grammar says of the next tokens; `None` means that any may follow.
             ends: Whether a token ends the text; `None` means that none does.
             closing: Returns the tokens that must come next to close reasoning; `None` means that there never are any.

@@ -18,11 +18,7 @@ from ngramspec.tokens import ending_tokens
 class SamplerStack:
     """The sampler of a request's settings, wrapped in those that apply its rules and observe its draws.
 
-    Args:
-        request: The request. With a verifier, it has no samplers.
-        vocabulary: Makes the sampler of the settings.
-        n_vocab: Length of a row of logits.
-        counts_calls: Count the tokens that rounding could have decided.
+    A request with a verifier has no samplers. With `counts_calls`, tokens that rounding could have decided are counted.
 
     Attributes:
         verifier: Verifies the drafts.

@@ -28,12 +28,6 @@ class SharedSequences:
 
     An idle sequence in a gap between theirs takes part with a token that is rolled back, if that is cheaper than
     another batch (see `SharedModel.batches`).
-
-    Args:
-        model: The owner of the sequences.
-        sequences: Sequences of the texts.
-        curve: Cost of a batch.
-        max_batch: Maximum number of tokens of a batch.
     """
 
     def __init__(
@@ -41,7 +35,6 @@ class SharedSequences:
     ) -> None:
         self._model = model
         self.sequences = list(sequences)
-        self.drafts_alone = model.drafts_alone  # see `SharedModel`
         self._fillers: list[SequenceModel] = []
         self._plain = self.batches([1] * len(sequences))
         numbers = [sequence.number for sequence in sequences]
@@ -91,13 +84,7 @@ class SharedPass(Pass):
 
 
 class SharedLoop(DecodingLoop):
-    """The decoding loop of a model that holds several texts.
-
-    Args:
-        model: The owner of the sequences.
-        largest: Maximum number of tokens of a batch.
-        policy, clock: See `DecodingLoop`.
-    """
+    """The decoding loop of a model that holds several texts; `largest` is the maximum number of tokens of a batch."""
 
     def __init__(self, model: SharedModel, largest: int, policy: CostPolicy, clock: Callable[[], float]) -> None:
         super().__init__(policy, clock)
@@ -140,7 +127,7 @@ class SharedLoop(DecodingLoop):
         n = len(texts)
         policy, curve, sizes = self._cost_policy.for_n_sequences(n), self.curve, self.sizes
         assert curve is not None
-        max_draft = 0 if group.drafts_alone else min(policy.limit(), sizes[-1] - n)
+        max_draft = 0 if self._model.drafts_alone else min(policy.limit(), sizes[-1] - n)
         limits = [min(max_draft, text.tokens_left - 1) for text in texts]
         if max(limits) < 1:
             for text in texts:

@@ -154,17 +154,11 @@ class BranchingSequence(CacheSequence):
     """A sequence that is alone in a cache whose llama.cpp sequences share their cells, for temporary branches.
 
     Recurrent states and sliding windows would take memory for each llama.cpp sequence, so such models have no branches.
-
-    Args:
-        passes: Passes of the context.
-        cache: Cache of the sequence.
-        n_ctx: Maximum number of tokens that may stay in the cache.
-        leaves: Maximum number of branches that no other branch extends.
     """
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int, leaves: int) -> None:
         super().__init__(passes, cache, n_ctx=n_ctx)
-        self.leaves = leaves
+        self.leaves = leaves  # maximum number of branches that no other branch extends
 
     def ask(self, tokens: Sequence[int], branches: Sequence[Branch]) -> Logits:
         """Append tokens as `evaluate` does and evaluate branches in the same pass; they leave nothing in the cache.
@@ -236,15 +230,6 @@ def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], in
 
 
 def cut_sequence(memory: Any, sequence: int, length: int) -> None:
-    """Keep the first `length` tokens in a sequence of llama.cpp's memory.
-
-    Args:
-        memory: llama.cpp's memory.
-        sequence: Number of the sequence; -1 means all.
-        length: Number of tokens to keep.
-
-    Raises:
-        TargetError: llama.cpp did not cut the sequence.
-    """
+    """Keep the first `length` tokens in a sequence of llama.cpp's memory; -1 means all sequences."""
     if not llama.llama_memory_seq_rm(memory, sequence, length, -1):
         raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")

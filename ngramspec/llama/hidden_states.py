@@ -37,10 +37,6 @@ class HiddenStates:
 
     A pass returns hidden states only if they are `wanted`, and a pass over a prompt only if `of_prompts` is set too.
     The last layer is then computed for all tokens of the pass, which may change last bits.
-
-    Args:
-        width: Dimension of a hidden state.
-        n_states: Minimum number of last tokens whose states are kept.
     """
 
     def __init__(self, width: int, n_states: int = MIN_STATES) -> None:
@@ -76,12 +72,7 @@ class HiddenStates:
         return ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
 
     def copy_rows(self, rows: int, start: int, tokens: Sequence[int]) -> int:
-        """Copy the states of new tokens.
-
-        Args:
-            rows: Address of the states.
-            start: Position of the first token.
-            tokens: The tokens.
+        """Copy the states of new tokens, of which the first is at position `start`, from the address `rows`.
 
         Returns:
             The address of the next sequence's states.

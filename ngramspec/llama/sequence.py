@@ -32,13 +32,7 @@ _PIECE = struct.Struct("<QQ")
 
 
 class CacheSequence:
-    """A sequence in the cache of a context, which implements `ngramspec.shared_model.SequenceModel`.
-
-    Args:
-        passes: Passes of the context.
-        cache: Cache of the sequence.
-        n_ctx: Maximum number of tokens that may stay in the cache.
-    """
+    """A sequence in the cache of a context, which implements `ngramspec.shared_model.SequenceModel`."""
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
         self._passes = passes
@@ -253,8 +247,8 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
 
     Args:
         passes: Passes of the context.
-        pieces: Tokens to append, one piece for each sequence, with at most n_batch tokens and MAX_EVALUATE rows in all.
-        states: Whether hidden states may be requested, as in `Passes.decode`.
+        pieces: Pieces of different sequences, with at most n_batch tokens and MAX_EVALUATE rows in all.
+        states: See `Passes.decode`.
 
     Raises:
         ValueError: A sequence has no room for that many tokens.

@@ -39,13 +39,7 @@ class DeviceCopy:
 
 
 class StateCopies:
-    """Copies and restores the state of a sequence.
-
-    Args:
-        context: llama.cpp context of the sequence.
-        sequence: Number of the sequence.
-        on_device: Whether `save_latest` should leave the copy on the devices.
-    """
+    """Copies and restores the state of a sequence; with `on_device`, `save_latest` leaves the copy on the devices."""
 
     def __init__(self, context: Any, sequence: int, *, on_device: bool) -> None:
         self._context, self._sequence = context, sequence
