@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
 from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
-from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, ExactnessMode
 from ngramspec.policies.cost import CostPolicy
@@ -94,7 +92,7 @@ class Writer:
             self._turn += self._together
         if current is None:
             try:
-                current = loop.submit([cast(Text, request.text) for request in requests])
+                current = loop.submit([request.text for request in requests if request.text is not None])
             except (TargetError, UserCodeError) as error:
                 if len(requests) == 1:
                     return [(requests[0], None, error)]
@@ -108,16 +106,19 @@ class Writer:
             self._submit_ahead(requests)
         results: list[Result] = []
         for request, step in zip(requests, loop.report(current), strict=True):
-            if request.sequence is not None:
-                results.append((request, step, cast(Text, request.text).error))
+            if request.sequence is not None and request.text is not None:
+                results.append((request, step, request.text.error))
         return results
 
     def _submit_ahead(self, requests: Sequence[ActiveRequest]) -> None:
-        texts = {request: cast(Text, request.text) for request in requests}
-        growing = [request for request, text in texts.items() if not (text.stop or text.error or text.is_released)]
+        growing = [
+            request
+            for request in requests
+            if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
+        ]
         if growing:
-            self._next_pass = self._loop.submit_ahead([texts[request] for request in growing])
-            self._next_requests = growing
+            texts = [request.text for request in growing if request.text is not None]
+            self._next_pass, self._next_requests = self._loop.submit_ahead(texts), growing
 
 
 def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:

@@ -212,7 +212,7 @@ def test_tree_with_sliding_window_keeps_tokens_each_node_attends_to(seed: int, m
     monkeypatch.setattr(cache_tree, "llama", fake)
     root = Node(None, -1, len(prompt))
     passes = cast(Passes, SimpleNamespace(memory=None, branch=fake.branch))
-    with CacheTree(passes, root, count=9, windowed=True) as tree:
+    with closing(CacheTree(passes, root, count=9, windowed=True)) as tree:
         for new in beams(tree, np.random.default_rng(seed)):
             tree.evaluate(new)
             assert fake.seen == [[*prompt, *node.path()][-NARROW:] for node in new]
