@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 from support.passes import draft, make_step
 
-from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.drafting.draft_model.model import ModelDraft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
@@ -86,32 +85,6 @@ def test_entropy_policy_limit_decreases_with_perplexity() -> None:
     sure = EntropyPolicy(1)
     sure.observe_logits(even(1))
     assert sure.limit() == 1
-
-
-def test_entropy_policy_smooths_entropy() -> None:
-    policy = EntropyPolicy(16)
-    policy.observe_logits(even(1))
-    smoothed, gammas = 0.0, []
-    for _ in range(6):
-        policy.observe_logits(even(100))
-        smoothed += policy.WEIGHT * (math.log(100, 1000) - smoothed)
-        assert details(policy)["entropy"] == pytest.approx(smoothed, abs=1e-6)
-        gammas.append(policy.limit())
-    assert gammas[0] == round(1 + 15 * 1000 ** -(policy.WEIGHT * 2 / 3))
-    assert gammas == sorted(gammas, reverse=True)
-    assert 1 < gammas[0] < 16
-    assert gammas[-1] == 1
-
-
-def test_entropy_policy_plan_sends_at_most_gamma_tokens() -> None:
-    policy = EntropyPolicy(16)
-    policy.observe_logits(even(3))  # 1 + 15 / 3
-    assert policy.limit() == 6
-    assert policy.plan(draft([0.01] * 9), None, ALL) == (6, 7)
-    assert policy.plan(draft([0.01] * 4), None, ALL) == (4, 5)
-    assert policy.plan(draft([0.01] * 9), None, (2, 8)) == (6, 8)
-    assert policy.plan(draft([0.01] * 9), None, (1, 4)) == (3, 4)
-    assert policy.plan(NO_DRAFT, None, ALL) == (0, 1)
 
 
 def test_entropy_policy_with_draft_model_uses_entropy_of_its_draft() -> None:
