@@ -93,20 +93,15 @@ def save(conversation: Conversation, path: Path, *, model: str, sampling: Mappin
     """
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
-        if path.exists() and not _is_saved(path):
-            raise NGramSpecError(f"{path} exists and is not a saved conversation; use another name")
+        if path.exists():
+            try:
+                load(path)
+            except NGramSpecError as error:
+                raise NGramSpecError(f"{path} exists and is not a saved conversation; use another name") from error
         path = path.resolve()  # a link stays a link
         write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise NGramSpecError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
-
-
-def _is_saved(path: Path) -> bool:
-    try:
-        load(path)
-    except NGramSpecError:
-        return False
-    return True
 
 
 def load(path: Path) -> tuple[Conversation, str]:

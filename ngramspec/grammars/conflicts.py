@@ -120,12 +120,12 @@ class Conflicts:
                 before = len(positions.masks)
                 previous = self._place(part, positions, owner, start)
                 size = max(1, len(positions.masks) - before)
+                whole = (minimum == 0 or previous[0], previous[1], previous[2])
                 n_copies = maximum if maximum is not None else minimum
                 if n_copies * size > _MAX_COPIES:
                     # The repetition is compared as if it had no bounds. This finds all conflicts, and perhaps others.
                     _concatenate(positions, previous, previous)
-                    return minimum == 0 or previous[0], previous[1], previous[2]
-                whole = (minimum == 0 or previous[0], previous[1], previous[2])
+                    return whole
                 for number in range(2, n_copies + 1):
                     current = self._place(part, positions, owner, start)
                     whole = _concatenate(positions, whole, (number > minimum or current[0], current[1], current[2]))

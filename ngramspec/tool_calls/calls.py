@@ -18,7 +18,6 @@ from ngramspec.tool_calls.json_stream import read_string, read_value
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"id", "type"}
-_FENCE = "```"
 
 ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
 """Parser of the text after the start of a call, which returns True if a call began. Otherwise the reader's position is
@@ -94,7 +93,7 @@ def make_named_parser(
         match = pattern.fullmatch(before.strip())
         is_complete = (yield from read_arguments(reader, answer, match[1])) if match else None
         if is_complete and in_fence:
-            yield from reader.skip(_FENCE)
+            yield from reader.skip("```")
         if is_complete and end:
             yield from reader.skip(end)
         return is_complete is not None
