@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.http import make_server, open_client, send
+from support.http import get_error, make_server, open_client, send, vocabulary_with
 from support.tiny_models import write_model
 
 from ngramspec import worker as module
 from ngramspec.chat_template import template as template_module
 from ngramspec.chat_template.template import ChatTemplate, large_worker, worker
-from ngramspec.errors import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 
 LOOP = "{% for name in range(99999) %}" * 3 + "{% endfor %}" * 3
-SLOW = [LOOP, "{{ 7 ** (7 ** 9) % 10 }}"]
+SLOW = [LOOP, "{{ (messages | length + 6) ** (7 ** 9) % 10 }}"]
 LARGE = [
     "{{ '%9999999999d' % 1 }}",
     "{{ [messages] * 300000000 }}",
@@ -46,32 +45,25 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         *((source, "takes ") for source in LARGE),  # the memory or the time to fill it
         (LONG, "writes more than 16,777,216 characters"),
         *((source, "rejects this conversation: ") for source in FORBIDDEN),
-        ("{{ 'a", "is not valid Jinja: "),
     ],
 )
-def test_chat_template_with_hostile_source_raises_model_error(
-    demo_vocabulary: Vocabulary, source: str, complaint: str
-) -> None:
-    with pytest.raises(ModelError) as raised:
-        ChatTemplate(source, {}).prompt(TALK, demo_vocabulary)
-    assert str(raised.value).startswith(f"the chat template {complaint}")
-    assert "\n" not in str(raised.value)
+def test_chat_completions_with_hostile_template_are_rejected(source: str, complaint: str) -> None:
+    error = get_error("/v1/chat/completions", {"messages": TALK}, vocabulary=vocabulary_with(source))
+    assert error["message"].startswith(f"the chat template {complaint}")
+    assert "\n" not in error["message"]
 
 
-def test_chat_template_with_endless_loop_does_not_block_other_requests(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", "llama", chat_template=LOOP)
-
+def test_chat_template_with_endless_loop_does_not_block_other_requests() -> None:
     async def run() -> None:
-        with Vocabulary(path) as vocabulary:
-            async with open_client(make_server(vocabulary=vocabulary)[0]) as client:
-                chat = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": TALK}))
-                for _ in range(5):
-                    assert (await client.get("/health")).status_code == 200
-                assert (await client.post("/completion", json={"prompt": "a"})).status_code == 200
-                assert not chat.done()
-                response = await chat
-                assert response.status_code == 400
-                assert response.json()["error"]["message"] == "the chat template takes more than 0.5 s to render"
+        async with open_client(make_server(vocabulary=vocabulary_with(LOOP))[0]) as client:
+            chat = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": TALK}))
+            for _ in range(5):
+                assert (await client.get("/health")).status_code == 200
+            assert (await client.post("/completion", json={"prompt": "a"})).status_code == 200
+            assert not chat.done()
+            response = await chat
+            assert response.status_code == 400
+            assert response.json()["error"]["message"] == "the chat template takes more than 0.5 s to render"
 
     asyncio.run(run())
 

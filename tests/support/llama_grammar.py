@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import llama_cpp.llama_cpp as llama
 from support.vocabulary_files import END
@@ -14,17 +12,16 @@ from ngramspec.llama.vocabulary import Vocabulary
 FIRST_BYTE = 3  # token of the byte 0 in the word vocabulary
 
 
-@contextmanager
-def open_grammar(vocabulary: Vocabulary, text: str) -> Iterator[ctypes.c_void_p | None]:
-    """Read a grammar with llama.cpp; return `None` if llama.cpp considers it as left-recursive."""
-    sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, text.encode(), b"root")
-    yield sampler
-    if sampler:
-        llama.llama_sampler_free(sampler)
-
-
 def read_with_llama(vocabulary: Vocabulary, text: str, raw: bytes) -> tuple[int, bool] | None:
-    """Return the same of llama.cpp's reading; None if it does not read the grammar."""
+    """Let llama.cpp read bytes by a grammar.
+
+    Returns:
+        The number of bytes that the grammar allows, and True if the text may end after them all. `None` means that
+        llama.cpp considers the grammar as left-recursive.
+    """
+    sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, text.encode(), b"root")
+    if not sampler:
+        return None
 
     def allows(token: int) -> bool:
         data = (llama.llama_token_data * 1)(llama.llama_token_data(id=token, logit=0.0, p=0.0))
@@ -32,11 +29,10 @@ def read_with_llama(vocabulary: Vocabulary, text: str, raw: bytes) -> tuple[int,
         llama.llama_sampler_apply(sampler, ctypes.byref(array))
         return bool(data[0].logit == 0)
 
-    with open_grammar(vocabulary, text) as sampler:
-        if not sampler:
-            return None
-        for count, byte in enumerate(raw):
-            if not allows(FIRST_BYTE + byte):
-                return count, False
-            llama.llama_sampler_accept(sampler, FIRST_BYTE + byte)
-        return len(raw), allows(END)
+    count = 0
+    while count < len(raw) and allows(FIRST_BYTE + raw[count]):
+        llama.llama_sampler_accept(sampler, FIRST_BYTE + raw[count])
+        count += 1
+    may_end = count == len(raw) and allows(END)
+    llama.llama_sampler_free(sampler)
+    return count, may_end
