@@ -8,8 +8,6 @@ import pytest
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary, get_error, vocabulary_with
 
-from ngramspec.tool_calls.continuation import make_assistant_prefill
-
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "2 + 2?"}
 BEGUN = {"role": "assistant", "content": "The answer <|im_end|> is "}
@@ -118,9 +116,11 @@ def test_chat_prompt_of_gemma_4_starts_missing_model_turn() -> None:
         ),
     ],
 )
-def test_make_assistant_prefill_includes_reasoning_in_template_format(
+def test_continuation_without_template_support_formats_reasoning_by_its_markers(
     template: str, opening: str, expected: str
 ) -> None:
-    pieces = make_assistant_prefill(template, opening, "hm", "text")
-    assert "".join(piece for piece, _ in pieces) == expected
-    assert [piece for piece, own in pieces if not own][-1] == "text"
+    rejecting = "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}"
+    vocabulary = vocabulary_with(f"{rejecting}{{# {template} #}}{{{{ {opening!r} }}}}")
+    begun = {"role": "assistant", "content": "text", "reasoning_content": "hm"}
+    told, _ = ask("/apply-template", {"messages": [USER, begun]}, vocabulary=vocabulary)
+    assert told["prompt"] == opening + expected

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, JSHandle, Page, expect
+from playwright.sync_api import Browser, Page, expect
 from support.browser import chromium
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
@@ -79,10 +79,6 @@ class Visit:
     def listed(self) -> list[str]:
         """Return the names in the list of conversations."""
         return self.page.locator("#list li > button").all_inner_texts()
-
-    def transfer(self) -> JSHandle:
-        """Return the empty data of a drag."""
-        return self.page.evaluate_handle("new DataTransfer()")
 
     def settled(self) -> None:
         """Wait until the answer is complete and rendered."""
@@ -411,7 +407,7 @@ def test_page_sends_attached_text_files(visit: Visit, tmp_path: Path) -> None:
     expect(names).to_have_text([re.compile("a.py"), re.compile("b.md")])
     visit.press("Remove b.md")
     dropped = visit.page.evaluate_handle(
-        "(data) => (data.items.add(new File(['drop'], 'd.txt')), data)", visit.transfer()
+        "() => { const data = new DataTransfer(); data.items.add(new File(['drop'], 'd.txt')); return data; }"
     )
     visit.page.dispatch_event("main", "drop", {"dataTransfer": dropped})
     expect(names).to_have_text([re.compile("a.py"), re.compile("d.txt")])
