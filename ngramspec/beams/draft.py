@@ -240,8 +240,8 @@ class BeamPlan:
 
     def _cost(self, size: int) -> float:
         """Return the seconds of a pass and of the work outside it."""
-        switch = self._curve.switch if size != self._curve.last else 0.0
-        return self._scale * (self._curve.seconds(size) + switch) + self._per_token * size
+        seconds = self._curve.seconds(size) + self._curve.change_seconds(size)
+        return self._scale * seconds + self._per_token * size
 
     def _price(self) -> MarginalCost:
         """Return the cost of one more token in a pass, which a further round must be likely enough to justify."""

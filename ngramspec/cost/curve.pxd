@@ -4,7 +4,9 @@ cdef class CostCurve:
     cdef public double level
     cdef public double measured_level
     cdef public double switch "_switch"
+    cdef public double capture
     cdef public Py_ssize_t last
+    cdef bint _last_is_first
     cdef public double worst
     cdef public bint measured
     cdef Py_ssize_t _since_plain
@@ -31,6 +33,7 @@ cdef class CostCurve:
     cpdef optimal_batches(self, sizes)
     cpdef slopes(self, sizes)
     cpdef double switch_cost(self, Py_ssize_t size, Py_ssize_t plain) except? -1
+    cpdef double change_seconds(self, Py_ssize_t size) except? -1
     @cython.locals(before=cython.double)
     cpdef double without_interruption(self, Py_ssize_t size, double seconds) except? -1
     @cython.locals(scale=cython.double, known=cython.double, weight=cython.double)

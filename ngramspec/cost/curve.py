@@ -47,8 +47,9 @@ REBUILD_EVERY = 16
 class CostCurve:
     """Seconds per pass by batch size: interpolated between the measured sizes, and extrapolated with the mean slope.
 
-    A pass of another size than the previous one costs `switch` seconds more, because llama.cpp then rebuilds its graph,
-    and a GPU captures it again. On small models that is as much as half a pass.
+    A pass of another size than the previous one costs `switch` seconds more, because llama.cpp then rebuilds its graph.
+    On CUDA it also launches each kernel separately, and the pass after it costs `capture` seconds more, because CUDA
+    then captures the graph, which later passes replay. On small models, both together can take as long as ten passes.
 
     Real passes update three parts of the curve:
 
@@ -60,7 +61,8 @@ class CostCurve:
 
     Args:
         seconds: Seconds of a pass by batch size, after a pass of that size; must contain size 1; all positive.
-        switch: Seconds that a change of size adds, at least 0.
+        switch: Seconds that a change of size adds to the first pass of the new size, at least 0.
+        capture: Seconds that it adds to the second one, at least 0.
         threads: CPU threads of the measured passes: over one token, and over more; `None` means unknown.
         measured: True if the times came from a clock, and so may be wrong; otherwise they are never changed.
 
@@ -72,22 +74,24 @@ class CostCurve:
         self,
         seconds: Mapping[int, float],
         switch: float = 0.0,
+        capture: float = 0.0,
         *,
         threads: tuple[int, int] | None = None,
         measured: bool = True,
     ) -> None:
         if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
             raise ValueError("a cost curve requires positive seconds, including those of batch size 1")
-        if not 0 <= switch < math.inf:
-            raise ValueError(f"switch must be at least 0, got {switch}")
+        if not (0 <= switch < math.inf and 0 <= capture < math.inf):
+            raise ValueError(f"switch and capture must be at least 0, got {switch} and {capture}")
         self.level = float(seconds[1])  # current seconds of a one-token pass
         self.measured_level = self.level  # the same when the curve was measured
-        self.switch = switch
+        self.switch, self.capture = switch, capture
         self.threads = threads
         self.measured = measured
         # Maximum cost of a batch, as a multiple of the cost of its tokens one by one.
         self.worst = WORST if measured else math.inf
         self.last = 1  # size of the last pass observed
+        self._last_is_first = False  # whether the pass before that had another size
         self._since_plain = 0  # number of passes since the last one that showed the level
         self._restarting = 0  # number of passes until the level is known again after a restart
         # Time of the last pass / its expected time, separately for passes over one token and over more.
@@ -167,14 +171,21 @@ class CostCurve:
         return slopes
 
     def switch_cost(self, size: cython.Py_ssize_t, plain: cython.Py_ssize_t) -> float:
-        """Return the cost that a batch of `size` now adds to T(size) by a change of size, in units of T(1).
+        """Return the cost that a batch of `size` now adds to T(size) by changes of size, in units of T(1).
 
         Each change of size is charged. A pass that leaves the size `plain` is charged for the change back too, which is
         then free.
         """
-        if size == self.last or size == plain:  # noqa: PLR1714 - compiled, a tuple is made
+        if size == plain:
             return 0.0
-        return self.switch * (2 if self.last == plain else 1) / self.level
+        way_back: cython.double = self.switch + self.capture if self.last == plain else 0.0
+        return (self.change_seconds(size) + way_back) / self.level
+
+    def change_seconds(self, size: cython.Py_ssize_t) -> float:
+        """Return the seconds that the last change of size adds to the next pass, which has this size."""
+        if size != self.last:
+            return self.switch
+        return self.capture if self._last_is_first else 0.0
 
     def without_interruption(self, size: cython.Py_ssize_t, seconds: cython.double) -> float:
         """Return the estimated seconds of a pass without interruptions, at most `seconds`; call it before `observe`.
@@ -184,7 +195,7 @@ class CostCurve:
         """
         if not self.measured:
             return seconds
-        normal: cython.double = self.seconds(size) + (0.0 if size == self.last else self.switch)
+        normal: cython.double = self.seconds(size) + self.change_seconds(size)
         if size > 1:
             before, self._excess_more = self._excess_more, seconds / normal
         else:
@@ -201,19 +212,23 @@ class CostCurve:
                 far that no draft pays, and without drafts no later pass would correct it.
         """
         if not self.measured:
-            self.last = size
+            self._last_is_first, self.last = size != self.last, size
             return
         ratio: cython.double = 1.0 if size == 1 else self.ratio(size)
         is_change: cython.bint = size != self.last
-        switch: cython.double = self.switch if is_change else 0.0
-        self.last = size
+        switch: cython.double = self.change_seconds(size)
+        is_capture: cython.bint = self._last_is_first and not is_change and self.capture > 0
+        self._last_is_first, self.last = is_change, size
         if self._restarting:
             scale = max(seconds - switch, 0.5 * seconds) / (self.level * ratio)
             if scale < 1.0 or self._restarting == RESTART:
                 self.level *= scale
                 self.switch *= scale
+                self.capture *= scale
             self._restarting -= 1
             return
+        if is_capture:
+            return  # its time varies too much to show the machine's speed
         # A pass that the system interrupted does not show the machine's speed.
         seconds = min(seconds, 3.0 * (self.level * ratio + switch))
         if size == 1 and not is_change:
@@ -256,7 +271,8 @@ class CostCurve:
 
     def replace(self, other: CostCurve) -> None:
         """Replace the times with those of a new measurement."""
-        self.level, self.switch, self.threads = other.level, other.switch, other.threads
+        self.level, self.threads = other.level, other.threads
+        self.switch, self.capture = other.switch, other.capture
         self.measured_level = other.measured_level
         self._ratios, self._restarting = dict(other._ratios), 0
         self._rebuild()
@@ -297,6 +313,7 @@ class CostCurve:
             "seconds": seconds,
             "measured_level": self.measured_level,
             "switch": self.switch,
+            "capture": self.capture,
             "threads": self.threads,
         }
 
@@ -309,7 +326,7 @@ class CostCurve:
         """
         threads = None if data["threads"] is None else (int(data["threads"][0]), int(data["threads"][1]))
         seconds = {int(n): float(s) for n, s in data["seconds"].items()}
-        curve = cls(seconds, float(data["switch"]), threads=threads)
+        curve = cls(seconds, float(data["switch"]), float(data["capture"]), threads=threads)
         curve.measured_level = float(data.get("measured_level", curve.level))
         return curve
 

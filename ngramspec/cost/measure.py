@@ -77,13 +77,13 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
     best = {1: time_pass(target, 1) if fast else single}
     run, has_run = RUN if fast else 1, fast
     deadline = start + min(max(BUDGET, 0.05 * tokens * best[1]), LONGEST)
-    switch = 0.0
+    switch = capture = 0.0
     # Each round covers all sizes, so that a disturbance of some milliseconds does not affect all passes of one size.
     for number in range(ROUNDS):
         if number == 1 and CHANGE in best:
             rounds = int(CHANGE_SHARE * BUDGET / (3 * (best[1] + best[CHANGE])))
             if rounds >= FEWEST_ROUNDS:
-                switch = time_change(target, min(CHANGE_ROUNDS, rounds))
+                switch, capture = time_change(target, min(CHANGE_ROUNDS, rounds))
         for size in sizes_to_time(CostCurve(best), sizes, target.max_batch) if number else sizes:
             remaining = deadline - time.perf_counter()
             duration = best.get(size, CostCurve(best).seconds(size))
@@ -96,22 +96,22 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
             best[size] = min(best.get(size, math.inf), *times)
     best[1] = min(best[1], min(best.values()) / MIN_RATIO)
     threads = target.conditions.threads, target.conditions.threads_batch
-    return CostCurve(best, switch, threads=threads)
+    return CostCurve(best, switch, capture, threads=threads)
 
 
-def time_change(target: Model, rounds: int) -> float:
-    """Return the seconds that a change of batch size adds to a pass; 0 if they cannot be separated from noise.
+def time_change(target: Model, rounds: int) -> tuple[float, float]:
+    """Return the seconds that a change of batch size adds to the first and to the second pass of the new size.
 
-    Passes after another size alternate with passes after the same size, and the differences are compared. The median
-    counts if three quarters of the differences are positive. With 16 differences that happens by chance 1 time in 90.
+    They are 0 if they cannot be separated from noise. Each run of passes of one size follows a run of another size. Its
+    first and second pass are compared with the third. The median counts if three quarters of the differences are
+    positive. With 16 differences that happens by chance 1 time in 90.
     """
-    differences = []
-    for _ in range(rounds):
-        for size in (1, CHANGE):
-            after_change, _, after_same = (time_pass(target, size) for _ in range(3))
-            differences.append(after_change - after_same)
-    is_certain = statistics.quantiles(differences, n=4)[0] > 0
-    return statistics.median(differences) if is_certain else 0.0
+    times = [[time_pass(target, size) for _ in range(RUN)] for _ in range(rounds) for size in (1, CHANGE)]
+    return _certain_median([run[0] - run[2] for run in times]), _certain_median([run[1] - run[2] for run in times])
+
+
+def _certain_median(differences: Sequence[float]) -> float:
+    return statistics.median(differences) if statistics.quantiles(differences, n=4)[0] > 0 else 0.0
 
 
 def sizes_to_time(curve: CostCurve, sizes: Sequence[int], max_tokens: int) -> Sequence[int]:

@@ -218,8 +218,7 @@ class DecodingLoop:
         if curve is not None:
             step.plain_seconds = curve.seconds(self._plain.size)
             if not self._is_provisional:
-                change = curve.switch if step.batch != curve.last else 0.0
-                step.expected_seconds = curve.seconds(step.batch) + change
+                step.expected_seconds = curve.seconds(step.batch) + curve.change_seconds(step.batch)
         if text.drafts.drafter is not None:
             if curve is not None:
                 quiet_seconds = self._estimate_seconds(curve, step.batch, step.seconds, is_quiet)

@@ -166,7 +166,7 @@ class SharedLoop(DecodingLoop):
         steps = [step for step in current.steps if step is not None]
         plain_seconds = curve.level * group.plain_cost(curve) / n
         batches = group.batches([plan.size for plan in current.plans])
-        change = curve.switch if batches[0] != curve.last else 0.0
+        change = curve.change_seconds(batches[0])
         expected_seconds = 0.0 if self._is_provisional else sum(map(curve.seconds, batches)) + change
         for step in steps:
             step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
@@ -187,6 +187,7 @@ class SharedLoop(DecodingLoop):
                 is_quiet=is_quiet,
                 draft_seconds=overhead,
                 plain_seconds=plain_seconds,
+                expected_seconds=expected_seconds,
             )
         )
         if 0 < whole <= self.sizes[-1]:

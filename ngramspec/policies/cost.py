@@ -165,7 +165,8 @@ class CostPolicy(Policy):
         self._measured = curve.measured
         costs = curve.optimal_batches(sizes)
         plain, plain_cost = costs[1]
-        if not draft.tokens and (restore is not None or not curve.switch):
+        # A padded batch would not show the speed of plain decoding.
+        if not draft.tokens and (restore is not None or not curve.switch or self.measures_plain):
             return 0, plain
         if draft.repeats:
             self._budget.forget_inherited_loss()
@@ -179,7 +180,8 @@ class CostPolicy(Policy):
         rate = self._rate(curve, sizes)
         if restore is not None:
             return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
-        max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs))
+        change = curve.switch_cost(0, plain)
+        max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs, change))
         draft_value: DraftValue = self._draft_value
         longest = draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
         if numbers is not None:
@@ -192,6 +194,12 @@ class CostPolicy(Policy):
                 for k, (size, cost) in enumerate(costs[1 : 2 + longest])
                 if k == 0 or cost <= max_cost
             ]
+            if draft.acceptance_probs:
+                # A draft that waits for the next pass pays for the change of size and back too.
+                later = rate * 2 * (curve.switch + curve.capture) / curve.level
+                waiting = candidates[0].gross - 1.0
+                waiting = max(min(waiting, 0.0), waiting - draft.acceptance_probs[0] * later)
+                candidates[0] = candidates[0]._replace(gross=1.0 + waiting)
             best = self._recurring.choose(candidates, curve, sizes, rate, max_cost)
             length, size = best.length, best.size
         else:
@@ -202,10 +210,14 @@ class CostPolicy(Policy):
             size = costs[1 + length][0]
         return length, size
 
-    def _min_draft_cost(self, draft: Draft, costs: Costs) -> float:
-        """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one."""
+    def _min_draft_cost(self, draft: Draft, costs: Costs, change: float = 0.0) -> float:
+        """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one.
+
+        `change` is the cost of changes of the batch size, in units of T(1).
+        """
         longest = min(len(draft.acceptance_probs), len(costs) - 2)
-        return min((costs[n][1] for n in range(2, longest + 2) if costs[n][1] <= self.SURE * n), default=0.0)
+        allowed = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + change <= self.SURE * n)
+        return min(allowed, default=0.0)
 
     def _plan_best_value(
         self,

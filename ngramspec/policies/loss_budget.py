@@ -35,7 +35,8 @@ class LossBudget:
         self._saved = self._spent = self._unverified = 0.0
         self._plain_seconds = 0.0
         self._inherited = 0.0  # remaining loss inherited from earlier texts, as a negative number
-        self._is_expensive = self._drafting = False
+        self._is_expensive = False
+        self._drafting = self._drafted_before = False  # whether the last pass drafted, and the one before
 
     def begin(self) -> None:
         """Start a text."""
@@ -78,6 +79,9 @@ class LossBudget:
             if self._drafting:
                 # The first pass of another size rebuilds its graph. The drafts before it cause this cost.
                 self._saved -= max(0.0, pass_seconds - self._plain_seconds)
+            elif self._drafted_before:
+                # On CUDA, the second one captures the graph (see `CostCurve.capture`).
+                self._saved -= max(0.0, min(pass_seconds, done.expected_seconds) - self._plain_seconds)
             self._saved -= expense
             self._unverified += done.draft_seconds - expense
-        self._drafting = drafting
+        self._drafted_before, self._drafting = self._drafting, drafting

@@ -60,7 +60,7 @@ class RecurringSizes:
         positive `switch`, and `rate` is the recent number of tokens per T(1). The last argument is the maximum cost of
         a draft that is padded to a recurring size, in units of T(1).
         """
-        switch, last = curve.switch / curve.level, curve.last
+        switch, last = (curve.switch + curve.capture) / curve.level, curve.last
         self._plain = plain = candidates[0].size
         self._shares.setdefault(plain, 1.0)
         credit = self._shares.get
@@ -82,7 +82,7 @@ class RecurringSizes:
         self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], max_cost: float
     ) -> Iterator[Candidate]:
         """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
-        rent = candidates[0].cost + curve.switch / curve.level - self._overpaid
+        rent = candidates[0].cost + (curve.switch + curve.capture) / curve.level - self._overpaid
         for size in {curve.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
             if size not in sizes:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -279,13 +280,26 @@ def test_cost_curve_switching_charges_both_size_changes() -> None:
     assert curve.switch_cost(1, plain=1) == 0.0  # It was paid on the way there.
 
 
-def changing(clock: Clock, switch: float, noise: Callable[[], float], **options: Any) -> CostCurve:
-    """Return the curve measured on a machine on which a change of size costs `switch` seconds."""
-    last = [0]
+def test_cost_curve_charges_capture_and_does_not_learn_from_it() -> None:
+    curve = CostCurve({1: 1.0, 4: 2.0}, switch=0.5, capture=3.0)
+    assert curve.switch_cost(4, plain=1) == pytest.approx(0.5 + 0.5 + 3.0)  # the way there, and back to plain passes
+    curve.observe(4, 2.5)
+    assert curve.switch_cost(4, plain=1) == curve.change_seconds(4) == 3.0
+    for size in (4, 1, 1, 4, 4):
+        curve.observe(size, (1.0 if size == 1 else 2.0) + curve.change_seconds(size))
+    assert (curve.level, curve.ratio(4)) == pytest.approx((1.0, 2.0))
+    assert curve.change_seconds(4) == 0.0  # CUDA replays the graph
+
+
+def changing(
+    clock: Clock, switch: float, noise: Callable[[], float], capture: float = 0.0, **options: Any
+) -> CostCurve:
+    """Return the curve measured on a machine on which a change of size costs `switch` seconds, and then `capture`."""
+    last = [0, 0]
 
     def cost(n: int) -> float:
-        change = switch if n != last[0] else 0.0
-        last[0] = n
+        change = switch if n != last[-1] else capture if n != last[-2] else 0.0
+        last[:] = last[-1], n
         return 1e-3 * (1 + 0.5 * (n - 1)) * noise() + change
 
     target = timed(clock, cost, **options)
@@ -298,6 +312,11 @@ def test_measure_finds_cost_of_size_change(clock: Clock) -> None:
     assert curve.switch == pytest.approx(3e-4, rel=1e-3)
     assert curve.level == pytest.approx(1e-3, rel=1e-3)
     assert curve.ratio(5) == pytest.approx(3.0, rel=1e-3)
+    assert curve.capture == pytest.approx(0.0, abs=1e-9)
+    cuda = changing(clock, 3e-3, lambda: 1.0, capture=5e-3)
+    assert (cuda.switch, cuda.capture, cuda.ratio(4)) == pytest.approx((3e-3, 5e-3, 2.5), rel=1e-3)
+    again = CostCurve.from_json(json.loads(json.dumps(cuda.to_json())))
+    assert (again.switch, again.capture) == (cuda.switch, cuda.capture)
 
 
 def test_measure_without_certain_size_change_cost_returns_zero(clock: Clock) -> None:

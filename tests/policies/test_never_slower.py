@@ -84,6 +84,7 @@ class Machine:
         ask: Cost of a call of the drafters.
         restore: Cost of a checkpoint and of its restoration, if tokens are evaluated again after a refusal.
         switch: Cost of a change of the size.
+        capture: Cost of a change of the size for the second pass of the new size.
         interrupted: Share of passes that the system interrupts, for the time of up to three plain passes.
     """
 
@@ -93,17 +94,18 @@ class Machine:
     ask: float = 0.01
     restore: RestoreCost | None = None
     switch: float = 0.0
+    capture: float = 0.0
     interrupted: float = 0.0
 
     def __post_init__(self) -> None:
-        self.curve = CostCurve({n: (self.believed or self.cost)(n) for n in SIZES}, self.switch)
+        self.curve = CostCurve({n: (self.believed or self.cost)(n) for n in SIZES}, self.switch, self.capture)
         self.budget = CostPolicy()
         self.seconds = 0.0
         self.tokens = self.passes = self.asked = self.drafted = 0
         self.since: int | None = None
         """Number of passes before the first draft of the last run."""
         self._rng = random.Random(0)
-        self._owed, self._last = 0, 1
+        self._owed, self._last, self._has_changed = 0, 1, False
 
     def run(self, tokens: int, drafts: Drafts) -> float:
         """Return the time for this number of tokens of all texts, relative to plain decoding."""
@@ -135,7 +137,11 @@ class Machine:
         if restore is not None:
             overhead += (restore.save if sent else 0.0) + (restore.load if kept < sent else 0.0)
             self._owed = self._owed + 1 + kept if kept < sent else 0
-        spent = self.cost(size) + (self.switch if size != self._last else 0.0)
+        spent = self.cost(size)
+        if size != self._last:
+            spent += self.switch
+        elif self._has_changed:
+            spent += self.capture
         if self._rng.random() < self.interrupted:
             spent += self._rng.uniform(0, 3)
         done = Step(
@@ -148,10 +154,11 @@ class Machine:
             interruption_seconds=spent - curve.without_interruption(size, spent),
             draft_seconds=overhead,
             plain_seconds=curve.level * curve.ratio(n) / n,
+            expected_seconds=curve.seconds(size) + curve.change_seconds(size),
         )
         policy.record(done)
         curve.observe(size, spent)
-        self._last = size
+        self._has_changed, self._last = size != self._last, size
         self.seconds += spent + overhead
         self.tokens += n + kept
         self.passes += 1
@@ -170,6 +177,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "replaying, too expensive": {"restore": RestoreCost(2.0, 2.0)},
     "switching": {"switch": 0.3},
     "switching, expensive": {"switch": 1.0},
+    "capturing": {"switch": 1.0, "capture": 2.0},
 }
 
 
@@ -190,6 +198,9 @@ def test_cost_policy_never_exceeds_plain_decoding_by_more_than_bound(kind: str, 
         ("four", "a little more each", 0.5),
         ("replaying", "a little more each", 0.5),
         ("switching", "typical", 0.8),
+        ("switching", "flat", 0.2),
+        ("switching, expensive", "flat", 0.2),
+        ("capturing", "flat", 0.2),
     ],
 )
 def test_cost_policy_with_good_drafts_reduces_time(kind: str, curve: str, most: float) -> None:
