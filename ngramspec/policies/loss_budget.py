@@ -26,6 +26,9 @@ class LossBudget:
     DEBT = 2.0
     OVERHEAD = 0.004
     FADE = 0.995
+    FORGIVEN = (
+        0.01  # maximum part of the time by which an old loss fades: a change of size on CUDA costs up to 15 passes
+    )
     DRAFTING_CREDIT = 0.25
     RESERVE = 2.0  # maximum saved time that later drafts without verification may use, in plain passes
     CHEAP = 0.05
@@ -65,7 +68,7 @@ class LossBudget:
         pass_seconds = done.seconds - done.interruption_seconds
         seconds = pass_seconds + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
-        self._saved *= self.FADE
+        self._saved -= max((1.0 - self.FADE) * self._saved, -self.FORGIVEN * seconds)
         self._inherited *= self.FADE
         self._unverified *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
