@@ -100,7 +100,9 @@ class Engine:
         }
         ends = model.sequences[0], model.sequences[-1]
         needs_neighbours = len(model.sequences) > 2 and len(model.batches([1, 1], ends)) > 1
-        self._slots = Slots(model.sequences, cache_room, needs_neighbours=needs_neighbours, scales=tuple(scales))
+        self._slots = Slots(
+            model.sequences, cache_room, needs_neighbours=needs_neighbours, scales=tuple(scales), clock=clock
+        )
         self._scales = self._applied_scales = tuple(scales)
         self._scheduler = Scheduler()
         self._lock = threading.Lock()
@@ -319,6 +321,7 @@ class Engine:
             # A request that does not use the cache gets no copy of known tokens.
             self._slots.set_scales(self._scales)
             prompt = request.prompt if request.cache_prompt else ()
+            self._slots.read_seconds = self._scheduler.read_seconds
             sequence = self._slots.take(prompt, request.slot, active.scales)
             try:
                 active.start(

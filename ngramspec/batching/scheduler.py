@@ -29,7 +29,7 @@ class Scheduler:
         self._chunk_seconds = 0.0  # expected maximum time of a chunk while texts wait
         self._texts_wait = False
         self._order: list[object] = []  # prompts that had a turn, the last turn last
-        self._per_token = 0.0
+        self.read_seconds = 0.0  # time of a token in a chunk; 0 if it is not known
 
     def reads(self, readers: Sequence[T], writers: Sequence[object]) -> T | None:
         """Return the prompt of which a chunk comes next; `None` means that it is the turn of the texts.
@@ -53,8 +53,8 @@ class Scheduler:
         self._lead_seconds += seconds
         if self._texts_wait:
             self._chunk_seconds = max(seconds, FORGET * self._chunk_seconds)
-        if tokens:
-            self._per_token = seconds / tokens
+        if tokens >= MIN_CHUNK or (tokens and not self.read_seconds):
+            self.read_seconds = seconds / tokens
 
     def record_pass(self, seconds: float, *, are_alone: bool = False) -> None:
         """Note a pass over the texts; `are_alone`: no prompt waits."""
@@ -78,7 +78,7 @@ class Scheduler:
             max_tokens: Maximum number of tokens.
             short: Keep the chunk within `PAUSE`, even if texts may wait longer.
         """
-        if not self._per_token:
+        if not self.read_seconds:
             return min(max_tokens, MIN_CHUNK)
         seconds = PAUSE if short else max(PAUSE, AHEAD - self._lead_seconds)
-        return max(1, min(max_tokens, max(MIN_CHUNK, int(seconds / self._per_token))))
+        return max(1, min(max_tokens, max(MIN_CHUNK, int(seconds / self.read_seconds))))

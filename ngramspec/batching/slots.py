@@ -6,7 +6,8 @@ in the `PromptCache`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ngramspec.errors import TargetError
@@ -15,6 +16,10 @@ from ngramspec.tokens import common_prefix
 
 WORTH = 32
 """Minimum number of tokens for which a state is saved or restored: evaluating them takes about as long."""
+
+RETRY = 0.95
+"""Factor for the time of a save after each one that was left out because it took too long, so that it is tried again.
+On a GPU, a save copies the tokens of interleaved texts one by one."""
 
 MIN_COPY = 16
 """Minimum number of tokens that are copied from another sequence. On 2 cores, SmolLM2 evaluates 16 tokens in 50 ms and
@@ -67,6 +72,10 @@ class Slots:
         room: Maximum number of bytes of saved texts.
         needs_neighbours: Whether sequences whose numbers are not consecutive are evaluated one after the other.
         scales: Scales of the LoRA adapters of requests that do not set their own.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        read_seconds: Seconds that evaluating a token of a prompt takes; 0 if that is not known.
     """
 
     def __init__(
@@ -76,7 +85,11 @@ class Slots:
         *,
         needs_neighbours: bool = False,
         scales: tuple[float, ...] = (),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
+        self.read_seconds = 0.0
+        self._save_seconds = 0.0  # of the last save, per token
         self._sequences = list(sequences)
         self._room = room
         self._scales = scales
@@ -164,8 +177,14 @@ class Slots:
     def _leave(self, sequence: SequenceModel, common: int) -> None:
         """Save the tokens of a sequence, if its next text continues from far before their end."""
         tokens = tuple(sequence.tokens)
-        if self._scales_of[sequence.number] != self._scales:
+        if self._scales_of[sequence.number] != self._scales or not self._cache.room:
             return
-        if len(tokens) - common >= WORTH and self._cache.room and not self._cache.holds(tokens):
-            with suppress(TargetError):
-                self._cache.put(tokens, sequence.save_state())
+        if len(tokens) - common < WORTH or self._cache.holds(tokens):
+            return
+        if 0 < self.read_seconds < self._save_seconds:  # evaluating them again takes less time
+            self._save_seconds *= RETRY
+            return
+        began = self._clock()
+        with suppress(TargetError):
+            self._cache.put(tokens, sequence.save_state())
+        self._save_seconds = (self._clock() - began) / len(tokens)

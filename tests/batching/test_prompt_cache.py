@@ -115,3 +115,33 @@ def test_slots_take_with_separate_caches_keeps_numbers_consecutive() -> None:
         working[number].tokens[:] = [9 + number] * 50
     slots.give_back(working[0])
     assert slots.take([8] * 40).number in (0, 4)
+
+
+def test_slots_save_only_while_reading_again_takes_longer() -> None:
+    """On a GPU, a save of interleaved texts takes longer than to evaluate them again."""
+    model = MockShared(sequences=1, n_vocab=100)
+    sequence, now, save_seconds = model.sequences[0], [0.0], 0.1
+    save_state, n_saves = sequence.save_state, 0
+
+    def save() -> bytes:
+        nonlocal n_saves
+        n_saves += 1
+        now[0] += save_seconds
+        return save_state()
+
+    sequence.save_state = save  # type: ignore[method-assign]
+    slots = Slots(model.sequences, 1 << 20, clock=lambda: now[0])
+
+    def use(first: int, times: int) -> int:
+        before = n_saves
+        for number in range(first, first + times):
+            taken = slots.take(prompt := [number] * 2 * WORTH)
+            taken.prefill(prompt)
+            slots.give_back(taken)
+        return n_saves - before
+
+    assert use(0, 10) == 9, "the speed of reading is not known"
+    slots.read_seconds = 2 * save_seconds / (2 * WORTH)
+    assert use(10, 10) == 10
+    slots.read_seconds = save_seconds / (2 * WORTH) / 2
+    assert 0 < use(20, 60) < 10, "it is tried again now and then"
