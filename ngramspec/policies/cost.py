@@ -194,13 +194,8 @@ class CostPolicy(Policy):
                 for k, (size, cost) in enumerate(costs[1 : 2 + longest])
                 if k == 0 or cost <= max_cost
             ]
-            if draft.acceptance_probs:
-                # A draft that waits for the next pass pays for the change of size and back too.
-                later = rate * 2 * (curve.switch + curve.capture) / curve.level
-                waiting = candidates[0].gross - 1.0
-                waiting = max(min(waiting, 0.0), waiting - draft.acceptance_probs[0] * later)
-                candidates[0] = candidates[0]._replace(gross=1.0 + waiting)
-            best = self._recurring.choose(candidates, curve, sizes, rate, max_cost)
+            first = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
+            best = self._recurring.choose(candidates, curve, sizes, rate, max_cost, first)
             length, size = best.length, best.size
         else:
             length, size = self._plan_best_value(curve, sizes, costs, rate, max_cost, longest)

@@ -52,18 +52,29 @@ class RecurringSizes:
         self._has_choice = self._is_padded = False
 
     def choose(
-        self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], rate: float, max_cost: float
+        self,
+        candidates: Sequence[Candidate],
+        curve: CostCurve,
+        sizes: Sequence[int],
+        rate: float,
+        max_cost: float,
+        first: float = 0.0,
     ) -> Candidate:
         """Return the best of the candidates, which may be padded to a recurring size.
 
-        The candidates are sorted by length, the first without a draft, and each has its cheapest batch. The curve has a
-        positive `switch`, and `rate` is the recent number of tokens per T(1). The last argument is the maximum cost of
-        a draft that is padded to a recurring size, in units of T(1).
+        Args:
+            candidates: Sorted by length, the first without a draft; each has its cheapest batch.
+            curve: Cost curve with a positive `switch`.
+            sizes: Allowed batch sizes, ascending.
+            rate: Recent number of tokens per T(1).
+            max_cost: Maximum cost of a draft that is padded to a recurring size, in units of T(1).
+            first: Acceptance probability of the first draft token.
         """
         switch, last = (curve.switch + curve.capture) / curve.level, curve.last
         self._plain = plain = candidates[0].size
         self._shares.setdefault(plain, 1.0)
         credit = self._shares.get
+        candidates = self._charge_waiting(candidates, switch, rate, first)
         best: dict[int, tuple[float, Candidate]] = {}
         for candidate in (*candidates, *self._pad_candidates(candidates, curve, sizes, max_cost)):
             size = candidate.size
@@ -77,6 +88,24 @@ class RecurringSizes:
         self._has_choice, self._is_padded = True, not choice.length and choice.size != plain
         self._overpaid = self._overpaid + choice.cost - candidates[0].cost if self._is_padded else 0.0
         return choice
+
+    def _charge_waiting(
+        self, candidates: Sequence[Candidate], switch: float, rate: float, first: float
+    ) -> Sequence[Candidate]:
+        """Return the candidates, the first of which also pays for the change of size of a draft that waits.
+
+        `gross` of a pass without a draft contains the value of a draft in the next pass. Without this charge it would
+        always seem better to wait, and nothing would ever be drafted.
+        """
+        bare, *drafts = candidates
+        if not drafts:
+            return candidates
+        credit = self._shares.get
+        later = max(drafts, key=lambda draft: draft.gross / rate - draft.cost + switch * credit(draft.size, 0.0))
+        change = switch * (1.0 + credit(self._plain, 0.0) - credit(later.size, 0.0))
+        waiting = bare.gross - 1.0
+        waiting = max(min(waiting, 0.0), waiting - rate * first * change)
+        return [bare._replace(gross=1.0 + waiting), *drafts]
 
     def _pad_candidates(
         self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], max_cost: float
