@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.http import ask, get_error, make_server, send, vocabulary_with
 
-
 USER = {"role": "user", "content": "hi"}
 NAMES = ["enable_thinking", "preserve_thinking", "clear_thinking", "reasoning_effort", "reasoning_strength", "color"]
 SHOWN = "{# </think> #}" + " ".join(f"{name}={{{{ {name} }}}}" for name in NAMES)

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.fake_service import FakeService, Script
 from support import http
+from support.fake_service import FakeService, Script
 from support.http import (
     allows,
     demo_vocabulary,

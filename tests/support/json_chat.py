@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.fake_service import FakeService, Script
 from support.http import format_tool_call, make_server, send, vocabulary_with
 
-
 NAMES = ("messages", "tools", "enable_thinking", "reasoning_effort")
 VALUES = ", ".join(f"'{name}': {name} | default(none)" for name in NAMES)
 TEMPLATE = f"{{{{ {{{VALUES}}} | tojson }}}}{{# <tool_call> <think> </think> #}}"
