@@ -22,6 +22,11 @@ from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 VERSION = 3  # version of curves in files, 3 since they contain the threads; a curve of another version is not used
 
+RETIME_SHARE = 0.01
+"""Maximum time of measuring one size again, as a part of the text's: this time is lost for the user."""
+
+RETIME_SECONDS = 0.5  # the same in seconds, if no text waits
+
 EXACT_TOLERANCE = 1.25
 """Maximum cost of the cheapest pass of a kernel class, in one-token passes; exact mode uses the largest such class."""
 
@@ -109,11 +114,11 @@ class Calibration:
         """Return the cost curve, measured if it is missing; the cache is not changed.
 
         Each process times one size of a stored curve again, in turn: the machine may have been busy when the curve was
-        measured, or the model too slow for all sizes.
+        measured, or the model too slow for all sizes. Before a short text, that would take too long.
 
         Args:
             target: Model to measure.
-            tokens: Number of tokens to be generated, which limits the time of measuring.
+            tokens: Maximum number of tokens to be generated, which limits the time of measuring; 0 if no text waits.
             sizes: Batch sizes to measure.
         """
         if target.replays and self.restore is None:
@@ -150,8 +155,9 @@ class Calibration:
         """
         sizes = measure.sizes_to_time(curve, sizes, target.max_batch)
         next_size = sizes[self.uses % len(sizes)]
-        max_seconds = max(0.5, 0.05 * tokens * curve.level)
-        if curve.level > max_seconds or len(target.tokens) + next_size > target.n_ctx:
+        max_seconds = RETIME_SHARE * tokens * curve.level if tokens else RETIME_SECONDS
+        max_seconds -= curve.level
+        if max_seconds < 0 or len(target.tokens) + next_size > target.n_ctx:
             return
         curve.level = min(curve.level, measure.time_pass(target, 1))
         repeats = 3 if curve.level < 0.05 else 1

@@ -26,6 +26,7 @@ def clock() -> Iterator[Clock]:
         yield fake
 
 
+LONG = 10_000  # tokens of a text before which a size may be measured again
 EXACT = (2, 3, 4, 5, 6, 8)
 """Sizes of the class of `target_on` that exact mode selects."""
 
@@ -44,7 +45,7 @@ def target_on(clock: Clock, *, slope: float = 0.1, single: float = 1e-3, odd: in
 def run_process(target: MockTarget, folder: Path) -> Calibration:
     """Return the calibration of a process that measures the curve, or one size of it again."""
     calibration = Calibration.load(target, folder)
-    calibration.ensure_curve(target, 100)
+    calibration.ensure_curve(target, LONG)
     calibration.save()
     return calibration
 
@@ -74,7 +75,7 @@ def test_calibration_measures_once_per_process(clock: Clock, tmp_path: Path) -> 
     target = target_on(clock)
     calibration = measured(target, tmp_path)
     passes = target.passes
-    assert calibration.ensure_curve(target, 100) is calibration.curve
+    assert calibration.ensure_curve(target, LONG) is calibration.curve
     calibration.ensure_exact(target)
     assert target.passes == passes
 
@@ -133,29 +134,39 @@ def test_ensure_curve_times_sizes_that_cost_more_than_larger_ones(clock: Clock, 
     target = target_on(clock)
     target.prefill([1])
     calibration = Calibration.load(target, tmp_path)
-    curve = calibration.ensure_curve(target, 100)
+    curve = calibration.ensure_curve(target, LONG)
     for size in (3, 4):  # a program that was not noticed slowed these passes
         for _ in range(60):
             curve.observe(size, 4e-3)
     curve.level = 1e-3
     assert measure.doubtful_sizes(curve, SIZES) == [3, 4]
     calibration.save()
-    curve = Calibration.load(target, tmp_path).ensure_curve(target, 100)
+    curve = Calibration.load(target, tmp_path).ensure_curve(target, LONG)
     assert [curve.ratio(size) for size in (3, 4)] == pytest.approx([1.2, 1.3], rel=0.02)
     assert measure.doubtful_sizes(curve, SIZES) == []
+
+
+def test_ensure_curve_before_short_text_measures_at_most_1_percent(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    target.prefill([1])
+    run_process(target, tmp_path)
+    for tokens, passes in ((99, 0), (200, 1), (LONG, 7)):
+        before = target.passes
+        Calibration.load(target, tmp_path).ensure_curve(target, tokens)
+        assert target.passes - before == passes
 
 
 def test_ensure_curve_in_longer_context_keeps_ratios(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     target.prefill([1])
     calibration = Calibration.load(target, tmp_path)
-    curve = calibration.ensure_curve(target, 100)
+    curve = calibration.ensure_curve(target, LONG)
     for _ in range(200):
         curve.observe(1, 0.01)  # deep in a context, each pass takes ten times as long
     calibration.save()
     before = target.passes
     again = Calibration.load(target, tmp_path)
-    assert again.ensure_curve(target, 100).level == pytest.approx(1e-3, rel=0.01)
+    assert again.ensure_curve(target, LONG).level == pytest.approx(1e-3, rel=0.01)
     assert not again.needs_measuring
     assert target.passes - before <= 8
 
@@ -165,7 +176,7 @@ def test_ensure_curve_with_full_context_keeps_cache(clock: Clock, tmp_path: Path
     measured(target, tmp_path)
     for room in (0, 1, 2):
         target.prefill([1] * (32 - room))
-        Calibration.load(target, tmp_path).ensure_curve(target, 100)
+        Calibration.load(target, tmp_path).ensure_curve(target, LONG)
         assert len(target.tokens) == 32 - room
 
 
@@ -253,7 +264,7 @@ def test_calibration_of_other_version_keeps_only_exact_sizes(clock: Clock, tmp_p
         known = Calibration.load(target, tmp_path)
         assert (known.curve, known.exact_sizes) == (None, EXACT)
     target.prefill([1])
-    known.ensure_curve(target, 100)
+    known.ensure_curve(target, LONG)
     known.save()
     assert json.loads(path.read_text()).keys() == kept.keys()
     assert Calibration.load(target, tmp_path).curve is not None
@@ -274,7 +285,7 @@ def test_calibration_save_keeps_exact_sizes_of_other_process(clock: Clock, tmp_p
     target = target_on(clock)
     plain = Calibration.load(target, tmp_path)  # without exact mode, saved at the end
     target.prefill([1])
-    plain.ensure_curve(target, 100)
+    plain.ensure_curve(target, LONG)
     exact = Calibration.load(target, tmp_path)
     exact.ensure_exact(target)
     plain.save()
