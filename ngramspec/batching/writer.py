@@ -103,14 +103,14 @@ class Writer:
         loop.commit(current)
         # A request that is not in this pass must be in the next one.
         if can_go_ahead and n_requests <= len(requests) and self._model.returns_early:
-            self._submit_ahead(requests)
+            self._submit_ahead(requests, current)
         results: list[Result] = []
         for request, step in zip(requests, loop.report(current), strict=True):
             if request.sequence is not None and request.text is not None:
                 results.append((request, step, request.text.error))
         return results
 
-    def _submit_ahead(self, requests: Sequence[ActiveRequest]) -> None:
+    def _submit_ahead(self, requests: Sequence[ActiveRequest], last: Pass) -> None:
         growing = [
             request
             for request in requests
@@ -118,7 +118,7 @@ class Writer:
         ]
         if growing:
             texts = [request.text for request in growing if request.text is not None]
-            self._next_pass, self._next_requests = self._loop.submit_ahead(texts), growing
+            self._next_pass, self._next_requests = self._loop.submit_ahead(texts, last), growing
 
 
 def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:

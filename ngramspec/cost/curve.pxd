@@ -6,7 +6,7 @@ cdef class CostCurve:
     cdef public double switch "_switch"
     cdef public double capture
     cdef public Py_ssize_t last
-    cdef bint _last_is_first
+    cdef public bint last_is_first
     cdef public double worst
     cdef public bint measured
     cdef Py_ssize_t _since_plain

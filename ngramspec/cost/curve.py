@@ -90,8 +90,8 @@ class CostCurve:
         self.measured = measured
         # Maximum cost of a batch, as a multiple of the cost of its tokens one by one.
         self.worst = WORST if measured else math.inf
-        self.last = 1  # size of the last pass observed
-        self._last_is_first = False  # whether the pass before that had another size
+        self.last = 1  # size of the last pass
+        self.last_is_first = False  # whether the pass before that had another size
         self._since_plain = 0  # number of passes since the last one that showed the level
         self._restarting = 0  # number of passes until the level is known again after a restart
         # Time of the last pass / its expected time, separately for passes over one token and over more.
@@ -185,7 +185,7 @@ class CostCurve:
         """Return the seconds that the last change of size adds to the next pass, which has this size."""
         if size != self.last:
             return self.switch
-        return self.capture if self._last_is_first else 0.0
+        return self.capture if self.last_is_first else 0.0
 
     def without_interruption(self, size: cython.Py_ssize_t, seconds: cython.double) -> float:
         """Return the estimated seconds of a pass without interruptions, at most `seconds`; call it before `observe`.
@@ -202,6 +202,12 @@ class CostCurve:
             before, self._excess_single = self._excess_single, seconds / normal
         return min(seconds, max(SPIKE, before) * normal)
 
+    def begin_pass(self, size: int) -> tuple[int, bool]:
+        """Charge changes of size as after a pass over `size` tokens; return `last` and `last_is_first` before it."""
+        before = self.last, self.last_is_first
+        self.last_is_first, self.last = size != self.last, size
+        return before
+
     def observe(self, size: cython.Py_ssize_t, seconds: cython.double, is_quiet: bool = True) -> None:
         """Learn from a real pass over `size` tokens, if the curve was measured.
 
@@ -212,13 +218,13 @@ class CostCurve:
                 far that no draft pays, and without drafts no later pass would correct it.
         """
         if not self.measured:
-            self._last_is_first, self.last = size != self.last, size
+            self.last_is_first, self.last = size != self.last, size
             return
         ratio: cython.double = 1.0 if size == 1 else self.ratio(size)
         is_change: cython.bint = size != self.last
         switch: cython.double = self.change_seconds(size)
-        is_capture: cython.bint = self._last_is_first and not is_change and self.capture > 0
-        self._last_is_first, self.last = is_change, size
+        is_capture: cython.bint = self.last_is_first and not is_change and self.capture > 0
+        self.last_is_first, self.last = is_change, size
         if self._restarting:
             scale = max(seconds - switch, 0.5 * seconds) / (self.level * ratio)
             if scale < 1.0 or self._restarting == RESTART:

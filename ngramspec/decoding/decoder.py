@@ -203,7 +203,7 @@ class SpeculativeDecoder:
                 loop.commit(current)
                 is_over = text.stop is not None or text.error is not None
                 # On a GPU the next pass runs while this one is reported, and while the reader uses its text.
-                following = loop.submit_ahead(texts) if ahead and not is_over else None
+                following = loop.submit_ahead(texts, current) if ahead and not is_over else None
                 (step,) = loop.report(current)
                 if step is not None:
                     before, end = end, clock()

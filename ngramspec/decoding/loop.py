@@ -128,11 +128,15 @@ class DecodingLoop:
         current.planning_seconds = submit_time - began
         return current
 
-    def submit_ahead(self, texts: Sequence[DraftedText]) -> Pass | None:
+    def submit_ahead(self, texts: Sequence[DraftedText], last: Pass) -> Pass | None:
         """`submit` before the last pass is reported; `None` after an error, which the next `submit` raises again."""
+        curve, following = self.curve, None
+        before = None if curve is None else curve.begin_pass(last.size + last.owed)
         with suppress(TargetError, UserCodeError):
-            return self.submit(texts)
-        return None
+            following = self.submit(texts)
+        if curve is not None:
+            curve.last, curve.last_is_first = before
+        return following
 
     def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens of a pass with branches; return the logits after each token."""

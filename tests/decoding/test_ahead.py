@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from architectures.oracle import Oracle
 from numpy.typing import NDArray
 from support.decoder_loop import make_decoder, make_model
 from support.ear import Ear
@@ -16,12 +17,16 @@ from support.mock_target import Clock, MockTarget, plain_generate
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Event
 from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.decoding.text import DraftedText
+from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import TargetError
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
@@ -115,6 +120,23 @@ def test_decoding_loop_wait_adds_time_until_logits_arrive() -> None:
     loop.wait(current)
     assert len(current.rows[0]) == 1
     assert current.seconds > 2.0
+
+
+def test_submit_ahead_charges_changes_of_size_after_the_pass_before_it() -> None:
+    class Recording(CostPolicy):
+        def plan(self, draft: Draft, curve: CostCurve | None, *args: Any) -> tuple[int, int]:
+            assert curve is not None
+            seen.append((curve.last, curve.last_is_first))
+            return super().plan(draft, curve, *args)
+
+    seen: list[tuple[int, bool]] = []
+    curve = make_fixed_curve({1: 1.0, 64: 1.2}, switch=0.2)
+    text = plain_generate(make_model(), [1, 2, 3], 200, Sampling())
+    oracle = Oracle(lambda _: text, 60)
+    decoder = SpeculativeDecoder(make_model(kind=EarlyTarget), drafter=oracle, policy=Recording(), curve=curve)
+    sizes = [1, *(step.batch for step in decoder.generate([1, 2, 3], max_tokens=200) if step.batch)]
+    assert len({*sizes}) > 1
+    assert seen == [(last, last != before) for before, last in zip([1, *sizes], sizes[:-1], strict=False)][: len(seen)]
 
 
 class EarlyShared(MockShared):

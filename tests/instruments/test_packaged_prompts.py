@@ -6,11 +6,14 @@ import re
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
-from ngramspec.llama.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 FILES = sorted((Path(__file__).parents[2] / "prompts").glob("*.toml"))
 PROMPTS = [prompt for path in FILES for prompt in load_prompts(path)]
