@@ -131,7 +131,7 @@ class DecodingLoop:
     def submit_ahead(self, texts: Sequence[DraftedText], last: Pass) -> Pass | None:
         """`submit` before the last pass is reported; `None` after an error, which the next `submit` raises again."""
         curve, following = self.curve, None
-        before = None if curve is None else curve.begin_pass(last.size + last.owed)
+        before = (0, False) if curve is None else curve.begin_pass(last.size + last.owed)
         with suppress(TargetError, UserCodeError):
             following = self.submit(texts)
         if curve is not None:

@@ -129,7 +129,9 @@ async def main() -> None:
         random.Random(options.seed).shuffle(cases)
         size = 1 if clients == 1 else 2 * clients
         if len(cases) < size:
-            parser.error(f"{clients} clients need {size} chats, but only {len(cases)} are left; increase --each or --most")
+            parser.error(
+                f"{clients} clients need {size} chats, but only {len(cases)} are left; increase --each or --most"
+            )
         results: dict[str, list[BlockResult]] = {name: [] for name in servers}
         for number, start in enumerate(range(0, len(cases) - size + 1, size)):
             common = {"max_tokens": options.n, "temperature": 0, "seed": 1, "stream": options.stream, "model": "any"}
