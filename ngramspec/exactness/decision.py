@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ngramspec.cpu.cores import CpuLoad, process_load
 from ngramspec.errors import TargetError
@@ -52,9 +52,8 @@ DEPTHS = (0, 1024)
 """Tokens of context after which sizes are compared; CPU kernels were seen to change at 256 and 512. Decode calls are
 timed after the last depth."""
 
-MAX_DRAFT_SIZE = (
-    7  # largest size that must agree; larger ones are used only if they agree: K-quants change their kernel at 8
-)
+MAX_DRAFT_SIZE = 7
+"""Largest size that must agree; larger ones are used only if they agree. K-quants change their kernel at 8."""
 
 NEW, ANSWER = 128, 256
 """Tokens of the usual request: new prompt tokens, which are not in the KV cache from earlier turns, and the answer."""
@@ -207,13 +206,26 @@ class ExactnessMode:
     agreeing: tuple[int, ...] = (1,)  # batch sizes that agree with a decode call without a draft
 
 
+class ComparedSettings(Protocol):
+    """The settings of a model between which `exact="auto"` chooses."""
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """Their names, "fast" first."""
+
+    @property
+    def identity(self) -> str:
+        """Key of all that measurements depend on; "" means that they are not stored."""
+
+    def trial(self, setting: str) -> Any:
+        """Open a context for measuring; see `ngramspec.llama.trial_context.TrialContext`."""
+
+
 class ExactnessSelector:
     """The stored measurements of a model, and the choice that follows from them.
 
     Args:
-        model: A `Target`, or an object with these members: `settings`, the names of the settings, "fast" first;
-            `identity`, the key of all that measurements depend on ("" means that they are not stored); and
-            `trial(setting)`, which opens a context for measuring, see `ngramspec.llama.trial_context.TrialContext`.
+        model: The settings of the model, such as `Target.trials`.
         modes: Decoding modes that may be chosen, including "fast".
         text: Token ids on which rounding is measured if drafts may change the last bits; empty means that rounding is
             not measured.
@@ -223,7 +235,7 @@ class ExactnessSelector:
 
     def __init__(
         self,
-        model: Any,
+        model: ComparedSettings,
         modes: Sequence[DecodingMode] = DECODING_MODES,
         text: Sequence[int] = (),
         folder: Path | None = None,
