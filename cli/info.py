@@ -80,8 +80,7 @@ def info(
         console.print(table)
         if line := quant_note(target, load.gpu_layers, curve.ratio(4)):
             console.print(line, soft_wrap=True)
-        seconds = curve.switch + curve.capture
-        change = f"{seconds * 1e3:.2f} ms" if seconds else "nothing measurable"
+        change = f"{curve.change * 1e3:.2f} ms" if curve.change else "nothing measurable"
         console.print(f"A change of batch size from one pass to the next costs {change}.")
         depths = " and ".join(str(d) for d in report.depths)
         console.print(

@@ -178,8 +178,13 @@ class CostCurve:
         """
         if size == plain:
             return 0.0
-        way_back: cython.double = self.switch + self.capture if self.last == plain else 0.0
+        way_back: cython.double = self.change if self.last == plain else 0.0
         return (self.change_seconds(size) + way_back) / self.level
+
+    @property
+    def change(self) -> float:
+        """Seconds that a change of size adds to the passes after it."""
+        return self.switch + self.capture
 
     def change_seconds(self, size: cython.Py_ssize_t) -> float:
         """Return the seconds that the last change of size adds to the next pass, which has this size."""
@@ -203,7 +208,7 @@ class CostCurve:
         return min(seconds, max(SPIKE, before) * normal)
 
     def begin_pass(self, size: int) -> tuple[int, bool]:
-        """Charge changes of size as after a pass over `size` tokens; return `last` and `last_is_first` before it."""
+        """Set the size of the last pass, without its time; return the values of `last` and `last_is_first` before."""
         before = self.last, self.last_is_first
         self.last_is_first, self.last = size != self.last, size
         return before
@@ -218,13 +223,13 @@ class CostCurve:
                 far that no draft pays, and without drafts no later pass would correct it.
         """
         if not self.measured:
-            self.last_is_first, self.last = size != self.last, size
+            self.begin_pass(size)
             return
         ratio: cython.double = 1.0 if size == 1 else self.ratio(size)
         is_change: cython.bint = size != self.last
         switch: cython.double = self.change_seconds(size)
         is_capture: cython.bint = self.last_is_first and not is_change and self.capture > 0
-        self.last_is_first, self.last = is_change, size
+        self.begin_pass(size)
         if self._restarting:
             scale = max(seconds - switch, 0.5 * seconds) / (self.level * ratio)
             if scale < 1.0 or self._restarting == RESTART:

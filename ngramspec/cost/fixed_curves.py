@@ -53,12 +53,12 @@ def make_fixed_curve(points: Points, switch: float = 0.0) -> CostCurve:
 def to_json(curve: CostCurve) -> dict[str, float]:
     """Return a curve as a JSON object for `parse_curve`."""
     data: dict[str, Any] = curve.to_json()
-    return {**data["seconds"], **({SWITCH: change} if (change := curve.switch + curve.capture) else {})}
+    return {**data["seconds"], **({SWITCH: curve.change} if curve.change else {})}
 
 
 def freeze(curve: CostCurve) -> CostCurve:
     """Return a fixed copy of a measured curve."""
-    return make_fixed_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch + curve.capture)
+    return make_fixed_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.change)
 
 
 def find_curves(name: str) -> dict[str, CostCurve]:

@@ -131,6 +131,7 @@ class DecodingLoop:
     def submit_ahead(self, texts: Sequence[DraftedText], last: Pass) -> Pass | None:
         """`submit` before the last pass is reported; `None` after an error, which the next `submit` raises again."""
         curve, following = self.curve, None
+        # The plan charges changes of size as after `last`, whose time the curve learns only when it is reported.
         before = (0, False) if curve is None else curve.begin_pass(last.size + last.owed)
         with suppress(TargetError, UserCodeError):
             following = self.submit(texts)

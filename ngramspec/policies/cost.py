@@ -180,7 +180,7 @@ class CostPolicy(Policy):
         rate = self._rate(curve, sizes)
         if restore is not None:
             return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
-        change = curve.switch_cost(0, plain)
+        change = curve.switch_cost(0, plain)  # of any size but `plain` and the last one
         max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs, change))
         draft_value: DraftValue = self._draft_value
         longest = draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
@@ -194,8 +194,8 @@ class CostPolicy(Policy):
                 for k, (size, cost) in enumerate(costs[1 : 2 + longest])
                 if k == 0 or cost <= max_cost
             ]
-            first = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
-            best = self._recurring.choose(candidates, curve, sizes, rate, max_cost, first)
+            first_prob = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
+            best = self._recurring.choose(candidates, curve, sizes, rate, max_cost, first_prob)
             length, size = best.length, best.size
         else:
             length, size = self._plan_best_value(curve, sizes, costs, rate, max_cost, longest)
@@ -205,10 +205,10 @@ class CostPolicy(Policy):
             size = costs[1 + length][0]
         return length, size
 
-    def _min_draft_cost(self, draft: Draft, costs: Costs, change: float = 0.0) -> float:
+    def _min_draft_cost(self, draft: Draft, costs: Costs, change: float) -> float:
         """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one.
 
-        `change` is the cost of changes of the batch size, in units of T(1).
+        `change` is the cost of changes of the batch size, in units of T(1), which the draft must make up for too.
         """
         longest = min(len(draft.acceptance_probs), len(costs) - 2)
         allowed = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + change <= self.SURE * n)

@@ -11,7 +11,8 @@ class LossBudget:
     A pass is a decode call of the target, and a plain pass one without a draft.
 
     - The saved time is the time of the tokens of drafted passes one by one, minus the time that the passes took. Old
-      values fade. The budget is the saved time, plus `ALLOWANCE` of the time spent, plus `CREDIT` plain passes.
+      values fade, large losses slowly (`REPAYMENT`). The budget is the saved time, plus `ALLOWANCE` of the time spent,
+      plus `CREDIT` plain passes.
     - A new text inherits at most `START` plain passes of budget from earlier texts, and at most `DEBT` plain passes of
       loss. It inherits no loss if it repeats an earlier answer.
     - The time of drafts without verification has a limit: `OVERHEAD` of the time, plus `DRAFTING_CREDIT` plain passes,
@@ -26,9 +27,8 @@ class LossBudget:
     DEBT = 2.0
     OVERHEAD = 0.004
     FADE = 0.995
-    FORGIVEN = (
-        0.01  # maximum part of the time by which an old loss fades: a change of size on CUDA costs up to 15 passes
-    )
+    # Maximum part of the time spent by which a loss fades. On CUDA, one rejected draft may cost 15 plain passes.
+    REPAYMENT = 0.01
     DRAFTING_CREDIT = 0.25
     RESERVE = 2.0  # maximum saved time that later drafts without verification may use, in plain passes
     CHEAP = 0.05
@@ -68,7 +68,7 @@ class LossBudget:
         pass_seconds = done.seconds - done.interruption_seconds
         seconds = pass_seconds + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds
-        self._saved -= max((1.0 - self.FADE) * self._saved, -self.FORGIVEN * seconds)
+        self._saved -= max((1.0 - self.FADE) * self._saved, -self.REPAYMENT * seconds)
         self._inherited *= self.FADE
         self._unverified *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds

@@ -58,7 +58,7 @@ class RecurringSizes:
         sizes: Sequence[int],
         rate: float,
         max_cost: float,
-        first: float = 0.0,
+        first_prob: float,
     ) -> Candidate:
         """Return the best of the candidates, which may be padded to a recurring size.
 
@@ -68,17 +68,30 @@ class RecurringSizes:
             sizes: Allowed batch sizes, ascending.
             rate: Recent number of tokens per T(1).
             max_cost: Maximum cost of a draft that is padded to a recurring size, in units of T(1).
-            first: Acceptance probability of the first draft token.
+            first_prob: Acceptance probability of the first draft token, which a pass without a draft may also emit.
         """
-        switch, last = (curve.switch + curve.capture) / curve.level, curve.last
-        self._plain = plain = candidates[0].size
+        switch, last = curve.change / curve.level, curve.last
+        bare, *drafts = candidates
+        self._plain = plain = bare.size
         self._shares.setdefault(plain, 1.0)
         credit = self._shares.get
-        candidates = self._charge_waiting(candidates, switch, rate, first)
+
+        def rate_candidate(candidate: Candidate) -> tuple[float, Candidate]:
+            return candidate.gross / rate - candidate.cost + switch * credit(candidate.size, 0.0), candidate
+
+        entries = [rate_candidate(draft) for draft in drafts]
+        if entries:
+            _, later = max(entries)
+            # A draft in the next pass, whose value `bare` contains, changes the size of the batch then. If that were
+            # not charged, it would always seem better to wait, and nothing would ever be drafted.
+            change = switch * (1.0 + credit(plain, 0.0) - credit(later.size, 0.0))
+            waiting = bare.gross - 1.0
+            bare = bare._replace(gross=1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * change))
+        padded = self._pad_candidates((bare, *drafts), curve, sizes, max_cost)
+        entries += map(rate_candidate, (bare, *padded))
         best: dict[int, tuple[float, Candidate]] = {}
-        for candidate in (*candidates, *self._pad_candidates(candidates, curve, sizes, max_cost)):
+        for value, candidate in entries:
             size = candidate.size
-            value = candidate.gross / rate - candidate.cost + switch * credit(size, 0.0)
             if size not in best or value > best[size][0]:
                 best[size] = value, candidate
         top = max(best.values())[0]
@@ -86,32 +99,14 @@ class RecurringSizes:
         self._learn(savings)
         _, choice = max(best.values(), key=lambda entry: entry[0] - (0.0 if entry[1].size == last else switch))
         self._has_choice, self._is_padded = True, not choice.length and choice.size != plain
-        self._overpaid = self._overpaid + choice.cost - candidates[0].cost if self._is_padded else 0.0
+        self._overpaid = self._overpaid + choice.cost - bare.cost if self._is_padded else 0.0
         return choice
-
-    def _charge_waiting(
-        self, candidates: Sequence[Candidate], switch: float, rate: float, first: float
-    ) -> Sequence[Candidate]:
-        """Return the candidates, the first of which also pays for the change of size of a draft that waits.
-
-        `gross` of a pass without a draft contains the value of a draft in the next pass. Without this charge it would
-        always seem better to wait, and nothing would ever be drafted.
-        """
-        bare, *drafts = candidates
-        if not drafts:
-            return candidates
-        credit = self._shares.get
-        later = max(drafts, key=lambda draft: draft.gross / rate - draft.cost + switch * credit(draft.size, 0.0))
-        change = switch * (1.0 + credit(self._plain, 0.0) - credit(later.size, 0.0))
-        waiting = bare.gross - 1.0
-        waiting = max(min(waiting, 0.0), waiting - rate * first * change)
-        return [bare._replace(gross=1.0 + waiting), *drafts]
 
     def _pad_candidates(
         self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], max_cost: float
     ) -> Iterator[Candidate]:
         """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
-        rent = candidates[0].cost + (curve.switch + curve.capture) / curve.level - self._overpaid
+        rent = candidates[0].cost + curve.change / curve.level - self._overpaid
         for size in {curve.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
             if size not in sizes:
                 continue

@@ -103,19 +103,19 @@ def test_recurring_sizes_choose_prefers_recurring_size() -> None:
     recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 4: 1.5, 8: 1.6, 16: 1.7}, switch=0.3)
     eight = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6))
     for _ in range(200):
-        curve.last = recurring.choose(eight, curve, ALL, 1.0, 9.0).size
+        curve.last = recurring.choose(eight, curve, ALL, 1.0, 9.0, 0.0).size
         recurring.record_pass()
     assert curve.last == 8
     either = candidates((0, 1.0, 1, 1.0), (3, 3.1, 4, 1.5), (7, 3.1, 8, 1.6), (15, 3.25, 16, 1.7))
-    assert recurring.choose(either, curve, ALL, 1.0, 9.0).size == 8
+    assert recurring.choose(either, curve, ALL, 1.0, 9.0, 0.0).size == 8
     shorter = candidates((0, 1.0, 1, 1.0), (3, 3.1, 4, 1.5))
-    assert recurring.choose(shorter, curve, ALL, 1.0, 9.0) == Candidate(3, 3.1, 8, 1.6), "padded to what recurs"
-    assert recurring.choose(shorter, curve, ALL, 1.0, 1.55).size == 4, "that would cost too much"
-    assert recurring.choose(shorter, curve, (1, 2, 4), 1.0, 9.0).size == 4, "that size is not allowed"
-    assert recurring.choose(shorter, curve, ALL, 1.0, 9.0).size == 8
+    assert recurring.choose(shorter, curve, ALL, 1.0, 9.0, 0.0) == Candidate(3, 3.1, 8, 1.6), "padded to what recurs"
+    assert recurring.choose(shorter, curve, ALL, 1.0, 1.55, 0.0).size == 4, "that would cost too much"
+    assert recurring.choose(shorter, curve, (1, 2, 4), 1.0, 9.0, 0.0).size == 4, "that size is not allowed"
+    assert recurring.choose(shorter, curve, ALL, 1.0, 9.0, 0.0).size == 8
     sixteen = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6), (15, 4.2, 16, 1.7))
     for _ in range(300):  # A size that is better for long becomes the recurring one.
-        curve.last = recurring.choose(sixteen, curve, ALL, 1.0, 9.0).size
+        curve.last = recurring.choose(sixteen, curve, ALL, 1.0, 9.0, 0.0).size
         recurring.record_pass()
     assert curve.last == 16
 
@@ -124,13 +124,13 @@ def test_recurring_sizes_choose_after_long_plain_decoding_charges_switch() -> No
     recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 8: 1.6}, switch=0.3)
     good, poor = (candidates((0, 1.0, 1, 1.0), (7, value, 8, 1.6)) for value in (4.0, 1.7))
     for _ in range(300):
-        curve.last = recurring.choose(good, curve, ALL, 1.0, 9.0).size
+        curve.last = recurring.choose(good, curve, ALL, 1.0, 9.0, 0.0).size
         recurring.record_pass()
     curve.last = 1
-    assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 8, "the size that pays is used again"
+    assert recurring.choose(poor, curve, ALL, 1.0, 9.0, 0.0).size == 8, "the size that pays is used again"
     for _ in range(300):
         recurring.record_pass()
-    assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 1
+    assert recurring.choose(poor, curve, ALL, 1.0, 9.0, 0.0).size == 1
 
 
 def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
