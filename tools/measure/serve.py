@@ -26,6 +26,10 @@ from typing import Any, NamedTuple
 import httpx
 
 
+ONE_REQUEST = httpx.Limits(max_keepalive_connections=0)
+"""Limits of a client that opens a connection for each request, because servers close idle ones at any time."""
+
+
 class BlockResult(NamedTuple):
     """Results of a block on a server: tokens, wall-clock seconds, texts, and drafted and accepted tokens."""
 
@@ -61,7 +65,7 @@ async def run_block(url: str, bodies: Sequence[dict[str, Any]], clients: int) ->
             number, body = waiting.pop(0)
             answers[number] = await ask(http, body)
 
-    async with httpx.AsyncClient(base_url=url, timeout=3600) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=3600, limits=ONE_REQUEST) as http:
         began = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(clients)))
         seconds = time.perf_counter() - began
