@@ -236,6 +236,7 @@ class CpuLoad:
             return False
         seconds = now - self._at
         current = self._read()
+        reading_seconds = self.clock() - now
         used = (current.system - self._before.system) - (current.process - self._before.process)
         weight = 1.0 if self._is_guess else 1.0 - math.exp(-seconds / self.MEMORY)
         self.cores += weight * (max(0.0, used / seconds) - self.cores)
@@ -245,7 +246,7 @@ class CpuLoad:
             # Programs that ran in the pause may have ended, and others may have started at its end.
             self.cores, self.low_cores, self._is_guess = float(min(running, self._count)), 0.0, True
         self._before, self._at = current, now
-        self.due = now + max(self.INTERVAL, (self.clock() - now) / self.SHARE)
+        self.due = self.clock() + max(self.INTERVAL, reading_seconds / self.SHARE)
         return True
 
 

@@ -136,6 +136,24 @@ def test_cpu_load_after_pause_counts_running_threads() -> None:
     assert load.cores == 0.0, "the first average replaces what the count suggested"
 
 
+def test_cpu_load_after_slow_count_of_threads_soon_measures_again() -> None:
+    now = 0.0
+
+    def count_slowly() -> int:
+        nonlocal now
+        now += 0.05
+        return 1
+
+    load = CpuLoad(lambda: CpuSeconds(0.0, 0.0), lambda: now, count_slowly, count=4)
+    now += 1.0
+    assert load.sample()
+    assert load.cores == 1.0
+    load.call_ended = now
+    now += CpuLoad.INTERVAL
+    assert load.sample()
+    assert load.cores == 0.0
+
+
 def test_cpu_load_after_long_call_averages_its_time() -> None:
     now = system = 0.0
     load = CpuLoad(lambda: CpuSeconds(system, 0.0), lambda: now, lambda: 9, count=4)
