@@ -35,7 +35,7 @@ cdef class CostCurve:
     cpdef double switch_cost(self, Py_ssize_t size, Py_ssize_t plain) except? -1
     cpdef double change_seconds(self, Py_ssize_t size) except? -1
     @cython.locals(before=cython.double)
-    cpdef double without_interruption(self, Py_ssize_t size, double seconds) except? -1
+    cpdef double without_interruption(self, Py_ssize_t size, double seconds, bint is_quiet=*) except? -1
     @cython.locals(scale=cython.double, known=cython.double, weight=cython.double)
     cpdef restart(self)
     cpdef observe(self, Py_ssize_t size, double seconds, bint is_quiet=*)

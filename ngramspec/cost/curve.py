@@ -192,20 +192,25 @@ class CostCurve:
             return self.switch
         return self.capture if self.last_is_first else 0.0
 
-    def without_interruption(self, size: cython.Py_ssize_t, seconds: cython.double) -> float:
+    def without_interruption(self, size: cython.Py_ssize_t, seconds: cython.double, is_quiet: bool = True) -> float:
         """Return the estimated seconds of a pass without interruptions, at most `seconds`; call it before `observe`.
 
         A pass that takes far longer than expected was interrupted, or the curve is wrong. If the previous pass of its
         kind (one token, or more) took longer by the same factor, the curve is wrong, and the time is kept. O(1).
+
+        Args:
+            size: Tokens of the pass.
+            seconds: Time of the pass.
+            is_quiet: True if other programs were idle. If not, the pass took at most as long as the curve says.
         """
-        if not self.measured:
-            return seconds
-        normal: cython.double = self.seconds(size) + self.change_seconds(size)
-        if size > 1:
-            before, self._excess_more = self._excess_more, seconds / normal
-        else:
-            before, self._excess_single = self._excess_single, seconds / normal
-        return min(seconds, max(SPIKE, before) * normal)
+        if self.measured:
+            normal: cython.double = self.seconds(size) + self.change_seconds(size)
+            if size > 1:
+                before, self._excess_more = self._excess_more, seconds / normal
+            else:
+                before, self._excess_single = self._excess_single, seconds / normal
+            seconds = min(seconds, max(SPIKE, before) * normal)
+        return seconds if is_quiet else min(seconds, self.seconds(size))
 
     def begin_pass(self, size: int) -> tuple[int, bool]:
         """Set the size of the last pass, without its time; return the values of `last` and `last_is_first` before."""

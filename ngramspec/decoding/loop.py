@@ -226,7 +226,7 @@ class DecodingLoop:
                 step.expected_seconds = curve.seconds(step.batch) + curve.change_seconds(step.batch)
         if text.drafts.drafter is not None:
             if curve is not None:
-                quiet_seconds = self._estimate_seconds(curve, step.batch, step.seconds, is_quiet)
+                quiet_seconds = curve.without_interruption(step.batch, step.seconds, is_quiet)
                 step.interruption_seconds = step.seconds - quiet_seconds
             if current.has_proposal:
                 step.draft_seconds = current.planning_seconds
@@ -240,12 +240,6 @@ class DecodingLoop:
         current.steps.append(step)
         self.accept(current, current.texts[0].drafts, step)
         self.report(current)
-
-    @staticmethod
-    def _estimate_seconds(curve: CostCurve, size: int, seconds: float, is_quiet: bool) -> float:
-        """Return the seconds of a pass that the draft is charged for: without what other programs added."""
-        quiet_seconds = curve.without_interruption(size, seconds)
-        return quiet_seconds if is_quiet else min(quiet_seconds, curve.seconds(size))
 
     def _use(self, curve: CostCurve | None) -> None:
         self.curve, sizes = curve, self.sizes

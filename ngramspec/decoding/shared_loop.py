@@ -173,7 +173,7 @@ class SharedLoop(DecodingLoop):
             step.expected_seconds = expected_seconds * step.seconds / current.seconds if current.seconds else 0.0
         # The time of one batch is the time of the pass; that of several cannot be divided.
         whole = batches[0] + current.owed if len(batches) == 1 else 0
-        quiet_seconds = self._estimate_seconds(curve, whole, current.seconds, is_quiet) if whole else current.seconds
+        quiet_seconds = curve.without_interruption(whole, current.seconds, is_quiet) if whole else current.seconds
         self._cost_policy.for_n_sequences(n).record(
             Step(
                 tuple(token for step in steps for token in step.tokens),

@@ -51,9 +51,9 @@ class Calls:
     [
         (None, 0.0, 20, 7),
         (None, 0.8, 23, 9),
-        ("ngram", 0.0, 41, 9),
-        ("mixture", 0.0, 43, 9),
-        ("mixture", 0.8, 61, 11),
+        ("ngram", 0.0, 39, 9),
+        ("mixture", 0.0, 40, 9),
+        ("mixture", 0.8, 58, 11),
     ],
 )
 def test_decode_call_keeps_python_calls_and_files_within_limit(

@@ -171,7 +171,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         guesser = self.guesser
         chain = self._chain = self._chain[:n_final]
         if guesser.pending != n_final:
-            self._set_prefix([guess.token for guess in chain])
+            guesser.start_chain([guess.token for guess in chain])
         length = n_final
         continues = True
         while len(chain) < limit:
@@ -221,7 +221,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
                 chain.append(better)
             if better.token != ours.token:
                 del chain[at + 1 :]
-                self._set_prefix([guess.token for guess in chain])
+                self.guesser.start_chain([guess.token for guess in chain])
                 return at + 1, reach, at
         return end + 1, reach, end
 

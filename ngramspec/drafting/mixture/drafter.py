@@ -179,7 +179,7 @@ class MixtureDrafter(Drafter):
                 prefix, prefix_probs, repeats = answer, probs, True
         start, reach = len(prefix), prod(prefix_probs)
         self._n_prefix = start
-        self._set_prefix(prefix)
+        guesser.start_chain(prefix)
         self._request_rows(price)
         if choose is None:
             guesser.guess(limit, HOPELESS, price, start, reach)
@@ -190,7 +190,7 @@ class MixtureDrafter(Drafter):
             # The most likely chain is not drawn, so its probabilities may decide the length of the drawn chain.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
-            self._set_prefix(prefix)
+            guesser.start_chain(prefix)
         q = self._draw(limit, choose, None if fixed_length else price, start, reach)
         tokens, match_lengths, chances = guesser.chain()
         self._calibration = (self._undrawn_calibrator, likeliest) if fixed_length else (self._drawn_calibrator, chances)
@@ -204,13 +204,6 @@ class MixtureDrafter(Drafter):
         if price.seconds and self._row_seconds:
             self._max_rows = min(self._max_rows, int(SHARE * price.seconds / self._row_seconds))
         self.wants_logits = self._max_rows > 0
-
-    def _set_prefix(self, tokens: Sequence[int]) -> None:
-        """Replace the guesser's chain with these tokens, which become context, whatever their source."""
-        self.guesser.pending = 0
-        for at, token in enumerate(tokens):
-            self.guesser.score_position(at)
-            self.guesser.set_guess(at, token)
 
     def _draw(
         self, limit: int, choose: Chooser, price: MarginalCost | None, start: int, reach: float

@@ -10,6 +10,8 @@ cdef class Guesser(PositionScorer):
     cdef _append(self, Py_ssize_t at, int token, double chance)
     @cython.locals(c=cython.int)
     cpdef set_guess(self, Py_ssize_t at, int token)
+    @cython.locals(at=cython.Py_ssize_t, token=cython.int)
+    cpdef start_chain(self, tokens)
     @cython.locals(at=cython.Py_ssize_t, c=cython.Py_ssize_t, token=cython.int, right=cython.bint)
     cpdef accept(self, tokens)
     @cython.locals(place=cython.Py_ssize_t)

@@ -113,6 +113,13 @@ class Guesser(PositionScorer):
         self._near_place = NOWHERE
         self._append(at, token, 0.0)
 
+    def start_chain(self, tokens: Sequence[int]) -> None:
+        """Start a chain with these tokens, which become context, whatever their source."""
+        self.pending = 0
+        for at, token in enumerate(tokens):
+            self.score_position(at)
+            self.set_guess(at, token)
+
     def guess(
         self,
         limit: cython.int,
