@@ -30,7 +30,7 @@ EPISODE_CALLS, EPISODE_SECONDS = 3, 0.1
 """Size of one measurement of a number of threads: as many calls that take as long together, or fewer slow ones."""
 
 BETTER = 0.95  # another number is used if it takes at most this share of the present number's time
-HOPELESS = 4.0  # a trial ends early once it has taken this many times as long as the present number would
+HOPELESS = 2.0  # a trial ends early once it has lost the time of this many calls
 TRIAL_SHARE = 0.02  # maximum share of the time that trials may lose
 FIRST_TRIAL, LAST_TRIAL = 2.0, 60.0  # seconds of calls between trials; doubled by each trial that fails
 
@@ -98,11 +98,10 @@ class _Choice:
     @property
     def has_measured(self) -> bool:
         """True if the present episode is long enough."""
-        if (
-            self.on_trial
-            and self.seconds > HOPELESS * EPISODE_CALLS * self.slowness[self.home] * self.usual / self.calls
-        ):
-            return True
+        if self.on_trial:
+            expected = self.slowness[self.home] * self.usual  # time of these calls with the present number
+            if self.seconds - expected > HOPELESS * expected / self.calls:
+                return True
         return self.seconds >= (EPISODE_SECONDS if self.calls >= EPISODE_CALLS else EPISODE_CALLS * EPISODE_SECONDS)
 
     def neighbour(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -163,6 +164,15 @@ def test_thread_governor_trials_take_bounded_share_of_time() -> None:
     governor = machine.governor()
     machine.rate(governor, 2.0)
     assert machine.rate(governor, 300.0) >= 0.96 * machine.best_rate()
+
+
+def test_thread_governor_ends_hopeless_trial_after_one_call() -> None:
+    machine = Machine(2, lambda _: 4.0)
+    governor = machine.governor()
+    machine.rate(governor, 1.0)
+    numbers = [machine.call(governor) for _ in range(2000)]
+    assert 2 in numbers
+    assert (2, 2) not in pairwise(numbers)
 
 
 def test_thread_governor_with_fixed_threads_never_changes_them() -> None:
