@@ -120,6 +120,7 @@ class Worker:
         if self._closed:
             # `close` may have killed the child since the first look, in which case this is a new one.
             process.kill()
+            process.wait()  # so that the next call does not take it for a running one
             self._check_open()
         assert process.stdin is not None
         assert process.stdout is not None
