@@ -339,6 +339,7 @@ def test_page_copies_answers_and_code(visit: Visit, clipboard: bool) -> None:
         visit.page.reload()
     visit.answered(Script(text))
     for name, copied in (("Copy answer", text), ("Copy code", "x = 1\ny = 2\n")):
+        visit.page.locator("#status").evaluate("status => { status.textContent = '' }")
         visit.press(name)
         expect(visit.page.locator("#status")).to_have_text("Copied.")
         visit.question.focus()
