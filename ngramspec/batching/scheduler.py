@@ -2,7 +2,8 @@
 
 If prompts and texts wait, prompts are evaluated first for half a second, so that their texts can join the others: a
 pass costs little more with them. After that, prompts get `SHARE` times as much time as texts. Prompts take turns, so
-that a short one does not wait for a long one. Embeddings and other work without a slot get at most as much time as texts.
+that a short one does not wait for a long one. Embeddings and other work without a slot get at most as much time as
+texts.
 """
 
 from __future__ import annotations

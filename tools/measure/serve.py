@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import httpx
 
-
 ONE_REQUEST = httpx.Limits(max_keepalive_connections=0)
 """Limits of a client that opens a connection for each request, because servers close idle ones at any time."""
 
