@@ -1,4 +1,4 @@
-"""Tests of the prose check: what it finds in prose, and what it leaves alone."""
+"""Tests of the prose check: it finds its phrases, and the repository contains none of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[1]
 def prose(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "tools")
     return importlib.import_module("prose")
+
+
+@pytest.mark.exhaustive
+def test_prose_check_of_repository_finds_no_hits(prose: ModuleType) -> None:
+    hits = [(path, hit) for path in prose.list_files() for hit in prose.find_hits(path.name, path.read_text("utf-8"))]
+    assert hits == []
 
 
 def test_prose_check_finds_hits_in_prose_but_not_in_code(prose: ModuleType) -> None:

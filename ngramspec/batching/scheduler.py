@@ -22,7 +22,7 @@ The sooner a prompt ends, the sooner its text shares the passes of the others. R
 PAUSE = 0.5
 """Seconds that a chunk of a prompt may delay texts, if its size can be chosen. Smaller chunks take longer per token."""
 
-AHEAD = 0.5  # seconds of prompts that texts may wait for, in addition to the time that they had themselves
+AHEAD = 0.5  # seconds by which prompts may exceed their share while texts wait
 LONGEST = 1.0  # maximum seconds that a text waits for chunks of prompts, unless a single chunk takes longer
 FORGET = 0.98  # weight of the expected time of a chunk after a faster chunk: chunks late in a prompt are slower
 MIN_CHUNK = 32  # minimum number of tokens of such a chunk: smaller ones take nearly as long

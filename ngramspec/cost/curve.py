@@ -201,7 +201,7 @@ class CostCurve:
         Args:
             size: Tokens of the pass.
             seconds: Time of the pass.
-            is_quiet: True if other programs were idle. If not, the pass took at most as long as the curve says.
+            is_quiet: True if other programs were idle. If not, the estimate is at most the time that the curve expects.
         """
         if self.measured:
             normal: cython.double = self.seconds(size) + self.change_seconds(size)

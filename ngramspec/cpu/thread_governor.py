@@ -96,12 +96,15 @@ class _Choice:
         return self.number != self.home
 
     @property
+    def loss(self) -> float:
+        """Seconds by which the calls of the present trial took longer than with the number outside trials."""
+        return self.seconds - self.slowness[self.home] * self.usual
+
+    @property
     def has_measured(self) -> bool:
         """True if the present episode is long enough."""
-        if self.on_trial:
-            expected = self.slowness[self.home] * self.usual  # time of these calls with the present number
-            if self.seconds - expected > HOPELESS * expected / self.calls:
-                return True
+        if self.on_trial and self.loss > HOPELESS * (self.seconds - self.loss) / self.calls:
+            return True
         return self.seconds >= (EPISODE_SECONDS if self.calls >= EPISODE_CALLS else EPISODE_CALLS * EPISODE_SECONDS)
 
     def neighbour(self) -> int:
@@ -242,9 +245,8 @@ class ThreadGovernor:
         before = choice.slowness.get(choice.number)
         choice.slowness[choice.number] = slowness if before is None else (before + slowness) / 2
         if choice.on_trial:
-            loss = choice.seconds - choice.slowness[choice.home] * choice.usual
             choice.pause = FIRST_TRIAL if self._is_unseen else min(LAST_TRIAL, 2 * choice.pause)
-            choice.next_trial = choice.total_seconds + max(choice.pause, loss / TRIAL_SHARE)
+            choice.next_trial = choice.total_seconds + max(choice.pause, choice.loss / TRIAL_SHARE)
         best = min(choice.slowness, key=choice.slowness.__getitem__)
         if choice.slowness[best] <= BETTER * choice.slowness[choice.home]:
             choice.home, choice.pause = best, FIRST_TRIAL

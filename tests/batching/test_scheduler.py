@@ -93,6 +93,8 @@ def test_scheduler_chunk_size_matches_allowed_wait() -> None:
     assert turns.chunk(512) == MIN_CHUNK
     turns.read(100, 0.1)
     assert turns.chunk(8192) == round(PAUSE / 1e-3)
+    turns.read(int(1000 * AHEAD), AHEAD)
+    assert turns.chunk(512) == round(PAUSE / 1e-3)
     assert turns.chunk(128) == 128
     turns.read(100, 100.0)
     assert turns.chunk(512) == MIN_CHUNK

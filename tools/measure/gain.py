@@ -48,13 +48,15 @@ class Run:
                 self.stats.add(step)
 
 
-def measure(targets: Sequence[Target], prompt: Sequence[int], n_tokens: int, turn: int) -> tuple[Run, Run]:
-    """Return the run with drafts and the run without, which begins a turn if `turn` is odd."""
+def measure(
+    targets: Sequence[Target], prompt: Sequence[int], n_tokens: int, *, is_plain_first: bool
+) -> tuple[Run, Run]:
+    """Decode a text with drafts and without, in turns; return both runs. `is_plain_first` sets which begins."""
     runs = Run(targets[0], prompt, n_tokens, DEFAULT), Run(targets[1], prompt, n_tokens, None)
     length = 0
     while not all(run.is_over for run in runs):
         length += TURN
-        for run in runs[:: -1 if turn % 2 else 1]:
+        for run in runs[:: -1 if is_plain_first else 1]:
             run.advance(length)
     return runs
 
@@ -77,7 +79,10 @@ def main() -> None:
             counts[case.category] += 1
             if counts[case.category] > options.limit:
                 continue
-            runs = [measure((drafted, plain), case.tokens, options.n, turn) for turn in range(options.rounds)]
+            runs = [
+                measure((drafted, plain), case.tokens, options.n, is_plain_first=number % 2 == 1)
+                for number in range(options.rounds)
+            ]
             if runs[0][0].stats.tokens < SHORTEST:
                 continue
             ratios = [without.seconds / with_drafts.seconds for with_drafts, without in runs]
