@@ -114,7 +114,7 @@ class Calibration:
         """Return the cost curve, measured if it is missing; the cache is not changed.
 
         Each process times one size of a stored curve again, in turn: the machine may have been busy when the curve was
-        measured, or the model too slow for all sizes. Before a short text, that would take too long.
+        measured, or the model too slow for all sizes. Before a text of usual length, that would take too long.
 
         Args:
             target: Model to measure.
@@ -155,12 +155,14 @@ class Calibration:
         """
         sizes = measure.sizes_to_time(curve, sizes, target.max_batch)
         next_size = sizes[self.uses % len(sizes)]
+        repeats = 3 if curve.level < 0.05 else 1
         max_seconds = RETIME_SHARE * tokens * curve.level if tokens else RETIME_SECONDS
         max_seconds -= curve.level
-        if max_seconds < 0 or len(target.tokens) + next_size > target.n_ctx:
+        # If a text waits, the level is measured only if there is time for a size too: it follows the text's passes anyway.
+        needed_seconds = repeats * (curve.level + curve.seconds(next_size)) if tokens else 0.0
+        if needed_seconds > max_seconds or len(target.tokens) + next_size > target.n_ctx:
             return
         curve.level = min(curve.level, measure.time_pass(target, 1))
-        repeats = 3 if curve.level < 0.05 else 1
         for size in dict.fromkeys((next_size, *measure.doubtful_sizes(curve, sizes))):
             max_seconds -= repeats * (curve.level + curve.seconds(size))
             if curve.is_refuted or max_seconds < 0 or len(target.tokens) + size > target.n_ctx:

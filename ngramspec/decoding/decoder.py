@@ -33,6 +33,8 @@ from ngramspec.policies.traced_cost import with_trace
 from ngramspec.request import Request
 from ngramspec.steps import Step
 
+USUAL_TOKENS = 256  # length of a text whose limit is higher: most texts end long before the context is full
+
 
 class SpeculativeDecoder:
     """Generates text with drafts, and emits the text that the target emits without them.
@@ -224,7 +226,7 @@ class SpeculativeDecoder:
         """Prepare the loop for the passes after the prefill."""
         curve = self.calibration.curve if exactness.bit_identical else None
         if self.drafter is not None:
-            curve = self.calibration.ensure_curve(self.sequence, text.tokens_left)
+            curve = self.calibration.ensure_curve(self.sequence, min(text.tokens_left, USUAL_TOKENS))
             self.drafts.first(text.last)
         max_batch = self.sequence.max_batch
         sizes: Sequence[int] = range(1, max_batch + 1)

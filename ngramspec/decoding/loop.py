@@ -50,7 +50,7 @@ class Pass:
     steps: list[Step | None] = field(default_factory=list)  # outcome of each text
     began: float = 0.0
     seconds: float = 0.0  # time of the pass
-    planning_seconds: float = 0.0  # time of drafting and planning, and of rolling back rejected tokens
+    planning_seconds: float = 0.0  # time of drafting, planning, learning, and rolling back rejected tokens
 
 
 class DecodingLoop:
@@ -186,6 +186,7 @@ class DecodingLoop:
         drafter, guide = drafts.drafter, drafts.guide
         if drafter is None:
             return
+        began = self._clock()
         if drafts.proposal is not None:
             current.planning_seconds -= drafter.prefill_seconds
         if drafts.is_estimated:
@@ -194,6 +195,7 @@ class DecodingLoop:
         if guide is not None:
             guide.learn(len(step.drafted), step.accepted, step.tokens)
         step.correct_guesses = drafter.accept(step.tokens)
+        current.planning_seconds += self._clock() - began
 
     def wait(self, current: Pass) -> None:
         """Wait for the logits of a pass whose `submit` returned early, and measure its time."""

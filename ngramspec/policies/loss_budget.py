@@ -13,24 +13,21 @@ class LossBudget:
     - The saved time is the time of the tokens of drafted passes one by one, minus the time that the passes took. Old
       values fade, large losses slowly (`REPAYMENT`). The budget is the saved time, plus `ALLOWANCE` of the time spent,
       plus `CREDIT` plain passes.
-    - A new text inherits at most `START` plain passes of budget from earlier texts, and at most `DEBT` plain passes of
-      loss. It inherits no loss if it repeats an earlier answer.
-    - The time of drafts without verification has a limit: `OVERHEAD` of the time, plus `DRAFTING_CREDIT` plain passes,
-      plus the time that drafts saved. So the drafter is called as long as drafting as a whole pays.
+    - A new text inherits no gain from earlier texts, and at most `DEBT` plain passes of loss. It inherits no loss if it
+      repeats an earlier answer.
+    - The time of drafts without verification has a limit: `ALLOWANCE` of the time spent, plus `DRAFTING_CREDIT` plain
+      passes, plus the time that the drafts of this text saved. So the drafter is called as long as drafting pays.
     - Drafting time beyond `CHEAP` plain passes, as with a draft model, is booked as a loss. When the budget is used up,
       such a drafter is not called.
     """
 
     ALLOWANCE = 0.004
     CREDIT = 1.0
-    START = 1.0
     DEBT = 2.0
-    OVERHEAD = 0.004
     FADE = 0.995
     # Maximum part of the time spent by which a loss fades. On CUDA, one rejected draft may cost 15 plain passes.
     REPAYMENT = 0.01
     DRAFTING_CREDIT = 0.25
-    RESERVE = 2.0  # maximum saved time that later drafts without verification may use, in plain passes
     CHEAP = 0.05
 
     def __init__(self, texts: int = 1) -> None:
@@ -44,9 +41,9 @@ class LossBudget:
     def begin(self) -> None:
         """Start a text."""
         allowance = self.ALLOWANCE * self._spent
-        lower, upper = -self.DEBT * self._plain_seconds, self.START * self._plain_seconds
-        self._saved = min(max(self._saved, lower - allowance), upper - allowance)
-        self._inherited = min(0.0, self._saved + allowance)
+        self._inherited = min(0.0, max(self._saved + allowance, -self.DEBT * self._plain_seconds))
+        self._saved = self._inherited - allowance
+        self._unverified = min(self._unverified, allowance)
 
     def forget_inherited_loss(self) -> None:
         """Let drafts of this text start without the loss of earlier texts."""
@@ -59,7 +56,8 @@ class LossBudget:
 
     def can_draft(self) -> bool:
         """Return True if the budget allows calling the drafter now."""
-        if self._unverified > self.OVERHEAD * self._spent + self.DRAFTING_CREDIT * self._plain_seconds:
+        credit = self.ALLOWANCE * self._spent + self.DRAFTING_CREDIT * self._plain_seconds
+        if self._unverified > credit + max(0.0, self._saved - self._inherited):
             return False
         return not self._is_expensive or self.remaining(self._plain_seconds, 1.0) >= 0
 
@@ -75,9 +73,7 @@ class LossBudget:
         expense = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
         self._is_expensive = expense > 0 or (self._is_expensive and not done.draft_seconds)
         if drafting:
-            gain = len(done.tokens) * done.plain_seconds - seconds
-            self._saved += gain
-            self._unverified = max(-self.RESERVE * self._plain_seconds, self._unverified - max(0.0, gain))
+            self._saved += len(done.tokens) * done.plain_seconds - seconds
         else:
             if self._drafting:
                 # The first pass of another size rebuilds its graph. The drafts before it cause this cost.

@@ -79,7 +79,7 @@ class Alone(DecodingLoop):
     """The drafting side of one text, on a model that is never called."""
 
     def __init__(self, drafter: Drafter | None, policy: FixedPolicy) -> None:
-        super().__init__(policy)
+        super().__init__(policy, clock=lambda: 0.0)
         self.drafts, self.model = Drafts(drafter, policy), ModelBase()
         self.model.max_batch = 64
         self.text = DraftedText(self.drafts, self.model)

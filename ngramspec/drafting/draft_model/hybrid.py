@@ -131,6 +131,7 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         price: MarginalCost | None = None,
     ) -> Drafting:
         self._forget()
+        self._read_tokens()
         self._calibration = None
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)

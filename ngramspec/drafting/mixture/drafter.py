@@ -113,6 +113,7 @@ class MixtureDrafter(Drafter):
         self._sampling: Sampling | None = None  # sampling of the next request, if it is known
         self._answer: CurrentAnswer | None = None
         self._n_prefix = 0  # tokens at the start of the last draft that the guesser did not choose
+        self._unread: list[int] = []  # emitted tokens that the guesser learns before the next draft
         # Three probabilities differ: that a token comes next, that a drawn token is accepted, and that a token not yet
         # drawn is accepted. The last two therefore have separate calibrations.
         self._drawn_calibrator, self._undrawn_calibrator = ProbabilityCalibrator(), ProbabilityCalibrator()
@@ -138,6 +139,7 @@ class MixtureDrafter(Drafter):
         clone = copy(self)
         clone.guesser = Guesser(self.guesser)
         clone._calibration = clone._state_path = clone._answer = None
+        clone._unread = []
         return clone
 
     def set_sampling(self, sampling: Sampling) -> None:
@@ -145,6 +147,7 @@ class MixtureDrafter(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own_memory is not None:
+            self._read_tokens()
             before = self.guesser.text()
             # Add the common start of requests to the memory only once.
             self._own_memory.add_text(before[self._n_stored :])
@@ -158,6 +161,7 @@ class MixtureDrafter(Drafter):
         # The predicted answer is put before the prompt, after a copy of the prompt's end. It then looks like an earlier
         # answer to the same prompt, and lookups in the context find it.
         before = [*prompt[-_LEADS_TO:], *self.prediction] if self.prediction else []
+        self._unread.clear()
         self.guesser.begin([*before, *prompt] if before else prompt)
 
     def propose(
@@ -169,6 +173,8 @@ class MixtureDrafter(Drafter):
         price: MarginalCost | None = None,
     ) -> Draft:
         guesser = self.guesser
+        if self._unread:
+            self._read_tokens()
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         prefix = self.known_prefix[:limit]
@@ -197,6 +203,11 @@ class MixtureDrafter(Drafter):
         calibrator, uncalibrated = self._calibration
         acceptance_probs = (*prefix_probs, *[calibrator.estimate(p) for p in uncalibrated[start:]])
         return Draft(tokens, q, match_lengths, (), acceptance_probs, self.name, repeats=repeats)
+
+    def _read_tokens(self) -> None:
+        """Let the guesser learn the tokens that were emitted since the last draft."""
+        self.guesser.accept(self._unread)
+        self._unread.clear()
 
     def _request_rows(self, price: MarginalCost) -> None:
         """Request the rows after rejected tokens that are worth reading; up to `ROWS` if their time is unknown."""
@@ -244,6 +255,11 @@ class MixtureDrafter(Drafter):
         # `_request_rows` requests rows for each draft whose cost allows it, so a request ends with its decode call.
         self.wants_logits = False
         n_guesses = self.guesser.pending
+        if not n_guesses:
+            # Without guesses there are no outcomes. A text for which drafts do not pay need not wait for this.
+            self._unread += tokens
+            self._calibration = None
+            return 0
         hits = self.guesser.accept(tokens)
         if self._calibration is not None:
             calibrator, chances = self._calibration
