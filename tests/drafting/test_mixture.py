@@ -55,6 +55,21 @@ def test_mixture_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) ->
     assert right / count == pytest.approx(0.5, abs=0.05)
 
 
+def test_mixture_learns_tokens_without_guesses_before_next_draft() -> None:
+    late, early = MixtureDrafter(), MixtureDrafter()
+    for drafter in (late, early):
+        drafter.begin(TEXT[:50])
+    for token in TEXT[50:70]:
+        assert late.accept([token]) == 0
+    assert late.guesser.text() == TEXT[:50]
+    early.guesser.accept(TEXT[50:70])
+    assert late.propose(8) == early.propose(8)
+    assert late.guesser.text() == TEXT[:70]
+    late.accept([7])
+    late.begin(NOVEL)
+    assert late.guesser.text() == NOVEL
+
+
 # --------------------------------------------------------------------------- memory
 
 

@@ -40,3 +40,27 @@ def test_loss_budget_charges_slow_plain_call_only_after_a_draft(texts: int) -> N
         budget.record(make_step(texts, 0, 0, texts, 0.0, 1.0), drafting)
         budget.record(make_step(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
     assert alone.remaining(texts, 1.0) - after.remaining(texts, 1.0) == pytest.approx(0.5)
+
+
+def test_loss_budget_of_new_text_contains_no_earlier_gain() -> None:
+    budget = LossBudget()
+    for _ in range(50):
+        budget.record(make_step(4, 3, 3, 1.5, 0.0, 1.0), drafting=True)
+    assert budget.remaining(1.0, 1.0) > 10
+    budget.begin()
+    assert budget.remaining(1.0, 1.0) == pytest.approx(LossBudget.CREDIT)
+
+
+@pytest.mark.parametrize(("n_accepted", "pays"), [(2, False), (3, True)])
+def test_can_draft_after_many_questions_requires_net_gain(n_accepted: int, pays: bool) -> None:
+    """Every second draft is accepted and saves one or two passes; the other one loses one."""
+    budget, asked = LossBudget(), 0
+    for _ in range(50):
+        for right in (n_accepted, 0):
+            budget.record(make_step(1 + right, 3, right, 2.0, 0.0, 1.0), drafting=True)
+            for _ in range(4):
+                question = 0.04 if budget.can_draft() else 0.0
+                asked += question > 0
+                budget.record(make_step(1, 0, 0, 1.0, question, 1.0), drafting=False)
+    assert (asked == 400) == pays
+    assert pays or asked < 200
