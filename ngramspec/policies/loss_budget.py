@@ -13,8 +13,8 @@ class LossBudget:
     - The saved time is the time of the tokens of drafted passes one by one, minus the time that the passes took. Old
       values fade, large losses slowly (`REPAYMENT`). The budget is the saved time, plus `ALLOWANCE` of the time spent,
       plus `CREDIT` plain passes.
-    - A new text inherits no gain from earlier texts, and at most `DEBT` plain passes of loss. It inherits no loss if it
-      repeats an earlier answer.
+    - A new text inherits at most `START` plain passes of gain from earlier texts, and at most `DEBT` plain passes of
+      loss. It inherits no loss if it repeats an earlier answer.
     - The time of drafts without verification has a limit: `ALLOWANCE` of the time spent, plus `DRAFTING_CREDIT` plain
       passes, plus the time that the drafts of this text saved. So the drafter is called as long as drafting pays.
     - Drafting time beyond `CHEAP` plain passes, as with a draft model, is booked as a loss. When the budget is used up,
@@ -23,6 +23,7 @@ class LossBudget:
 
     ALLOWANCE = 0.004
     CREDIT = 1.0
+    START = 0.5
     DEBT = 2.0
     FADE = 0.995
     # Maximum part of the time spent by which a loss fades. On CUDA, one rejected draft may cost 15 plain passes.
@@ -41,8 +42,9 @@ class LossBudget:
     def begin(self) -> None:
         """Start a text."""
         allowance = self.ALLOWANCE * self._spent
-        self._inherited = min(0.0, max(self._saved + allowance, -self.DEBT * self._plain_seconds))
-        self._saved = self._inherited - allowance
+        inherited = max(self._saved + allowance, -self.DEBT * self._plain_seconds)
+        self._saved = min(inherited, self.START * self._plain_seconds) - allowance
+        self._inherited = min(0.0, inherited)
         self._unverified = min(self._unverified, allowance)
 
     def forget_inherited_loss(self) -> None:
