@@ -158,7 +158,7 @@ class Calibration:
         repeats = 3 if curve.level < 0.05 else 1
         max_seconds = RETIME_SHARE * tokens * curve.level if tokens else RETIME_SECONDS
         max_seconds -= curve.level
-        # If a text waits, the level is measured only if there is time for a size too: it follows the text's passes anyway.
+        # If a text waits, the level alone is not worth measuring, because the passes of the text will show it.
         needed_seconds = repeats * (curve.level + curve.seconds(next_size)) if tokens else 0.0
         if needed_seconds > max_seconds or len(target.tokens) + next_size > target.n_ctx:
             return

@@ -33,7 +33,7 @@ from ngramspec.policies.traced_cost import with_trace
 from ngramspec.request import Request
 from ngramspec.steps import Step
 
-USUAL_TOKENS = 256  # length of a text whose limit is higher: most texts end long before the context is full
+USUAL_TOKENS = 256  # assumed length of a text whose limit is higher; few texts fill the context
 
 
 class SpeculativeDecoder:
