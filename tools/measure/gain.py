@@ -36,6 +36,10 @@ class Run:
         self.stats, self.seconds, self.is_over = Stats(), 0.0, False
         self.stats.add(next(self._steps))
 
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / max(1, self.stats.tokens - 1)
+
     def advance(self, n_tokens: int) -> None:
         """Decode until the text has `n_tokens` tokens, or ends."""
         while not self.is_over and self.stats.tokens < n_tokens:
@@ -51,10 +55,13 @@ class Run:
 def measure(
     targets: Sequence[Target], prompt: Sequence[int], n_tokens: int, *, is_plain_first: bool
 ) -> tuple[Run, Run]:
-    """Decode a text with drafts and without, in turns; return both runs. `is_plain_first` sets which begins."""
+    """Decode a text with drafts and without, in turns, until one ends; return both runs.
+
+    If rounding makes the texts differ, one may be longer. `is_plain_first` sets which begins.
+    """
     runs = Run(targets[0], prompt, n_tokens, DEFAULT), Run(targets[1], prompt, n_tokens, None)
     length = 0
-    while not all(run.is_over for run in runs):
+    while not any(run.is_over for run in runs):
         length += TURN
         for run in runs[:: -1 if is_plain_first else 1]:
             run.advance(length)
@@ -85,8 +92,8 @@ def main() -> None:
             ]
             if runs[0][0].stats.tokens < SHORTEST:
                 continue
-            ratios = [without.seconds / with_drafts.seconds for with_drafts, without in runs]
-            true = sum(run.seconds for _, run in runs) / sum(run.seconds for run, _ in runs)
+            ratios = [without.seconds_per_token / with_drafts.seconds_per_token for with_drafts, without in runs]
+            true = sum(run.seconds_per_token for _, run in runs) / sum(run.seconds_per_token for run, _ in runs)
             gains = [gain for run, _ in runs if (gain := run.stats.estimated_gain) is not None]
             shown = median(gains) if gains else None
             results.append((true, shown))
