@@ -114,7 +114,7 @@ class Calibration:
         """Return the cost curve, measured if it is missing; the cache is not changed.
 
         Each process times one size of a stored curve again, in turn: the machine may have been busy when the curve was
-        measured, or the model too slow for all sizes. Before a text of usual length, that would take too long.
+        measured, or the model too slow for all sizes. If a text waits, this is done only if `RETIME_SHARE` allows it.
 
         Args:
             target: Model to measure.

@@ -45,7 +45,7 @@ class LossBudget:
         inherited = max(self._saved + allowance, -self.DEBT * self._plain_seconds)
         self._saved = min(inherited, self.START * self._plain_seconds) - allowance
         self._inherited = min(0.0, inherited)
-        self._unverified = min(self._unverified, allowance)
+        self._unverified = min(self._unverified, allowance)  # so that each text has the whole `DRAFTING_CREDIT`
 
     def forget_inherited_loss(self) -> None:
         """Let drafts of this text start without the loss of earlier texts."""

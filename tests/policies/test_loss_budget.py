@@ -52,15 +52,15 @@ def test_loss_budget_of_new_text_contains_little_earlier_gain() -> None:
 
 
 @pytest.mark.parametrize(("n_accepted", "pays"), [(2, False), (3, True)])
-def test_can_draft_after_many_questions_requires_net_gain(n_accepted: int, pays: bool) -> None:
+def test_can_draft_after_many_unverified_drafts_requires_net_gain(n_accepted: int, pays: bool) -> None:
     """Every second draft is accepted and saves one or two passes; the other one loses one."""
-    budget, asked = LossBudget(), 0
+    budget, n_calls = LossBudget(), 0
     for _ in range(50):
         for right in (n_accepted, 0):
             budget.record(make_step(1 + right, 3, right, 2.0, 0.0, 1.0), drafting=True)
             for _ in range(4):
-                question = 0.04 if budget.can_draft() else 0.0
-                asked += question > 0
-                budget.record(make_step(1, 0, 0, 1.0, question, 1.0), drafting=False)
-    assert (asked == 400) == pays
-    assert pays or asked < 200
+                draft_seconds = 0.04 if budget.can_draft() else 0.0
+                n_calls += draft_seconds > 0
+                budget.record(make_step(1, 0, 0, 1.0, draft_seconds, 1.0), drafting=False)
+    assert (n_calls == 400) == pays
+    assert pays or n_calls < 200

@@ -38,6 +38,7 @@ class Run:
 
     @property
     def seconds_per_token(self) -> float:
+        """Mean decoding time of a token after the first one, which the prefill yields."""
         return self.seconds / max(1, self.stats.tokens - 1)
 
     def advance(self, n_tokens: int) -> None:

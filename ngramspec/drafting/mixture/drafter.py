@@ -256,9 +256,8 @@ class MixtureDrafter(Drafter):
         self.wants_logits = False
         n_guesses = self.guesser.pending
         if not n_guesses:
-            # Without guesses there are no outcomes. A text for which drafts do not pay need not wait for this.
+            # There are no outcomes to learn from. The tokens themselves are needed only if another draft is requested.
             self._unread += tokens
-            self._calibration = None
             return 0
         hits = self.guesser.accept(tokens)
         if self._calibration is not None:
