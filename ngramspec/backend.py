@@ -4,7 +4,7 @@ All other packages use a loaded model through three protocols: a `Runner` has a 
 sequences, each a `Model`, which evaluates them. `ngramspec.llama.target.Target` is a runner. One object may implement
 all three (`ModelBase`). Implement them in this order:
 
-1. `Vocabulary`: `tokenize`, `piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a distribution and draws
+1. `Vocabulary`: `tokenize`, `piece`, `display_piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a distribution and draws
    from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
 2. `Model`, derived from `ModelBase`: `prefill`, `evaluate` and `clear`. With `can_rollback = False` nothing is drafted,
    and everything else works already.
@@ -15,10 +15,10 @@ all three (`ModelBase`). Implement them in this order:
 5. `submit`, `fetch` and `returns_early = True`, if the library returns before a pass is done. The loop then submits the
    next pass before it reports the last one.
 
-Optional: `display_piece` (the bytes of a token, or the name of a control token), `fill_in_tokens`
-(`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel` (`ngramspec.shared_model`) for
-several texts at once, `leaves` and `ask` (`BranchingSequence`) for branches, and `feeds_head`, which is set to True if
-passes must store the hidden states for the model's own head. Storing them slows plain decoding down.
+Optional: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel`
+(`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`BranchingSequence`) for branches, and
+`feeds_head`, which is set to True if passes must store the hidden states for the model's own head. Storing them slows
+plain decoding down.
 
 Test it with `pytest tests/test_model_contract.py` after adding your runner to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.

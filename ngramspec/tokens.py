@@ -19,6 +19,9 @@ class Tokenizer(Protocol):
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, which need not be whole characters; b"" for control tokens."""
 
+    def display_piece(self, token: int) -> bytes:
+        """Return the bytes of a token, or the name of a control token for parsers that need it."""
+
     def is_eog(self, token: int) -> bool:
         """Return True if the token ends a generation (end of text, of turn, of message)."""
 

@@ -145,7 +145,7 @@ class Text(DraftedText):
         self._limit_reason: StopReason = "length" if request.max_tokens <= room else "context"
         ends, is_eog = request.rules.stop_token_ids, vocabulary.is_eog
         self._ends: TokenTable[bool] = TokenTable(lambda token: token in ends or is_eog(token))
-        piece = getattr(vocabulary, "shown", vocabulary.piece) if request.controls else vocabulary.piece
+        piece = vocabulary.display_piece if request.controls else vocabulary.piece
         self._pieces: TokenTable[bytes] = TokenTable(piece)
         self._stream = TextStream(request.stop, request.rules.min_tokens)
         self._samplers = SamplerStack(request, vocabulary, n_vocab, counts_calls=counts_calls)

@@ -36,6 +36,9 @@ class Words:
     def piece(self, token: int) -> bytes:
         return self.texts[token]
 
+    def display_piece(self, token: int) -> bytes:
+        return self.piece(token)
+
     def is_eog(self, token: int) -> bool:
         return False
 

@@ -259,6 +259,10 @@ class MockTarget(EvaluatesAtOnce):
             return b""
         return bytes([(97 + token) % 256]) if token < 256 else b"<%d>" % token
 
+    def display_piece(self, token: int) -> bytes:
+        """Return the bytes of a token, or the name of a control token."""
+        return self.piece(token) if self._vocabulary is None else self._vocabulary.display_piece(token)
+
     def sampler(self, sampling: Sampling) -> Sampler:
         """Return the vocabulary's sampler, or one in numpy, which supports neither DRY nor grammars."""
         if self._vocabulary is not None:

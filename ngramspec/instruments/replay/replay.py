@@ -110,6 +110,9 @@ class RecordedTarget(ModelBase):
     def piece(self, token: int) -> bytes:
         return b"" if self._piece is None else self._piece(token)
 
+    def display_piece(self, token: int) -> bytes:
+        return self.piece(token)
+
     def is_eog(self, token: int) -> bool:
         return False
 
