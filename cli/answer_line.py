@@ -23,9 +23,16 @@ class AnswerReport:
     def __init__(self) -> None:
         self._shown: set[str] = set()
 
-    def show(self, stats: Stats, decoder: SpeculativeDecoder, ending: str, *, seed: int | None = None) -> None:
+    def show(
+        self,
+        stats: Stats,
+        decoder: SpeculativeDecoder,
+        governor: ThreadGovernor | None,
+        ending: str,
+        *,
+        seed: int | None = None,
+    ) -> None:
         """Report on an answer; `ending` is its stop reason or one of `INTERRUPTIONS`."""
-        governor: ThreadGovernor | None = getattr(decoder.target, "governor", None)
         speed = format_speed(stats)
         gain = None if decoder.drafter is None else format_gain(stats, decoder.calibration.curve, governor)
         parts = [ending if ending in INTERRUPTIONS else "", speed if gain is None else f"{speed}, {gain}"]

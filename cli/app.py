@@ -68,16 +68,16 @@ class Subcommands(TyperGroup):
 def import_command(name: str) -> Any:
     """Import a command from the module of its name, with "_" in place of "-".
 
-    The command is the module's `app` or its function of that name.
+    The command is the module's function of that name, or the `app` of `memory`, which has subcommands.
     """
     from .options import expand_groups
 
     module_name = name.replace("-", "_")
     module = import_module(f".{module_name}", __package__)
-    group = getattr(module, "app", None)
-    if group is None:
-        group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        group.command(name)(expand_groups(getattr(module, module_name)))
+    if name == "memory":
+        return typer.main.get_command(module.app)
+    group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    group.command(name)(expand_groups(getattr(module, module_name)))
     return typer.main.get_command(group)
 
 

@@ -274,7 +274,7 @@ class Session:
         self.save_changes()
         self._n_tokens = len(self.target.sequences[0].tokens)
         seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
-        self.report.show(stats, self.decoder, ending, seed=seed)
+        self.report.show(stats, self.decoder, self.target.governor, ending, seed=seed)
         if self.interactive and self.memory is not None:
             self.memory_tip.show_after(answer, is_retry=is_retry)
         return True

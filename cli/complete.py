@@ -184,7 +184,8 @@ def complete(
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(loaded_model.memory, [token for step in steps for token in step.tokens if not target.vocabulary.is_eog(token)])
-    AnswerReport().show(stats, decoder, ending, seed=None if sampling_settings.greedy else sampling_settings.seed)
+    seed = None if sampling_settings.greedy else sampling_settings.seed
+    AnswerReport().show(stats, decoder, target.governor, ending, seed=seed)
     reraise(outcome)
 
 

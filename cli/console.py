@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.instruments.reports.report import CONTROLS
 from ngramspec.storage import utf8
 
@@ -87,8 +87,7 @@ def format_error(error: str | Exception) -> str:
     """Return the message of an error; for an OSError, the file and the reason."""
     if not isinstance(error, OSError):
         return str(error)
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+    return f"{error.filename}: {get_reason(error)}" if error.filename else get_reason(error)
 
 
 def fail(error: str | Exception, code: int = FAILED) -> NoReturn:

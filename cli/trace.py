@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.json_data import encode
 from ngramspec.sampling.option import option
@@ -99,7 +99,7 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
             while line := lines.readline(MAX_LINE_BYTES):
                 yield line
     except (OSError, ValueError) as error:  # a name with a null character raises ValueError
-        fail(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
+        fail(f"cannot read {name}: {get_reason(error)}")
 
 
 CONTEXT = 24

@@ -4,8 +4,9 @@ All other packages use a loaded model through three protocols: a `Runner` has a 
 sequences, each a `Model`, which evaluates them. `ngramspec.llama.target.Target` is a runner. One object may implement
 all three (`ModelBase`). Implement them in this order:
 
-1. `Vocabulary`: `tokenize`, `piece`, `display_piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a distribution and draws
-   from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
+1. `Vocabulary`: `tokenize`, `piece`, `display_piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a
+   distribution and draws from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at
+   first).
 2. `Model`, derived from `ModelBase`: `prefill`, `evaluate` and `clear`. With `can_rollback = False` nothing is drafted,
    and everything else works already.
 3. `rollback`, and `can_rollback = True`: drafting works. If the memory cannot be cut, such as a recurrent state, set
@@ -15,10 +16,9 @@ all three (`ModelBase`). Implement them in this order:
 5. `submit`, `fetch` and `returns_early = True`, if the library returns before a pass is done. The loop then submits the
    next pass before it reports the last one.
 
-Optional: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `SharedModel`
-(`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`BranchingSequence`) for branches, and
-`feeds_head`, which is set to True if passes must store the hidden states for the model's own head. Storing them slows
-plain decoding down.
+Optional: `SharedModel` (`ngramspec.shared_model`) for several texts at once; `ModelBase` has defaults for
+`fill_in_tokens`, `exactness`, `feeds_head` and `leaves`. With `leaves` above 0, branches are evaluated by a method
+`ask` (`BranchingSequence`).
 
 Test it with `pytest tests/test_model_contract.py` after adding your runner to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.
@@ -31,12 +31,13 @@ they keep. Methods are not called from two threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions
+from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
@@ -45,9 +46,22 @@ Logits = NDArray[np.float32]  # unnormalised log-probabilities, shape (n_vocab,)
 Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all)
 
 
+class FillInTokens(NamedTuple):
+    """Ids of the tokens that mark the parts of a fill-in-the-middle prompt; `None` for each that is missing."""
+
+    prefix: int | None  # token before the prefix
+    suffix: int | None  # token before the suffix
+    middle: int | None  # token before the middle, which the model generates
+    project: int | None = None  # token before the name of the project
+    file: int | None = None  # token before the name of each file
+
+
 @runtime_checkable
 class Vocabulary(Tokenizer, Protocol):
     """The tokens of a model, and its samplers."""
+
+    @property
+    def fill_in_tokens(self) -> FillInTokens: ...
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """Return a sampler for one text.
@@ -74,6 +88,7 @@ class Model(Protocol):
             not stored.
         conditions: Current conditions that they also depend on.
         returns_early: Whether `submit` returns before the work is done, as on a GPU.
+        leaves: Maximum number of branches in a pass that no other branch extends; 0 if there is no method `ask`.
     """
 
     @property
@@ -139,6 +154,9 @@ class Model(Protocol):
     @property
     def returns_early(self) -> bool: ...
 
+    @property
+    def leaves(self) -> int: ...
+
 
 class EvaluatesAtOnce:
     """The `submit` and `fetch` of a `Model` whose `evaluate` returns when the work is done."""
@@ -168,6 +186,10 @@ class ModelBase(EvaluatesAtOnce):
     owed: int = 0
     fingerprint: str = ""
     conditions: Conditions = FIXED_CONDITIONS
+    leaves: int = 0
+    fill_in_tokens: FillInTokens = FillInTokens(None, None, None)
+    exactness: ExactnessMode = ExactnessMode()
+    feeds_head: bool = False
 
     @property
     def sequences(self) -> Sequence[Self]:
@@ -182,7 +204,17 @@ class ModelBase(EvaluatesAtOnce):
 
 
 class Runner(Protocol):
-    """A loaded model: its vocabulary, and the sequences in its KV cache, each of which is a `Model`."""
+    """A loaded model: its vocabulary, and the sequences in its KV cache, each of which is a `Model`.
+
+    Attributes:
+        exactness: Mode of requests with `exact="auto"`.
+        feeds_head: Whether passes store the hidden states for the model's own head, which slows plain decoding down.
+    """
+
+    feeds_head: bool
+
+    @property
+    def exactness(self) -> ExactnessMode: ...
 
     @property
     def vocabulary(self) -> Vocabulary: ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramspec.errors import NGramSpecError, PromptError
+from ngramspec.errors import NGramSpecError, PromptError, get_reason
 from ngramspec.storage import write_whole
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -101,7 +101,7 @@ def save(conversation: Conversation, path: Path, *, model: str, sampling: Mappin
         path = path.resolve()  # a link stays a link
         write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise NGramSpecError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
+        raise NGramSpecError(f"cannot write {path}: {get_reason(error)}") from error
 
 
 def load(path: Path) -> tuple[Conversation, str]:

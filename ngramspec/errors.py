@@ -10,6 +10,11 @@ class NGramSpecError(Exception):
     """Base class of errors whose message is shown to the user without a traceback."""
 
 
+def get_reason(error: Exception) -> str:
+    """Return the message of an error, without the number and the file that the text of an OSError contains."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 class ModelError(NGramSpecError):
     """The requested model cannot be used."""
 

@@ -14,23 +14,13 @@ the texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from ngramspec.backend import Vocabulary
 from ngramspec.errors import ModelError
-from ngramspec.tokens import Tokenizer
 
 _PROJECT, _FILE = "myproject", "filename"
 _SNIPPET = "\n\n--- snippet ---\n\n"  # text before each file if the model has no file token
-
-
-class FillInTokens(NamedTuple):
-    """Ids of the tokens that mark the parts; `None` for each that the vocabulary lacks."""
-
-    prefix: int | None  # token before the prefix
-    suffix: int | None  # token before the suffix
-    middle: int | None  # token before the middle, which the model generates
-    project: int | None = None  # token before the name of the project
-    file: int | None = None  # token before the name of each file
 
 
 class Limits(NamedTuple):
@@ -54,7 +44,7 @@ class Limits(NamedTuple):
 
 
 def fill_in(
-    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
     before: str,
     after: str,
     *,
@@ -66,7 +56,7 @@ def fill_in(
     """Return the token ids of a prompt that the model continues with the middle between two texts.
 
     Args:
-        tokenizer: Tokenizer of the model.
+        vocabulary: Vocabulary of the model.
         before: Text of the prefix.
         after: Text of the suffix.
         prompt: Beginning of the middle, or other text right before it; it is never cut.
@@ -77,9 +67,9 @@ def fill_in(
     Raises:
         ModelError: The vocabulary has no tokens for fill-in-the-middle.
     """
-    marks: Any = getattr(tokenizer, "fill_in_tokens", FillInTokens(None, None, None))
-    missing = [name for name in ("prefix", "suffix", "middle") if getattr(marks, name) is None]
-    if missing:
+    marks = vocabulary.fill_in_tokens
+    if marks.prefix is None or marks.suffix is None or marks.middle is None:
+        missing = [name for name, token in zip(marks._fields[:3], marks, strict=False) if token is None]
         raise ModelError(
             "this model does not support fill-in-the-middle: its vocabulary has no token for"
             f" {', '.join(missing)}; use another one, such as Qwen2.5-Coder"
@@ -88,7 +78,7 @@ def fill_in(
     limits = limits or Limits()
 
     def tokens(text: str) -> list[int]:
-        return tokenizer.tokenize(text, add_bos=False) if text else []
+        return vocabulary.tokenize(text, add_bos=False) if text else []
 
     around: list[int] = []
     if marks.project is not None:
@@ -102,7 +92,7 @@ def fill_in(
     prompt_tokens = tokens(prompt)
     start = [marks.prefix, *_last(tokens(before), limits.before), *prompt_tokens]
     end = [marks.suffix, *tokens(after)[: None if limits.after is None else max(0, limits.after - len(prompt_tokens))]]
-    bos = tokenizer.tokenize("")[:1]
+    bos = vocabulary.tokenize("")[:1]
     near = [*end, *start] if suffix_first else [*start, *end]
     return [*bos, *_last(around, limits.other_files), *near, marks.middle]
 

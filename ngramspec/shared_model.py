@@ -76,12 +76,14 @@ class SharedModel(Protocol):
         max_tokens: Maximum number of tokens of a pass.
         max_rows: Maximum number of rows of logits of a pass.
         drafts_alone: Whether a draft can be rolled back only if its pass contained no other sequence.
+        feeds_head: See `ngramspec.backend.Runner`.
     """
 
     n_ctx: int
     max_tokens: int
     max_rows: int
     drafts_alone: bool
+    feeds_head: bool
 
     @property
     def sequences(self) -> Sequence[SequenceModel]: ...

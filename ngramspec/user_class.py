@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,7 @@ def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
         raise UserCodeError(f"{path} has no class {class_name!r}; its classes for this option: {', '.join(own) or '-'}")
     if not issubclass(value, kind):
         raise UserCodeError(f"{name} must be derived from ngramspec.{kind.__name__}")
-    missing: frozenset[str] = getattr(value, "__abstractmethods__", frozenset())
-    if missing:
+    if isinstance(value, ABCMeta) and (missing := value.__abstractmethods__):
         raise UserCodeError(f"{name} lacks the methods: {', '.join(sorted(missing))}")
     return value
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -127,9 +129,14 @@ def test_conversation_save_overwrites_only_conversations_and_keeps_links(tmp_pat
 
 
 def test_conversation_save_and_load_reject_unusable_paths(tmp_path: Path) -> None:
-    for name in ("none/chat.json", "x" * 300, "a\0b"):
-        with pytest.raises(NGramSpecError, match="cannot write"):
+    for name, reason in (("none/chat.json", "No such file"), ("x" * 300, "name too long"), ("a\0b", "null")):
+        with pytest.raises(NGramSpecError, match=rf"cannot write .*: [^:]*{reason}"):
             saved(tmp_path / name, Conversation())
+    with (
+        mock.patch.object(sys, "is_finalizing", return_value=True),
+        pytest.raises(NGramSpecError, match="Python is ending"),
+    ):
+        saved(tmp_path / "chat.json", Conversation())
     assert not list(tmp_path.iterdir())
     with pytest.raises(NGramSpecError, match=r"cannot read .*: No such file"):
         load(tmp_path / "none.json")

@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
-    ("chat_template", "grammars", "user_class"),
-    ("sampling", "models", "machine", "conversation", "fill_in", "tool_calls"),
+    ("chat_template", "grammars", "machine", "user_class"),
+    ("sampling", "models", "exactness", "conversation", "tool_calls"),
     ("backend",),
-    ("shared_model",),
+    ("shared_model", "fill_in"),
     ("drafting",),
     ("acceptance", "memory"),
-    ("cost", "exactness", "request", "steps"),
+    ("cost", "request", "steps"),
     ("policies", "llama"),
     ("decoding",),
     ("loading",),

@@ -27,6 +27,7 @@ from test_recipes import follow
 from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
+from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import Part
@@ -45,6 +46,7 @@ class Runner:
         tolerance: Maximum difference of a logit by rounding; wrong logits of the tiny models differ by 0.1.
         shared: Model that evaluates several of the models together; `None` means a single model.
         checks: True if it rejects wrong calls; the smallest example does not.
+        can_fail: True if its decode calls can be made to fail.
         rolls_back_anywhere: True if it can roll back to a position before the last checkpoint.
         room: Maximum length of a text in the walk, in tokens.
     """
@@ -55,6 +57,7 @@ class Runner:
     tolerance: float = 1e-6
     shared: Any = None
     checks: bool = True
+    can_fail: bool = False
     rolls_back_anywhere: bool = True
     room: int = 110
 
@@ -101,7 +104,8 @@ def llama(
     flash = {"off": 0, "auto": -1}[settings["flash_attn"]]
     reference = Reference(path, n_ctx=room + 400, n_batch=target.n_batch, flash=flash, threads=1, cache_type=0)
     stack.enter_context(closing(reference))
-    return Runner(target.sequences, target.vocabulary, reference.rows, tolerance, target if texts else None, room=room)
+    shared = target if texts else None
+    return Runner(target.sequences, target.vocabulary, reference.rows, tolerance, shared, can_fail=True, room=room)
 
 
 def tiny(kind: str, texts: int | None = None, **options: Any) -> Callable[[ExitStack, Path], Runner]:
@@ -191,7 +195,7 @@ class Walk:
             self.actions += [(self._wrong_call, 6)]
         if runner.shared is not None:
             self.actions += [(self._together, 45), (self._adopt, 10), (self._save, 6), (self._restore, 6)]
-        if hasattr(runner.vocabulary, "governor"):
+        if runner.can_fail:
             self.actions += [(self._fail, 6)]
 
     def walk(self, steps: int) -> None:
@@ -427,7 +431,9 @@ def test_backend_sampler_draws_from_its_distribution(runner: Runner) -> None:
 
 def test_backend_drafts_keep_text_of_plain_decoding(runner: Runner, tmp_path: Path) -> None:
     model = runner.models[0]
-    target: Any = SimpleNamespace(sequences=runner.models, vocabulary=runner.vocabulary)
+    target: Any = SimpleNamespace(
+        sequences=runner.models, vocabulary=runner.vocabulary, exactness=ExactnessMode(), feeds_head=False
+    )
     options: dict[str, Any] = {"policy": "fixed", "draft_max": 4, "exact": "off"}
     plain = SpeculativeDecoder(target, drafter=None, calibration_folder=tmp_path, **options)
     drafted = SpeculativeDecoder(target, drafter="ngram", calibration=plain.calibration, **options)

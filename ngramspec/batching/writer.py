@@ -129,9 +129,8 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
         exact: Whether texts must be bit for bit the same, whatever is drafted and however many texts share a pass.
         folder: Folder of the measurements; `None` means the user's cache folder.
     """
-    if hasattr(model, "feeds_head"):
-        # Plain passes need no hidden states, and the first texts will show whether a head pays.
-        model.feeds_head = False
+    # Plain passes need no hidden states, and the first texts will show whether a head pays.
+    model.feeds_head = False
     sequence = model.sequences[0]
     calibration = Calibration.load(sequence, folder)
     tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
@@ -145,7 +144,6 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
     elif exact:
         exactness = ExactnessMode((1,), aligned=True, bit_identical=True)
     sequence.clear()
-    if hasattr(model, "feeds_head"):
-        model.feeds_head = True
+    model.feeds_head = True
     calibration.save()
     return calibration, exactness

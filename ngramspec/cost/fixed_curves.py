@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.storage import utf8
 
 LARGEST = 64  # number of tokens in the largest batch of `Target.evaluate`
@@ -79,7 +79,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
     except FileNotFoundError as error:
         raise NGramSpecError(f"unknown curve {name!r}; pass a file or one of {', '.join(CURVES)}") from error
     except (OSError, ValueError) as error:  # a ValueError means not UTF-8, or a null character in the name
-        raise NGramSpecError(f"cannot read the curve {name}: {getattr(error, 'strerror', error)}") from error
+        raise NGramSpecError(f"cannot read the curve {name}: {get_reason(error)}") from error
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ import cython
 
 from ngramspec.acceptance.rules import Row
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.backend import Logits
+from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, Text
@@ -50,11 +50,11 @@ class SideBranch(NamedTuple):
     probability: float  # probability that the text continues so
 
 
-def can_branch(target: object, drafter: Drafter | None, curve: CostCurve | None, sizes: Sequence[int]) -> bool:
+def can_branch(target: Model, drafter: Drafter | None, curve: CostCurve | None, sizes: Sequence[int]) -> bool:
     """Return True if branches can be evaluated, and their cost by the curve does not rule out a gain."""
     # A draft model's guesses have no other candidates.
     drafts = isinstance(drafter, MixtureDrafter) and not isinstance(drafter, HybridDrafter)
-    if not drafts or curve is None or not getattr(target, "leaves", 0):
+    if not drafts or curve is None or not target.leaves:
         return False
     return bool(curve.slopes(sizes)[0] <= CHEAP)
 
@@ -74,7 +74,7 @@ class BranchingLoop(DecodingLoop):
     def plan(self, text: DraftedText, owed: int) -> Plan:
         plan = super().plan(text, owed)
         self._branches, self.has_branches = (), False
-        curve, drafter, leaves = self.curve, text.drafts.drafter, getattr(text.sequence, "leaves", 0)
+        curve, drafter, leaves = self.curve, text.drafts.drafter, text.sequence.leaves
         if not leaves or curve is None or not plan.draft.tokens or isinstance(drafter, HybridDrafter):
             return plan
         price, proposal = self.policy.price(curve, self.sizes), text.drafts.proposal

@@ -93,9 +93,8 @@ class SpeculativeDecoder:
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact
-        decision: ExactnessMode | None = getattr(target, "exactness", None)  # made when the target was loaded
         # The mode of requests; with "on", it is set before the first request.
-        self.exactness = decision if decision is not None and exact == "auto" else ExactnessMode()
+        self.exactness = target.exactness if exact == "auto" else ExactnessMode()
         if calibration is None:
             calibration = (
                 Calibration.load(sequence, calibration_folder) if curve is None else Calibration.from_curve(curve)
@@ -159,9 +158,8 @@ class SpeculativeDecoder:
 
     def _prepare_target(self) -> ExactnessMode:
         """Prepare the target for a request, and return how it is decoded."""
-        if hasattr(self.target, "feeds_head"):
-            # Without drafts it would slow decoding down for nothing.
-            self.target.feeds_head = self.drafter is not None
+        # Without drafts it would slow decoding down for nothing.
+        self.target.feeds_head = self.drafter is not None
         if self.exact == "on":
             sizes = None
             if self.sequence.can_rollback and self.sequence.exact_rollback:

@@ -52,6 +52,8 @@ class Draft:
     acceptance_probs: tuple[float, ...] = ()
     source: str = ""  # name of the drafter
     repeats: bool = False  # True if the draft begins with the continuation of an earlier answer to the same request
+    # Function that computes `entropy_ratio` of a draft model's logits for the first token; `None` if it has none.
+    entropy: Callable[[], float] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

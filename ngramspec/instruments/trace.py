@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from ngramspec.acceptance.settings import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.json_data import decode, encode
 from ngramspec.sampling.settings import Sampling
@@ -163,8 +163,7 @@ class TraceWriter:
         try:
             yield
         except (OSError, ValueError) as error:  # ValueError: a name with a null character
-            reason = getattr(error, "strerror", None) or error
-            raise NGramSpecError(f"cannot write the trace {self._path}: {reason}") from error
+            raise NGramSpecError(f"cannot write the trace {self._path}: {get_reason(error)}") from error
 
 
 def _brief(step: Step) -> Step:

@@ -58,7 +58,7 @@ class Head(EvaluatesAtOnce):
     """
 
     max_batch = MAX_EVALUATE
-    can_rollback, replays, exact_rollback, fingerprint = True, False, True, ""
+    can_rollback, replays, exact_rollback, fingerprint, leaves = True, False, True, "", 0
 
     def __init__(self, heads: Heads, states: HiddenStates, number: int) -> None:
         self._heads, self._states = heads, states

@@ -22,7 +22,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.errors import ModelError, TargetError, get_reason
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.watchdog import Watchdog
 
@@ -223,9 +223,8 @@ def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
         address = _address(host, int(port)), int(port)
         socket.create_connection(address, seconds).close()
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
-            f"RPC worker {name} cannot be reached ({reason}); start ngramspec rpc-worker on its machine"
+            f"RPC worker {name} cannot be reached ({get_reason(error)}); start ngramspec rpc-worker on its machine"
         ) from error
     return address
 
@@ -287,9 +286,9 @@ def listening_address(host: str, port: int) -> str:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((address, port))
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
-            f"cannot listen on {host}:{port}: {reason}; use another --port, or this machine's IPv4 address as --host"
+            f"cannot listen on {host}:{port}: {get_reason(error)};"
+            " use another --port, or this machine's IPv4 address as --host"
         ) from error
     return f"{address}:{port}"
 

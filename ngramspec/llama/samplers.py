@@ -47,6 +47,8 @@ class SamplerChain:
         suppressed_tokens: Token ids that the model's file forbids.
     """
 
+    _chain: Any = None  # llama.cpp's handle of the chain
+
     def __init__(
         self,
         sampling: Sampling,
@@ -292,7 +294,7 @@ class SamplerChain:
         return candidates.size
 
     def __del__(self) -> None:
-        if getattr(self, "_chain", None):
+        if self._chain is not None:
             llama.llama_sampler_free(self._chain)
             self._chain = None
 

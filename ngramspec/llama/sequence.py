@@ -34,6 +34,8 @@ _PIECE = struct.Struct("<QQ")
 class CacheSequence:
     """A sequence in the cache of a context, which implements `ngramspec.shared_model.SequenceModel`."""
 
+    leaves: int = 0
+
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
         self._passes = passes
         self.cache = cache

@@ -152,6 +152,7 @@ class Target(NativeObject):
     _submitted: Sequence[tuple[int, int]] = ()
     max_rows = MAX_EVALUATE
     _ctx: Any = None
+    _weights: Weights | None = None  # `weights`, or `None` if loading failed
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class Target(NativeObject):
             MAX_EVALUATE,
             flash_attn != "off",
         )
-        self.weights = Weights(
+        self.weights = self._weights = Weights(
             path,
             settings,
             n_gpu_layers=n_gpu_layers,
@@ -508,8 +509,8 @@ class Target(NativeObject):
             self._ctx = None
         if self.heads is not None:
             self.heads.close()
-        if "weights" in self.__dict__:  # loading may have failed
-            self.weights.close()
+        if self._weights is not None:
+            self._weights.close()
 
     @property
     def closed(self) -> bool:

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec.backend import FillInTokens
 from ngramspec.chat_template.template import ChatPrompt, ChatTemplate, Control
 from ngramspec.chat_template.variables import check_variables, template_variables
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.fill_in import FillInTokens
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names
 from ngramspec.llama.devices import build
@@ -145,8 +145,9 @@ class Vocabulary(NativeObject):
             ModelError: The template is not valid Jinja, or exceeds a limit.
         """
         self._chat_template = template
-        for name in ("template_capabilities", "_tool_template", "_chat"):
-            self.__dict__.pop(name, None)
+        cached: tuple[Any, ...] = (Vocabulary.template_capabilities, Vocabulary._tool_template, Vocabulary._chat)
+        for part in cached:
+            self.__dict__.pop(part.attrname, None)
         self.check_chat_template()
 
     def check_chat_template(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.drafting.token_index import SEAM, TokenIndex
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.memory.store import NOTHING, Contents, MemoryFileError, Store
 from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 
@@ -153,7 +153,7 @@ def _read_settings(path: Path) -> tuple[str, bool]:
     except tomllib.TOMLDecodeError as error:
         raise NGramSpecError(f"the settings in {path} are not valid TOML ({error}); fix or delete the file") from error
     except (OSError, UnicodeError) as error:
-        raise NGramSpecError(f"cannot read the settings in {path}: {getattr(error, 'strerror', error)}") from error
+        raise NGramSpecError(f"cannot read the settings in {path}: {get_reason(error)}") from error
     for key, value in values.items():
         if key != "save_answers":
             raise NGramSpecError(f"unknown setting {key!r} in {path}; known settings: save_answers")

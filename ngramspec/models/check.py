@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ngramspec.errors import ModelError
+from ngramspec.errors import ModelError, get_reason
 from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
@@ -170,8 +170,7 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
         header = read_header(path)
         size = path.stat().st_size
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ModelError(f"cannot read {path}: {reason or error}") from error
+        raise ModelError(f"cannot read {path}: {get_reason(error)}") from error
     if size < header.required_bytes:
         raise ModelError(
             f"{path} is truncated: it has {size:,} of at least {header.required_bytes:,} bytes; download it again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,9 +73,8 @@ class EntropyPolicy(FixedPolicy):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        entropy: Callable[[], float] | None = getattr(draft, "entropy", None)  # attribute of a `ModelDraft`
-        if entropy is not None and self._entropy is not None:
-            self._learn(entropy())
+        if draft.entropy is not None and self._entropy is not None:
+            self._learn(draft.entropy())
         return verify_up_to(self._gamma, draft, sizes)
 
     def _learn(self, entropy: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,6 +28,9 @@ from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -314,6 +317,17 @@ def test_decoder_without_drafter_reports_progress_and_measures_nothing(tmp_path:
     assert mock.batches == [1] * 9
     assert all(s.plain_seconds == s.draft_seconds == 0 for s in steps)
     assert NO_DRAFT.tokens == steps[3].drafted
+
+
+def test_generate_returns_names_of_control_tokens_on_request(demo_vocabulary: Vocabulary, tmp_path: Path) -> None:
+    names = {token: name for name, token in demo_vocabulary.controls.items() if not demo_vocabulary.is_eog(token)}
+    target = MockTarget(vocabulary=demo_vocabulary, words=[*names])
+    decoder = SpeculativeDecoder(target, calibration_folder=tmp_path)
+    for controls in (False, True):
+        tokens, steps = drive(decoder, [5, 6], max_tokens=30, controls=controls)
+        assert len(set(tokens)) > 1
+        text = "".join(names[token] for token in tokens)
+        assert "".join(step.text for step in steps) == (text if controls else "")
 
 
 def test_generate_steps_report_times_and_gain(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.mock_target import Blurred, Clock, MockTarget
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDraft, ModelDrafter, model_guess
+from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
 from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, DraftModelGain, ModelPasses
 from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.sampling.settings import Sampling
@@ -45,7 +45,6 @@ def test_model_drafter_drafts_greedy_text_and_reports_entropy() -> None:
     assert (draft.source, draft.q, len(draft.acceptance_probs)) == ("model", (), 6)
     # The model does not evaluate the last guess, since no guess follows it.
     assert model.tokens == [*PROMPT, *draft.tokens[:-1]]
-    assert isinstance(draft, ModelDraft)
     entropy = draft.entropy
     assert entropy is not None
     assert entropy() == pytest.approx(entropy_ratio(model.row(PROMPT)[:39]))

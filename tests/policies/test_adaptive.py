@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from support.passes import draft, make_step
 
-from ngramspec.drafting.draft_model.model import ModelDraft
+from ngramspec.drafting.draft import Draft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
 from ngramspec.policies.policy import Policy
@@ -28,8 +28,8 @@ def even(choices: int, n_vocab: int = 1000) -> NDArray[np.float32]:
     return row
 
 
-def model_draft(length: int, entropy: Callable[[], float] | None) -> ModelDraft:
-    return ModelDraft((1,) * length, acceptance_probs=(0.9,) * length, entropy=entropy)
+def model_draft(length: int, entropy: Callable[[], float] | None) -> Draft:
+    return Draft((1,) * length, acceptance_probs=(0.9,) * length, entropy=entropy)
 
 
 def details(policy: Policy) -> Mapping[str, float]:

@@ -20,7 +20,8 @@ from support.fake_service import Script
 from support.http import ask, demo_vocabulary, get_error
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.fill_in import FillInTokens, Limits, fill_in
+from ngramspec.backend import FillInTokens
+from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server import llama_server
 from ngramspec.server.llama_server import NEAR, LineLimits

@@ -104,7 +104,7 @@ class MockShared:
         self._split, self._fails = split, fails
         self._seconds = seconds
 
-    returns_early = False
+    returns_early = feeds_head = False
 
     def submit_together(self, parts: Sequence[Part]) -> None:
         self._fetched = self.evaluate_together(parts)

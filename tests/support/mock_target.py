@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.backend import EvaluatesAtOnce, Vocabulary
+from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
@@ -45,7 +45,7 @@ class Clock:
         return self.now
 
 
-class MockTarget(EvaluatesAtOnce):
+class MockTarget(ModelBase):
     """Language model of order two over tokens 0 .. n_vocab - 1.
 
     Token t is the byte (97 + t) % 256: token 0 is "a", and with at least 256 tokens the vocabulary covers any text.
@@ -73,15 +73,6 @@ class MockTarget(EvaluatesAtOnce):
         words: The only tokens whose logits are not -inf; `None` means all.
         leaves: Maximum number of branches in the questions of one `ask` call.
     """
-
-    @property
-    def sequences(self) -> Sequence[Any]:
-        """The mock itself, as a model with one sequence."""
-        return (self,)
-
-    @property
-    def vocabulary(self) -> Any:
-        return self
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
+from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.instruments.benchmark.figures import count_expected_tokens
 from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.llama.target import Target
@@ -52,6 +53,9 @@ class Clock:
 
 class TimedModel(EvaluatesAtOnce):
     """Model whose passes take the time of a curve times `cost`; a prefill has passes of up to LARGEST tokens."""
+
+    exactness = ExactnessMode()
+    feeds_head = False
 
     def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
         self._model, self._curve, self._cost, self._clock = model, curve, cost, clock

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -34,14 +33,6 @@ WIDEST = 32  # maximum number of tokens that a draft token is drawn from
 TEXTS = 8  # number of latest texts from which the length of the next one is estimated
 ModelGuess = tuple[int, float, Mapping[int, float]]  # result of `model_guess`
 Asking = Generator[PassRequest, Logits, Logits]  # generator that requests a pass for a draft and returns the logits
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ModelDraft(Draft):
-    """A draft of a model, with the entropy of its first distribution for `EntropyPolicy`."""
-
-    # Function that computes `entropy_ratio` of the logits for the first token.
-    entropy: Callable[[], float] | None = None
 
 
 class ModelDrafter(StepwiseDrafter):
@@ -212,7 +203,7 @@ class ModelDrafter(StepwiseDrafter):
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
-        return ModelDraft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy=entropy)
+        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy=entropy)
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """Return the guess at position `offset` of the draft from its logits; `None` if they are not finite."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from ngramspec.acceptance.settings import Acceptance
@@ -80,7 +80,8 @@ class RemoteServer:
                     raise NGramSpecError(f"{self.url}{path} returned status {error.code}: {body}") from error
                 del self._ways[path]  # the server lacks this endpoint
             except (OSError, HTTPException) as error:
-                raise NGramSpecError(f"{self.url} does not respond: {getattr(error, 'reason', error)}") from error
+                reason = error.reason if isinstance(error, URLError) else error
+                raise NGramSpecError(f"{self.url} does not respond: {reason}") from error
             except (ValueError, KeyError, TypeError) as error:
                 raise NGramSpecError(f"{self.url}{path} returned a response without text or timings") from error
         raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")

@@ -18,6 +18,7 @@ import numpy as np
 from ngramspec.backend import Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
+from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
@@ -118,6 +119,9 @@ class TextPair:
 
 class LogitsRecorder:
     """A model that stores its last logits, which are valid until it returns others."""
+
+    exactness = ExactnessMode()
+    feeds_head = False
 
     def __init__(self, target: Model) -> None:
         self._target = target
