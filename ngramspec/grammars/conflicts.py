@@ -115,8 +115,6 @@ class Conflicts:
                     empty, first, last = _concatenate(positions, (empty, first, last), part_ends)
                 return empty, first, last
             case Repetition(part, minimum, maximum):
-                if maximum == 0:
-                    return True, set(), set()
                 before = len(positions.masks)
                 previous = self._place(part, positions, owner, start)
                 size = max(1, len(positions.masks) - before)

@@ -78,7 +78,7 @@ class FirstFollow:
             case Choice(options):
                 for option in options:
                     mask |= self.first(option)
-            case Repetition(part, _, maximum) if maximum != 0:
+            case Repetition(part):
                 mask = self.first(part)
         return mask
 

@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Repetition:
-    """A part several times; a `maximum` of `None` means no limit."""
+    """A part several times; a `maximum` of `None` means no limit, and it is not 0."""
 
     part: Any
     minimum: int
@@ -294,7 +294,7 @@ class _Parser:
                 maximum = int(bounds[3]) if bounds[3] else None if bounds[2] else minimum
             if max(minimum, maximum or 0) > MAX_REPETITIONS or (maximum is not None and maximum < minimum):
                 raise self._error(f"the bounds must ascend and be at most {MAX_REPETITIONS:,}", start)
-            parts[-1] = Repetition(parts[-1], minimum, maximum)
+            parts[-1] = Repetition(parts[-1], minimum, maximum) if maximum != 0 else Sequence([])
             self._skip_inside()
 
     # ------------------------------------------------------------------ places

@@ -194,7 +194,7 @@ class _Writer:
                 case Choice(options):
                     return f"({' | '.join(map(write, options))})"
                 case Repetition(part, minimum, maximum):
-                    return f"({write(part)}){_bounds(minimum, maximum)}" if maximum != 0 else '""'
+                    return f"({write(part)}){_bounds(minimum, maximum)}"
             raise AssertionError(item)
 
         lines = [f"{names[name]}: {write(item)}" for name, item in items.items()]

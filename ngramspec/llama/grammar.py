@@ -27,10 +27,14 @@ Bools = NDArray[np.bool_]
 
 
 class Grammar:
-    """A grammar at one position of a sequence, shared by the sampler, the verifier and the drafter."""
+    """A grammar at one position of a sequence, shared by the sampler, the verifier and the drafter.
+
+    Only `accept` and `rollback` change the position; a call that raises an error leaves it as it was.
+    """
 
     def __init__(self, vocabulary: Any, start: LLMatcher) -> None:
         self.vocabulary = vocabulary
+        self._ends = frozenset(ending_tokens(vocabulary))
         self._start, self._matcher = start, start.deep_copy()
         self._tokens: list[int] = []
         self._n_ends = 0  # number of tokens accepted since the text ended, which the matcher does not get
@@ -46,7 +50,8 @@ class Grammar:
         """Return True if this token may come next."""
         count = self._count((token,))
         self._check()
-        return count == 1
+        # llguidance counts no ending token that the grammar names.
+        return count == 1 or (token in self._ends and bool(self.mask()[token]))
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many of the tokens may come one after the other; 0 if a limit of llguidance is exceeded."""
@@ -109,8 +114,10 @@ class Grammar:
         self._n_ends -= n_ends
         count -= n_ends
         if count:
+            tokens = self._tokens[-count:]
             del self._tokens[-count:]
-            if not self._matcher.rollback(count):
+            # llguidance miscounts the bytes of an ending token that the grammar names.
+            if not self._ends.isdisjoint(tokens) or not self._matcher.rollback(count):
                 self._restore()
 
     def find_forced_text(self) -> bytes:
@@ -121,10 +128,18 @@ class Grammar:
         if self._matcher.is_error():
             self._restore()
             return b""
+        if text:
+            # llguidance has read this text already, and would miscompute masks and rollbacks from there.
+            if self._tokens:
+                last = self._tokens[-1]
+                self.rollback(1)
+                self.accept(last)
+            else:
+                self._restore()
         return text.partition(b"\xff")[0]
 
     def _restore(self) -> None:
-        """Go back to the accepted tokens from the start, after an error that a draft led to."""
+        """Read the accepted tokens again from the start, after an error, which llguidance never leaves."""
         self._matcher = self._start.deep_copy()
         self._matcher.consume_tokens(self._tokens)
 
@@ -132,6 +147,7 @@ class Grammar:
         if not self._matcher.is_error():
             return
         problem = reason(self._matcher.get_error())
+        self._restore()
         if "NoExtensionBias" in problem or "no tokens allowed" in problem:
             raise GrammarError("the grammar comes to a dead end: it allows none of the model's tokens here")
         raise GrammarError(f"the grammar exceeds a limit: {problem}")

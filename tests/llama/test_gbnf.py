@@ -81,7 +81,7 @@ def random_rule(rng: random.Random, later: list[str], every: list[str], depth: i
     if kind < 0.65:
         return f"({' | '.join(part() for _ in range(rng.randint(1, 3)))})"
     if kind < 0.8:
-        return f"({part()}){rng.choice(['*', '+', '?', '{2}', '{0,2}', '{1,}', '{2,3}'])}"
+        return f"({part()}){rng.choice(['*', '+', '?', '{2}', '{0,2}', '{1,}', '{2,3}', '{0}', '{0,0}'])}"
     if kind < 0.88 and later:
         return rng.choice(later)
     name = rng.choice(every)
@@ -132,9 +132,13 @@ def test_gbnf_to_lark_of_random_grammars_accepts_same_texts_as_llama_cpp(
         (ARITHMETIC, ["a=1\n", "a+b*(c-1)=2\n", "ab12 + 3 = 4\n5=6\n", "a b=1\n", "1a=1\n", "(a=1\n"]),
         ('root ::= ("a" | "ab") "bc"? root?', ["abc", "abbc", "ab", "aabc", "bc"]),
         (r'root ::= "\x41\u00e9\U0001F600\t\"\\\[\]" [\]\-^a] "x"', ['A\u00e9\U0001f600\t"\\[]-x', "A", "B"]),
+        (
+            'root ::= "x" (item "b"){0,0} (item | [a-z]{0} "y"){2}\nitem ::= "a"{0} item{0} "c"',
+            ["x", "xcy", "xyyy", "xab"],
+        ),
         ("root ::= item{2,3} # two or three\nitem ::= [^\\n,]+ ','?".replace("'", '"'), ["a,b", "a,b,c,", "ab", ","]),
     ],
-    ids=["json", "arithmetic", "ambiguous", "escapes", "bounds"],
+    ids=["json", "arithmetic", "ambiguous", "escapes", "zero", "bounds"],
 )
 def test_gbnf_to_lark_of_written_grammars_accepts_same_texts_as_llama_cpp(
     text: str, texts: list[str], word_vocabulary: Vocabulary

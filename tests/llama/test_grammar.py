@@ -64,9 +64,12 @@ def test_grammar_allowed_tokens_match_regular_expression(word_vocabulary: Vocabu
             text += pieces[step]
 
 
-def test_grammar_rollback_restores_position(word_vocabulary: Vocabulary) -> None:
+@pytest.mark.parametrize(
+    "text", [LANGUAGE, f'root ::= ("a" (<[{END}]> | "b") "b" | "c")*'], ids=["text", "ending token"]
+)
+def test_grammar_rollback_restores_position(text: str, word_vocabulary: Vocabulary) -> None:
     rng = random.Random(2)
-    grammar = word_vocabulary.grammar(LANGUAGE)
+    grammar = word_vocabulary.grammar(text)
     for _ in range(30):
         before = allowed(grammar)
         count = 0
@@ -150,9 +153,11 @@ def test_grammar_allows_no_control_tokens_inside_text(text: str, demo_vocabulary
 def test_grammar_accepts_tokens_by_id_and_name(demo_vocabulary: Vocabulary) -> None:
     ((name, control), *_) = [one for one in demo_vocabulary.controls.items() if one[0].startswith("<")]
     plain = demo_vocabulary.tokenize("text", add_bos=False)[0]
-    for text in (f'root ::= <[{control}]> "a"', f'root ::= {name} "a"'):
-        assert allowed(demo_vocabulary.grammar(text)) == {control}
-    assert allowed(demo_vocabulary.grammar(f"root ::= <[{plain}]>")) == {plain}
+    end = next(filter(demo_vocabulary.is_eog, range(demo_vocabulary.n_vocab)))
+    for part, one in ((f"<[{control}]>", control), (name, control), (f"<[{plain}]>", plain), (f"<[{end}]>", end)):
+        grammar = demo_vocabulary.grammar(f'root ::= {part} "a"')
+        assert allowed(grammar) == {one}
+        assert grammar.allows(one)
     assert allowed(demo_vocabulary.grammar(f"root ::= !<[{plain}]>")) >= {control}
     assert plain not in allowed(demo_vocabulary.grammar(f"root ::= !<[{plain}]>"))
     with pytest.raises(GrammarError, match="the vocabulary has no such token in line 1, at '<unknown>'"):

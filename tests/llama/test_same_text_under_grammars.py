@@ -1,4 +1,4 @@
-"""Tests on the demo model that drafts change no text under a grammar with `exact="on"`."""
+"""Tests on the demo model and on a tiny one that drafts change no text under a grammar with `exact="on"`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import pytest
 from support.cli_runner import DEMO
+from support.forced_calls import MARKS, forced_calls
 from support.json_texts import whole_schema
+from support.tiny_models import write_model
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS
@@ -91,3 +94,41 @@ def test_drafts_under_grammars_keep_text_in_exact_mode(seeds: range, minimum: in
         assert plain[:2] == drafted[:2], (seed, drafter, sampling)
         accepted += drafted[2]
     assert accepted > minimum
+
+
+@pytest.fixture(scope="module")
+def marked_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Return a tiny model whose control tokens are the marks of all families and of reasoning."""
+    path = write_model(tmp_path_factory.mktemp("model") / "marks.gguf", "llama", controls=MARKS)
+    with Target(path, n_ctx=512, threads=1, exact="on") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("temperature", "every"),
+    [(0.0, 4), (0.8, 5), *(pytest.param(value, 1, marks=pytest.mark.exhaustive) for value in (0.0, 0.8))],
+)
+def test_drafts_under_grammars_with_forced_control_tokens_keep_text(
+    temperature: float, every: int, marked_target: Target
+) -> None:
+    """The grammars are control tokens next to text, and every n-th of the forced calls."""
+    controls = marked_target.vocabulary.controls
+    a, b, c = (controls[mark] for mark in MARKS[:3])
+    grammars = [
+        f'root ::= <[{a}]> <[{b}]> "ab" <[{c}]> "abc" <[{a}]> <[{b}]>',
+        f'root ::= (<[{a}]> "x" [0-9] <[{b}]> | "ab" !<[{c}]>){{9}}',
+        *islice(forced_calls(controls), 0, None, every),
+    ]
+    plain, drafting = (
+        SpeculativeDecoder(marked_target, drafter=drafter, policy=policy, draft_max=draft_max, exact="on")
+        for drafter, policy, draft_max in ((None, "cost", None), ("suffix", "fixed", 7))
+    )
+    prompt = marked_target.vocabulary.tokenize("abc")
+    accepted = 0
+    for grammar in grammars:
+        sampling = Sampling(temperature, seed=1, grammar=grammar)
+        drafted = text_of(drafting, prompt, sampling)
+        assert drafted[:2] == text_of(plain, prompt, sampling)[:2], grammar
+        assert drafted[1] == "", grammar
+        accepted += drafted[2]
+    assert accepted > 5 * len(grammars)

@@ -6,6 +6,7 @@ that cannot be cut back (mamba).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -18,11 +19,17 @@ WIDTH, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
 
 
 def write_model(
-    path: Path, architecture: str, *, chat_template: str | None = None, pooling: int | None = None, causal: bool = True
+    path: Path,
+    architecture: str,
+    *,
+    chat_template: str | None = None,
+    pooling: int | None = None,
+    causal: bool = True,
+    controls: Sequence[str] = (),
 ) -> Path:
-    """Write a model: "llama", "gemma2" or "mamba"; the same architecture always gets the same weights.
+    """Write a model: "llama", "gemma2" or "mamba"; the same architecture and vocabulary always get the same weights.
 
-    `pooling` and `causal` are the file's entries on embeddings and attention.
+    `pooling` and `causal` are the file's entries on embeddings and attention, and `controls` further control tokens.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture}")
@@ -34,7 +41,7 @@ def write_model(
         writer.add_pooling_type(gguf.PoolingType(pooling))
     if not causal:
         writer.add_causal_attention(False)
-    vocab = _add_vocabulary(writer)
+    vocab = _add_vocabulary(writer, controls)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     shapes = {"token_embd.weight": (vocab, WIDTH), "output_norm.weight": (WIDTH,)}
@@ -59,13 +66,13 @@ def write_model(
     return path
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter) -> int:
-    """Add the bytes, a few letters, and a control token for the end of a turn; return the vocabulary's size."""
+def _add_vocabulary(writer: gguf.GGUFWriter, controls: Sequence[str]) -> int:
+    """Add the bytes, a few letters, a control token for the end of a turn, and others; return the vocabulary's size."""
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
     tokens += [(letter, kinds.NORMAL) for letter in "\u2581abcdefgh"]
-    tokens += [("<|im_end|>", kinds.CONTROL)]
+    tokens += [(name, kinds.CONTROL) for name in ("<|im_end|>", *controls)]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([text for text, _ in tokens])
     writer.add_token_scores([-float(i) for i in range(len(tokens))])
