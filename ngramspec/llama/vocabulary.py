@@ -182,7 +182,7 @@ class Vocabulary(NativeObject):
         Raises:
             ModelError: The template rejects these messages, or a control token in one cannot be distinguished from its
                 own.
-            ValueError: The arguments of a call are not a JSON object, or clients cannot set a variable.
+            ValueError: Clients cannot set a variable.
         """
         check_variables(variables)
         turns, shown_tools = self._tool_template.adapt(messages, tools)
@@ -235,6 +235,11 @@ class Vocabulary(NativeObject):
             return self._chat.examine(capabilities)
         except ModelError:
             return capabilities(_refuse)
+
+    @property
+    def allows_parallel_calls(self) -> bool:
+        """True if the chat template can render several calls in one turn."""
+        return self._tool_template.features.parallel
 
     @cached_property
     def _tool_template(self) -> ToolTemplate:

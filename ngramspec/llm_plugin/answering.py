@@ -90,15 +90,20 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
     chat = target.vocabulary.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
-    grammar = None
+    grammar, template = None, target.vocabulary.chat_template
+    parallel = target.vocabulary.allows_parallel_calls
     if (schema := cast(Any, prompt.schema)) is not None:
-        template = target.vocabulary.chat_template
         grammar = answer_grammar(
-            tools, json=json_rule(schema), template=template, opening=chat.opening, controls=target.vocabulary.controls
+            tools,
+            parallel=parallel,
+            json=json_rule(schema),
+            template=template,
+            opening=chat.opening,
+            controls=target.vocabulary.controls,
         )
     sampling = make_sampling(prompt.options, grammar)
     target.vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
-    parser = parser_for(target.vocabulary.chat_template, tools, opening=chat.opening)
+    parser = parser_for(template, tools, opening=chat.opening, parallel=parallel)
     stats, tokens, stop = Stats(), list[int](), None
     calls = list[tuple[Delta, list[str]]]()
     steps = model.decoder.generate(
@@ -114,7 +119,9 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
             tokens += [token for token in step.tokens if not target.vocabulary.is_eog(token)]
             stop = step.stop
             yield from _make_events(parser.push(step.text), calls)
-    yield from _make_events(parser.finish(), calls)
+            if parser.ended:
+                break
+    yield from _make_events(parser.finish(cut=stop in {"length", "context"}), calls)
     yield from _emit_calls(calls, response)
     if model.memory is not None:
         model.memory.add_text(tokens)

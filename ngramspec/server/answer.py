@@ -149,7 +149,9 @@ class Answer:
     def _finish(self, done: Done) -> Sequence[TextEvent]:
         if done.reason == "cancelled" and not self.tokens:
             raise shutdown_error()  # otherwise the response ends with the tokens that were generated before
-        by_itself = not self.ended and done.reason in ("eog", "stop")
+        calls = [block for block in self.blocks if block.kind == "call"]
+        # A reader with calls ended the text after a call, and others at a limit.
+        by_itself = bool(calls) if self.ended else done.reason in ("eog", "stop")
         changes: list[Change] = []
         if self.reader is not None and (deltas := self.reader.finish(cut=not by_itself)):
             self._read(changes, deltas)

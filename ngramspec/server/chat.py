@@ -153,7 +153,7 @@ def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, op
         answer_grammar,
         tools,
         choice=task.tool_choice if is_call_required else "auto",
-        parallel=task.parallel,
+        parallel=task.parallel and vocabulary.allows_parallel_calls,
         json="" if task.json_format is None else task.json_format.make_rule(),
         template=vocabulary.chat_template,
         opening=opening,
@@ -165,6 +165,7 @@ async def answer_chat(call: Call, task: ChatTask, reply: Reply) -> Response:
     """Answer a task once for each answer of a reply; it raises the same errors as `render_prompt`."""
     request, opening = await asyncio.to_thread(_make_request, call, task)
     requests = repeat_with_seeds(request, len(reply.answers))
-    template = call.model.vocabulary.chat_template
-    parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in requests]
+    vocabulary, tools = call.model.vocabulary, task.callable_tools
+    parallel = task.parallel and vocabulary.allows_parallel_calls
+    parsers = [parser_for(vocabulary.chat_template, tools, opening=opening, parallel=parallel) for _ in requests]
     return await respond(call, requests, reply, parsers)

@@ -6,15 +6,13 @@ Python list such as `[f(city="Paris"), g()]`.
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramspec.tool_calls.deltas import Deltas, Reader, Reads, Tools
-from ngramspec.tool_calls.json_stream import read_string, read_value
+from ngramspec.tool_calls.json_stream import PYTHON_STRING, read_literal, read_object, read_string, read_value, to_json
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"id", "type"}
@@ -34,18 +32,21 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
     def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, has_begun: bool) -> Reads[bool]:
         if has_begun and not (yield from read_call(reader, answer, tools)):
             return False
-        while True:
+        while not answer.is_full:
             before = reader.at
             yield from reader.skip_space()
             marker = yield from reader.take(item, end)
+            if marker == item:
+                yield from reader.skip_all(item)
             if marker == item and (yield from read_call(reader, answer, tools)):
                 has_begun = True
                 continue
-            if has_begun and marker is None:
-                yield from reader.skip(item, end)
-            elif has_begun and marker == item:
+            if has_begun and marker == item:
                 reader.at = before
+            elif has_begun:
+                yield from reader.skip(*([end] if marker else [item, end]))
             return has_begun
+        return True
 
     parsers: dict[str, ReadCall] = {start: partial(read, end=end, has_begun=False) for start, end in ends.items()}
     return {**parsers, item: partial(read, end=next(iter(ends.values())), has_begun=True)}
@@ -82,20 +83,19 @@ def make_named_parser(
             yield from reader.skip_space()
             if (yield from reader.peek()) in {"[", "{"}:
                 return (yield from read_calls(reader, answer))
-        before, marker = yield from reader.read_before(separator)
-        if not marker:
+        before, marker = yield from reader.read_before(separator, *filter(None, ("{", '"', end)))
+        if marker != separator:
             return False
-        yield from reader.skip_space()
+        yield from reader.skip_all(separator)
         in_fence = bool(fence) and (yield from reader.peek()) != "{"
         if in_fence:
-            before, _ = yield from reader.read_before(fence, end)
+            before, marker = yield from reader.read_before(fence, "{")
+            reader.at -= marker == "{"
             yield from reader.skip_space()
         match = pattern.fullmatch(before.strip())
         is_complete = (yield from read_arguments(reader, answer, match[1])) if match else None
-        if is_complete and in_fence:
-            yield from reader.skip("```")
-        if is_complete and end:
-            yield from reader.skip(end)
+        if is_complete is not None:
+            yield from reader.skip(*filter(None, ("```" if in_fence else "", end)))
         return is_complete is not None
 
     return read
@@ -111,16 +111,17 @@ def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = No
     yield from reader.skip_space()
     if not (yield from _read_call(reader, answer, names)):
         return False
-    while True:
+    while not answer.is_full:
         before = reader.at
         yield from reader.skip_space()
         if not (yield from reader.take(",")):
             yield from reader.take("]")
-            return True
+            break
         yield from reader.skip_space()
         if not (yield from _read_call(reader, answer, names)):
             reader.at = before
-            return True
+            break
+    return True
 
 
 def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | None]:
@@ -133,10 +134,10 @@ def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | No
         answer.begin_call(name)
         return (yield from read_value(reader, answer.add_arguments))
     text = yield from read_string(reader) if opening == '"' else reader.take("null")
-    arguments = text and _object(text)
-    if not arguments:
+    arguments = None if text is None else read_object(text)
+    if arguments is None:
         return None
-    answer.begin_call(name, arguments)
+    answer.begin_call(name, to_json(arguments))
     return True
 
 
@@ -144,6 +145,7 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
     """Parse a call that is a JSON object; return True if it began."""
     name: str | None = None
     early_arguments: str | None = None  # arguments that came before the name
+    has_others = False  # whether there are other keys than those of calls
     has_begun = False
     separator: str | None = ","
     if not (yield from reader.take("{")):
@@ -165,6 +167,7 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
             has_begun, is_complete = read is not None, bool(read)
         else:
             parts: list[str] = []
+            has_others = has_others or key not in _KEYS
             is_complete = (names is None or key in _KEYS) and (yield from read_value(reader, parts.append))
             if key in _ARGUMENTS and early_arguments is None:
                 early_arguments = "".join(parts)
@@ -172,65 +175,87 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
             return has_begun
         yield from reader.skip_space()
         separator = yield from reader.take(",", "}")
-    if has_begun or name is None or (early_arguments is None and names is not None):
+    if has_begun or name is None or (early_arguments is None and (names is not None or has_others)):
         return has_begun
-    arguments = _object(early_arguments or "null")
+    arguments = read_object(early_arguments or "null")
     if arguments is None:
         return False
-    answer.begin_call(name, arguments)
+    answer.begin_call(name, to_json(arguments))
     return True
-
-
-def _object(text: str) -> str | None:
-    """Return the JSON object in a text, which may also be null or a string with an object; `None` for other texts."""
-    try:
-        value = json.loads(text)
-        value = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return None
-    value = {} if value is None else value
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
 
 
 # --------------------------------------------------------------------------------------- Python
 
 
+class PythonCall(NamedTuple):
+    """A call in an expression: its name, its arguments (`None` for others than named literals), and its text."""
+
+    name: str
+    arguments: dict[str, Any] | None
+    text: str
+
+
 def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
-    """Return a parser of calls that are Python expressions or JSON objects; for `known_only` see `read_calls`."""
+    """Return a parser of calls that are Python expressions or JSON objects; for `known_only` see `read_calls`.
+
+    Calls of other functions than the tools, and with other arguments than named literals, are content.
+    """
     read_objects = make_object_parser(end, known_only=known_only)
 
     def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        yield from reader.skip_space()
-        if (yield from reader.peek()) == "{":
-            return (yield from read_objects(reader, answer, tools))
+        start = reader.at
+        if (yield from read_objects(reader, answer, tools)):
+            return True
+        reader.at = start
         # The text is parsed as a whole, because only its end shows that it contains calls.
         source, marker = yield from reader.read_before(end)
-        calls = _python_calls(source.strip()) if marker else []
-        if not calls or not all(name in tools for name, _ in calls):
+        calls = list(_split_calls(source))
+        if not any(call.name in tools and call.arguments is not None for call in calls):
             return False
-        for name, arguments in calls:
-            answer.begin_call(name, arguments)
+        for call in calls:
+            if call.name in tools and call.arguments is not None:
+                answer.begin_call(call.name, to_json(call.arguments))
+            elif call.name or marker or not reader.cut:  # otherwise a limit cut this call
+                answer.add_content(call.text)
+            if answer.is_full:
+                break
         return True
 
     return read
 
 
-def _python_calls(source: str) -> list[tuple[str, str]]:
-    """Return the names and JSON arguments of the calls in an expression; [] if it contains anything else."""
+_CALL_START = re.compile(r"[\s,\[]*([^\s()\[\]{},'\"=]+)\(")
+_CALL_MARK = re.compile(rf"{PYTHON_STRING}|[()\[\]{{}},]", re.DOTALL)
+_CALL_END = re.compile(r"[\s,\]]*")
+_NAMED = re.compile(r"\s*([^\s=]+)\s*=(.*)", re.DOTALL)
+
+
+def _split_calls(source: str) -> Iterator[PythonCall]:
+    """Yield the calls at the start of a text, and then the rest as a call without a name if it is not empty."""
+    at = 0
+    while (match := _CALL_START.match(source, at)) is not None:
+        pieces, start, depth = list[str](), match.end(), 1
+        for mark in _CALL_MARK.finditer(source, start):
+            depth += (mark[0] in {"(", "[", "{"}) - (mark[0] in {")", "]", "}"})
+            if depth == 0 or (depth == 1 and mark[0] == ","):
+                pieces.append(source[start : mark.start()])
+                start = mark.end()
+            if depth == 0:
+                break
+        else:
+            break
+        arguments = _read_named([piece for piece in pieces if piece.strip()])
+        yield PythonCall(match[1], arguments, source[match.start(1) : start])
+        at = start
+    end = _CALL_END.match(source, at)
+    if end is not None and end.end() < len(source):
+        yield PythonCall("", None, source[end.end() :])
+
+
+def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
+    """Return the arguments of a call; `None` if one has no name, or is not a literal."""
+    matches = [_NAMED.fullmatch(piece) for piece in pieces]
     try:
-        tree = ast.parse(source, mode="eval").body
-        calls = tree.elts if isinstance(tree, ast.List) else [tree]
-        return [_python_call(node) for node in calls]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return []
-
-
-def _python_call(node: ast.expr) -> tuple[str, str]:
-    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
-        raise ValueError("not a call with named arguments")
-    arguments: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError("not a named argument")
-        arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return {match[1]: read_literal(match[2]) for match in matches if match} if all(matches) else None
+    except ValueError:
+        return None

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
+from ngramspec.tool_calls.json_stream import complete_object, read_object, to_json
 from ngramspec.tool_calls.template_features import Message, TemplateFeatures, find_features, openai_tool, split_contents
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
@@ -39,17 +42,19 @@ class ToolTemplate:
     ) -> tuple[list[Message], list[Any] | None]:
         """Return messages and tools as the template requires them; tools of `None` mean that it receives none.
 
-        Messages are in OpenAI's form; a content may be a list of text parts. If the arguments of a call are not a JSON
-        object, it raises a ValueError.
+        Messages are in OpenAI's form; a content may be a list of text parts. The arguments of a call may be any text,
+        because models write invalid JSON, and limits cut it. The template then receives the object that they begin, or
+        an object in which they are the only value.
         """
         features = self.features
         adapted_messages = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
         has_calls = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted_messages)
         renders_calls = features.arguments and features.results and features.tools
-        if not (features.parts and features.system and (renders_calls or not has_calls)):
-            for message in adapted_messages:
-                if isinstance(content := message.get("content"), list):
-                    message["content"] = "\n".join(part["text"] for part in content)
+        keeps_parts = features.system and (renders_calls or not has_calls)
+        for message in adapted_messages:
+            can_have_parts = keeps_parts and message["role"] in features.parts and not message.get("tool_calls")
+            if isinstance(content := message.get("content"), list) and not can_have_parts:
+                message["content"] = "\n".join(part["text"] for part in content)
         template_tools: list[Any] | None = None
         if has_calls:
             adapted_messages, template_tools = self._adapt_tools(adapted_messages, tools, features)
@@ -57,7 +62,7 @@ class ToolTemplate:
             adapted_messages = _merge_system_message(adapted_messages)
         for form in self._forms:
             adapted_messages = form(adapted_messages)
-        if features.parts and not features.strings:
+        if not features.strings and "user" in features.parts:
             adapted_messages = split_contents(adapted_messages)
         return adapted_messages, template_tools
 
@@ -66,7 +71,7 @@ class ToolTemplate:
     ) -> tuple[list[Message], list[Any] | None]:
         for number, message in enumerate(messages):
             if message.get("tool_calls"):
-                message["tool_calls"] = list(self._calls(message["tool_calls"], features, number))
+                message["tool_calls"] = list(_adapt_calls(message["tool_calls"], features, number))
                 message.setdefault("content", "")
             else:
                 message.pop("tool_calls", None)
@@ -74,36 +79,21 @@ class ToolTemplate:
                 message["tool_call_id"] = _shorten_id(message["tool_call_id"])
         if features.arguments is None:
             messages = [self._write_calls(message) for message in messages]
+        elif not features.parallel:
+            messages = list(_split_turns(messages))
+        if not features.user_next:
+            messages = list(_add_answers(messages))
         if not features.results:
             messages = _move_results_to_turns(messages)
         if tools and not features.tools:
             return _add_description(messages, self._describe(tools), features.system), None
-        return messages, [openai_tool(tool) for tool in tools] or None
+        return messages, [openai_tool(tool if features.schemas else _simplify(tool)) for tool in tools] or None
 
     @cached_property
     def features(self) -> TemplateFeatures:
         """Features of the template."""
         features: TemplateFeatures = self._examine(find_features, self._known)
         return features
-
-    def _calls(self, calls: Sequence[Mapping[str, Any]], features: TemplateFeatures, number: int) -> Iterator[Message]:
-        for place, call in enumerate(calls):
-            function = call["function"]
-            arguments = function.get("arguments") or "{}"
-            try:
-                value = json.loads(arguments) if isinstance(arguments, str) else arguments
-            except (ValueError, RecursionError):
-                value = None
-            if not isinstance(value, dict):
-                raise ValueError(f"messages[{number}].tool_calls[{place}].function.arguments is not a JSON object")
-            if features.arguments == "text":
-                value = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            id_ = str(call.get("id") or f"call_{number}_{place}")
-            yield {
-                "id": _shorten_id(id_) if features.short_ids else id_,
-                "type": "function",
-                "function": {"name": function["name"], "arguments": value},
-            }
 
     def _write_calls(self, message: Message) -> Message:
         calls = message.pop("tool_calls", None)
@@ -112,13 +102,13 @@ class ToolTemplate:
         texts = []
         for call in calls:
             before, after = self._family.write(call["function"]["name"])
-            texts.append(before + json.dumps(call["function"]["arguments"], ensure_ascii=False) + after)
+            texts.append(before + to_json(call["function"]["arguments"]) + after)
         begin, between, end = self._family.around
         text = begin + (between or "").join(texts) + end
         return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
 
     def _describe(self, tools: Sequence[Tool]) -> str:
-        descriptions = "\n".join(json.dumps(openai_tool(tool)["function"], ensure_ascii=False) for tool in tools)
+        descriptions = "\n".join(to_json(openai_tool(tool)["function"]) for tool in tools)
         before, after = self._family.write("NAME")
         begin, _, end = self._family.around
         return (
@@ -128,6 +118,74 @@ class ToolTemplate:
             f'{begin}{before}{{"PARAMETER": "VALUE"}}{after}{end}\n\n'
             "You then get the result. If no function is needed, just answer."
         )
+
+
+def _adapt_calls(calls: Sequence[Mapping[str, Any]], features: TemplateFeatures, number: int) -> Iterator[Message]:
+    for place, call in enumerate(calls):
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        value = _read_arguments(arguments) if isinstance(arguments, str) else arguments
+        if features.arguments == "text":
+            is_object = isinstance(arguments, str) and arguments.lstrip().startswith("{") and read_object(arguments)
+            value = arguments if is_object else to_json(value)
+        id_ = str(call.get("id") or f"call_{number}_{place}")
+        yield {
+            "id": _shorten_id(id_) if features.short_ids else id_,
+            "type": "function",
+            "function": {"name": function["name"], "arguments": value},
+        }
+
+
+def _read_arguments(text: str) -> dict[str, Any]:
+    """Return the object that arguments are or begin; another text becomes the only value of an object."""
+    value = read_object(text)
+    value = complete_object(text) or {} if value is None else value
+    return value if value or text.strip() in {"{", "{}", "null"} else {"input": text}
+
+
+def _split_turns(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages whose turns have one call each, before its results."""
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls, results = message.get("tool_calls") or [], list[Message]()
+        while len(calls) > 1 and rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for call in calls[:-1]:
+            yield {**message, "tool_calls": [call]}
+            own = [result for result in results if result.get("tool_call_id") == call["id"]]
+            for result in own or [result for result in results if "tool_call_id" not in result][:1]:
+                results.remove(result)
+                yield result
+            message = {"role": "assistant", "content": ""}
+        yield {**message, "tool_calls": calls[-1:]} if calls else message
+        yield from results
+
+
+def _add_answers(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages with an empty answer between calls or their results and the user's turn (Mistral)."""
+    is_open = False
+    for message in messages:
+        if is_open and message["role"] == "user":
+            yield {"role": "assistant", "content": ""}
+        yield message
+        is_open = message["role"] == "tool" or "tool_calls" in message
+
+
+def _simplify(tool: Tool) -> Tool:
+    """Return a tool whose parameters have properties, and no lists of types (Seed-OSS, Hermes 2 and 3)."""
+
+    def drop_lists(value: Any) -> Any:
+        if isinstance(value, list):
+            return [drop_lists(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        types = value.get("type")
+        first = next((kind for kind in types if kind != "null"), "string") if isinstance(types, list) else None
+        return {key: drop_lists(item) for key, item in value.items()} | ({"type": first} if first else {})
+
+    parameters = {"type": "object", "properties": {}} | drop_lists(dict(tool.parameters))
+    return replace(tool, parameters=parameters | {"properties": parameters["properties"] or {}})
 
 
 def _shorten_id(id_: str) -> str:

@@ -48,13 +48,17 @@ class Deltas:
     White space around calls and reasoning belongs to the form, not to the answer. So it is held back until more text
     follows. It is dropped before and after a call, and is content at the end of an answer without calls.
 
-    `short_ids` makes ids of nine letters and digits, as Mistral's templates require, instead of "call_...".
+    Incomplete arguments are completed when something follows, and at the end of an answer that no limit cut.
+
+    `short_ids` makes ids of nine letters and digits, as Mistral's templates require, instead of "call_...". `parallel`
+    allows several calls.
     """
 
-    def __init__(self, short_ids: bool = False) -> None:
+    def __init__(self, short_ids: bool = False, parallel: bool = True) -> None:
         self._deltas: list[Delta] = []
-        self._short_ids = short_ids
+        self._short_ids, self._parallel = short_ids, parallel
         self._calls = 0
+        self._arguments: list[str] | None = None  # pieces of the arguments of a call that may grow
         self._held_space, self._drops_space = "", False
         self._held_reasoning = ""
         self._in_reasoning = False
@@ -88,17 +92,32 @@ class Deltas:
         self._held_reasoning, self._in_reasoning = "", False
         self._held_space, self._drops_space = "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
+        self._add(Delta("call", "", self._calls, id_ if self._short_ids else f"call_{id_}", name))
         self._calls += 1
-        self._add(Delta("call", "", self._calls - 1, id_ if self._short_ids else f"call_{id_}", name))
+        self._arguments = []
         self.add_arguments(arguments)
 
     def add_arguments(self, text: str) -> None:
         """Add a piece of the last call's arguments."""
         if text:
+            if self._arguments is not None:
+                self._arguments.append(text)
             self._add(Delta("arguments", text, self._calls - 1))
 
-    def end(self, drops_call: bool = False) -> None:
-        """End the answer; if an incomplete call is dropped (`drops_call`), drop the white space before it too."""
+    @property
+    def is_full(self) -> bool:
+        """True if no further call is allowed."""
+        return not self._parallel and self._calls > 0
+
+    def end(self, cut: bool = False, drops_call: bool = False) -> None:
+        """End the answer.
+
+        Args:
+            cut: Whether a limit ended it. Incomplete arguments then stay incomplete.
+            drops_call: Whether an incomplete call is dropped, and the white space before it too.
+        """
+        if not cut and self._arguments is not None:
+            self._complete_call()
         self._drops_space = self._drops_space or drops_call
         if self._held_space and not self._drops_space:
             self._add(Delta("text", self._held_space))
@@ -109,12 +128,35 @@ class Deltas:
         deltas, self._deltas = self._deltas, []
         return deltas
 
+    def _complete_call(self) -> None:
+        assert self._arguments is not None
+        text, self._arguments = "".join(self._arguments), None
+        self.add_arguments(find_closers(text))
+
     def _add(self, delta: Delta) -> None:
+        if self._arguments is not None and delta.kind != "arguments":
+            self._complete_call()
         last = self._deltas[-1] if self._deltas else None
         if last is None or last.kind != delta.kind or delta.kind == "call":
             self._deltas.append(delta)
         else:  # a call's arguments follow its beginning, so these are of the same call
             self._deltas[-1] = last._replace(text=last.text + delta.text)
+
+
+_JSON_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*("?)|[\[\]{}]', re.DOTALL)
+
+
+def find_closers(text: str) -> str:
+    """Return the text that completes the start of a JSON object, in which no value is missing."""
+    closers = [] if text else ["}", "{"]
+    for match in _JSON_MARK.finditer(text):
+        if match[0] in {"{", "["}:
+            closers.append("}" if match[0] == "{" else "]")
+        elif match[0] in {"}", "]"}:
+            closers.pop()
+        elif not match[1]:  # a string without an end
+            closers.append('"')
+    return "".join(reversed(closers))
 
 
 # --------------------------------------------------------------------------- input
@@ -125,6 +167,7 @@ Reads = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 SPACE = re.compile(r"[ \t\r\n]*")
+_CLOSING = re.compile(r"[ \t\r\n}\]]*")
 
 
 @lru_cache(256)
@@ -147,6 +190,7 @@ class Reader:
         self.at = 0  # index of the next character; a parser can set it back to read again
         self.ended = False  # whether the text is complete
         self.cut = False  # whether a limit ended the text; an incomplete mark at the end is then dropped
+        self.ran_out = False  # whether a parser needed more text than there is
         self._text = ""
 
     def feed(self, piece: str) -> None:
@@ -157,18 +201,25 @@ class Reader:
         """Return the text that has arrived and is unread."""
         return self._text[self.at :]
 
+    def _wait(self) -> Reads[bool]:
+        """Wait for more text; return False at its end."""
+        if self.ended:
+            self.ran_out = True
+            return False
+        yield
+        return True
+
     def peek(self) -> Reads[str]:
         """Return the next character without reading it; "" at the end."""
         while self.at == len(self._text):
-            if self.ended:
+            if not (yield from self._wait()):
                 return ""
-            yield
         return self._text[self.at]
 
     def read(self, count: int) -> Reads[str]:
         """Read and return the next `count` characters; fewer at the end."""
-        while len(self._text) - self.at < count and not self.ended:
-            yield
+        while len(self._text) - self.at < count and (yield from self._wait()):
+            pass
         text = self._text[self.at : self.at + count]
         self.at += len(text)
         return text
@@ -181,29 +232,35 @@ class Reader:
             if end > self.at:
                 emit(self._text[self.at : end])
                 self.at = end
-            if end < len(self._text) or self.ended:
+            if end < len(self._text) or not (yield from self._wait()):
                 return
-            yield
 
     def skip_space(self) -> Reads[None]:
         """Skip white space."""
         yield from self.run(SPACE, lambda _: None)
 
+    def skip_all(self, *words: str) -> Reads[None]:
+        """Skip white space, and all repetitions of several strings with the white space after them."""
+        yield from self.skip_space()
+        while (yield from self.take(*words)):
+            yield from self.skip_space()
+
     def take(self, *literals: str) -> Reads[str | None]:
         """Read and return the longest of several strings that comes next; `None` if no string does."""
         while True:
             longest = max((word for word in literals if self._text.startswith(word, self.at)), key=len, default=None)
-            rest = self._text[self.at : self.at + max(map(len, literals))]
-            if self.ended or not any(len(word) > len(rest) and word.startswith(rest) for word in literals):
+            rest = self._text[self.at : self.at + max(map(len, literals), default=0)]
+            may_grow = any(len(word) > len(rest) and word.startswith(rest) for word in literals)
+            if not may_grow or not (yield from self._wait()):
                 self.at += len(longest or "")
                 return longest
-            yield
 
     def skip(self, *ends: str) -> Reads[None]:
-        """Skip white space and one of several strings after it, or the beginning of one at the end of the text."""
-        yield from self.skip_space()
-        end = yield from self.take(*ends)
-        if end is None and self.ended and any(end.startswith(self.peek_rest()) for end in ends):
+        """Skip white space, closing brackets and several strings, or the beginning of one at the end of the text."""
+        yield from self.run(_CLOSING, lambda _: None)
+        while (yield from self.take(*ends)):
+            yield from self.run(_CLOSING, lambda _: None)
+        if self.ended and any(end.startswith(self.peek_rest()) for end in ends):
             self.at = len(self._text)
 
     def read_until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
@@ -224,7 +281,8 @@ class Reader:
             if stop == place and match is not None:
                 self.at = match.end()
                 return match[0]
-            if self.ended:
+            if self.ended:  # here without `_wait`, because this runs for every token
+                self.ran_out = True
                 return None
             yield
 

@@ -22,7 +22,7 @@ from ngramspec.tool_calls.calls import (
     make_python_parser,
 )
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.json_stream import quote
+from ngramspec.tool_calls.json_stream import to_json
 from ngramspec.tool_calls.tagged import make_invoke_parsers, read_function, read_gemma4, read_hermes
 
 
@@ -48,7 +48,7 @@ class Family:
     def write(self, name: str) -> tuple[str, str]:
         """Return the text before and after the JSON arguments of a call of a tool."""
         before, after = self.call
-        return before % {"name": name, "json": quote(name)}, after
+        return before % {"name": name, "json": to_json(name)}, after
 
 
 _TAG = {"<tool_call>": read_hermes}
@@ -275,7 +275,7 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
         arguments = json_rule(parameters, strict=tool.strict)
     except GrammarError as error:
         raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
-    names = {"%(name)s": tool.name, "%(json)s": quote(tool.name)}  # text, even if it looks like a control token
+    names = {"%(name)s": tool.name, "%(json)s": to_json(tool.name)}  # text, even if it looks like a control token
     parts = [
         literal(names[part]) if part in names else _text(part, controls)
         for part in re.split(r"(%\((?:name|json)\)s)", before)

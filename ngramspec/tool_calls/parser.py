@@ -15,12 +15,15 @@ _SHORT, _NEAR = 12, 80
 """Number of characters below which a text may still become a call, and number within which a call has its name."""
 
 
-def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
+def parser_for(
+    template: str | None, tools: Sequence[Tool] = (), *, opening: str = "", parallel: bool = True
+) -> AnswerParser:
     """Return a parser for one answer of a model with a chat template in Jinja; without tools, calls are content.
 
-    `opening` is the text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning.
+    `opening` is the text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning. Without `parallel`,
+    the answer ends after its first call.
     """
-    return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening)
+    return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening, parallel)
 
 
 def reasoning_parser(template: str | None, *, opening: str = "") -> AnswerParser:
@@ -32,12 +35,18 @@ def reasoning_parser(template: str | None, *, opening: str = "") -> AnswerParser
 
 
 class AnswerParser:
-    """A parser of one answer, made by `parser_for` or `reasoning_parser`. It raises no errors, whatever the text is."""
+    """A parser of one answer, made by `parser_for` or `reasoning_parser`. It raises no errors, whatever the text is.
 
-    ended: bool | None = None  # it never ends a text early
+    Attributes:
+        ended: Whether the answer has ended after a call, so that later text is dropped; `None` if several calls are
+            allowed, because the answer then ends only with the text.
+    """
 
-    def __init__(self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str) -> None:
-        self._reader, self._answer = Reader(), Deltas(family.short_ids)
+    def __init__(
+        self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str, parallel: bool = True
+    ) -> None:
+        self.ended: bool | None = None if parallel else False
+        self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
         tools_by_name = {tool.name: tool for tool in tools}
         reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
         self._reads = reads(self._reader, self._answer, tools_by_name)
@@ -48,7 +57,8 @@ class AnswerParser:
         try:
             next(self._reads)
         except StopIteration:
-            self._answer.end(drops_call=bool(self._reader.peek_rest()))
+            self.ended = self._answer.is_full or self.ended
+            self._answer.end(self._reader.cut, drops_call=bool(self._reader.peek_rest()))
         return self._answer.drain()
 
     def finish(self, cut: bool = False) -> list[Delta]:
@@ -72,7 +82,9 @@ def _read_answer(
     if not tools:
         yield from reader.read_until((), answer.add_content)
         return
-    while True:
+    reader.ran_out = False
+    # If a limit cut the text within a call, the rest of the text belongs to the call.
+    while not (answer.is_full or (reader.cut and reader.ran_out)):
         # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
         if family.bare:
             before = reader.at
@@ -85,12 +97,15 @@ def _read_answer(
                 return
         while (start := (yield from reader.read_until(family.starts, answer.add_content))) is not None:
             before = reader.at - len(start)
+            yield from reader.skip_all(start)
+            end = reader.at
+            reader.ran_out = False
             if (yield from family.starts[start](reader, answer, tools)):
                 break
             reader.at = before
             if _is_cut_call(reader, start, tools):
                 return
-            answer.add_content((yield from reader.read(len(start))))
+            answer.add_content((yield from reader.read(end - before)))
         else:
             return
 
@@ -115,7 +130,10 @@ def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
         before = reader.at
         start = yield from reader.take(_CHANNEL, _START, _TO)
         if start is not None:
+            reader.ran_out = False
             if (yield from _read_message(reader, answer, tools, start)):
+                if answer.is_full or (reader.cut and reader.ran_out):
+                    return
                 continue
             reader.at = before
             if _is_cut_call(reader, start, tools):
@@ -129,7 +147,7 @@ def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
 
 def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> Reads[bool]:
     """Parse a message after the start of its header; return True if it is a message."""
-    header, marker = yield from reader.read_before(_MESSAGE, *_ENDS)
+    header, marker = yield from reader.read_before(_MESSAGE, _START, *_ENDS)
     if marker != _MESSAGE:
         return False
     header = start + header
@@ -139,7 +157,9 @@ def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> R
         yield from reader.skip_space()
         if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
             return False
-        yield from reader.skip_space()
+        if answer.is_full:
+            return True
+        yield from reader.skip()
         add_text = answer.add_content  # for text after the JSON
     elif not channel:
         return False

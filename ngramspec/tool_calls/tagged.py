@@ -7,7 +7,6 @@ begin with this tag, and models mix the forms, so the text after the tag decides
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import Any
 
 from ngramspec.tool_calls.calls import ReadCall, make_list_parsers, read_arguments, read_calls
 from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
-from ngramspec.tool_calls.json_stream import escape, quote
+from ngramspec.tool_calls.json_stream import MAX_DEPTH, escape, read_literal, to_json
 
-_MAX_DEPTH = 32  # maximum depth of references within references
+_MAX_REFERENCES = 32  # maximum depth of references within references
 _TEXT = frozenset({"string"})
 _KINDS = {
     str: _TEXT,
@@ -29,24 +28,42 @@ _KINDS = {
 }
 _HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
 _QUOTE = '<|"|>'
-_BARE = re.compile(r"[^,}\]]*")
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_BARE = re.compile(r"[^,}\]<]*")
+_GEMMA_NAME = re.compile(r'[^:,{}\[\]<"]*')
+_GEMMA_START, _GEMMA_END = _GEMMA_MARKS = ("<|tool_call>", "<tool_call|>")
+_NAME = re.compile(r'[^<>"{\n]*')
+_REST = re.compile(r"[^<>\n]*")
+_ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The marks around parameters."""
+    """The marks of a form of calls."""
 
+    starts: tuple[str, ...]  # marks that begin a call
     parameter: str  # mark before the name of a parameter
-    name_end: str  # mark after the name; attributes may follow it up to `value`
-    value: str  # mark before the value; "" if the value follows `name_end`
+    name_end: str  # mark after the name
+    value: str  # mark before the value; if it is ">", attributes may come before it
     value_end: str  # mark at the end of the value
-    end: str  # mark at the end of the call
+    ends: tuple[str, ...]  # marks at the end of the call
     lines: bool = False  # whether line breaks surround the value
 
+    @property
+    def value_ends(self) -> tuple[str, str]:
+        """Marks at the end of the value, of which models also write the second."""
+        return self.value_end, f"{self.value_end[:-1]}/>"
 
-_QWEN = Tags("<parameter=", ">", "", "</parameter>", "</function>", lines=True)
-_GLM = Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
+
+_QWEN = Tags(
+    ("<tool_call>", "<function="),
+    "<parameter=",
+    "",
+    ">",
+    "</parameter>",
+    ("</function>", "</function/>", *_HERMES_ENDS),
+    lines=True,
+)
+_GLM = Tags(("<tool_call>",), "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", _HERMES_ENDS)
 
 
 def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
@@ -65,28 +82,22 @@ def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<function=": a name and ">", then parameters in tags, or all parameters as JSON."""
-    name, marker = yield from reader.read_before(">")
-    name = name.strip().strip("\"'")
-    if not marker or not name:
-        return False
-    yield from reader.skip_space()
-    if (yield from reader.peek()) == "{":
-        if (yield from read_arguments(reader, answer, name)):
-            yield from reader.skip("</function>")
-    elif not (yield from _read_tagged(reader, answer, name, tools.get(name), _QWEN)):
-        return False
-    yield from reader.skip(*_HERMES_ENDS)
+    name, is_whole = yield from _read_header(reader, "<function=")
+    if not name or (yield from reader.peek()) != "{":
+        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name), _QWEN))
+    yield from read_arguments(reader, answer, name)
+    yield from reader.skip(*_QWEN.ends)
     return True
 
 
 def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse a call: the name of an existing tool, then keys and values."""
-    name, marker = yield from reader.read_before(_GLM.parameter, _GLM.end)
+    name, marker = yield from reader.read_before(_GLM.parameter, *_GLM.ends)
     name = name.strip()
     if marker is None or name not in tools:
         return False
     reader.at -= len(marker)
-    return (yield from _read_tagged(reader, answer, name, tools[name], _GLM))
+    return (yield from _read_tagged(reader, answer, name, True, tools[name], _GLM))
 
 
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
@@ -95,89 +106,153 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
     `mark` is at the start of the name of each tag, and `openings` are the tags around several calls.
     """
     item = f'<{mark}invoke name="'
-    tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
+    list_ends = {f"<{opening}>": f"</{opening}>" for opening in openings}
+    tags = Tags(
+        (item, *list_ends),
+        f'<{mark}parameter name="',
+        '"',
+        ">",
+        f"</{mark}parameter>",
+        (f"</{mark}invoke>", f"</{mark}invoke/>", *list_ends.values()),
+    )
 
     def read_invoke(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        name, _ = yield from reader.read_before('">')
-        return bool(name) and (yield from _read_tagged(reader, answer, name, tools.get(name), tags))
+        name, is_whole = yield from _read_header(reader, item)
+        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name), tags))
 
-    return make_list_parsers({f"<{opening}>": f"</{opening}>" for opening in openings}, item, read_invoke)
+    return make_list_parsers(list_ends, item, read_invoke)
 
 
-def _read_tagged(reader: Reader, answer: Deltas, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
+def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
+    """Parse a name and the attributes up to ">"; without ">" the attributes are `None`."""
+    parts, attributes = list[str](), list[str]()
+    yield from reader.take('"')
+    yield from reader.run(_NAME, parts.append)
+    yield from reader.take('"')
+    start = reader.at
+    yield from reader.run(_REST, attributes.append)
+    is_whole = _ATTRIBUTES.fullmatch("".join(attributes)) and (yield from reader.take(">"))
+    if not is_whole:
+        reader.at = start
+    return "".join(parts).strip().strip("'"), "".join(attributes) if is_whole else None
+
+
+def _read_header(reader: Reader, start: str) -> Reads[tuple[str, bool]]:
+    """Parse the name of a function and ">" after `start`, and repetitions of both; return True with a whole header."""
+    marker: str | None = start
+    while marker:
+        yield from reader.skip_all(start)
+        name, attributes = yield from _read_name(reader)
+        yield from reader.skip_space()
+        marker = yield from reader.take(start)
+    return name, attributes is not None
+
+
+def _read_tagged(
+    reader: Reader, answer: Deltas, name: str, is_whole: bool, tool: Tool | None, tags: Tags
+) -> Reads[bool]:
     """Parse parameters in tags as a JSON object; return True if a call began.
 
-    A call begins if a parameter or the end of the call comes next. Strings are emitted as they arrive, and other values
-    when they are complete. The object ends before the first text that is not a parameter. If the answer ends inside the
-    call, the object stays incomplete.
+    A call begins if a parameter or the end of the call comes next, or the end of the answer after the whole name.
+    Strings are emitted as they arrive, and other values when they are complete. The object ends before the first text
+    that is not a parameter.
     """
-    yield from reader.skip_space()
-    marker = yield from reader.take(tags.parameter, tags.end)
-    if marker is None:
+    marker = yield from reader.take(tags.parameter, *tags.ends)
+    if not name or (marker is None and ((yield from reader.peek()) or reader.cut or not is_whole)):
         return False
     answer.begin_call(name)
     before = "{"
     while marker == tags.parameter:
-        key, _ = yield from reader.read_before(tags.name_end)
-        attributes = (yield from reader.read_before(tags.value))[0] if tags.value else ""
+        start = reader.at - len(marker)
+        yield from reader.skip_all(marker)
+        key, types = yield from _read_key(reader, tool, tags)
         if not (yield from reader.peek()):
+            reader.at = start
             break
-        answer.add_arguments(f"{before}{quote(key)}: ")
-        types = _TEXT if 'string="true"' in attributes else _types(tool, key)  # DeepSeek's attribute
-        if not (yield from _read_value(reader, answer.add_arguments, types, tags)):
-            return True
+        yield from _read_value(reader, answer, f"{before}{to_json(key)}: ", types, tool, tags)
         before = ", "
-        yield from reader.skip_space()
-        marker = yield from reader.take(tags.parameter, tags.end)
-    answer.add_arguments("{" if before == "{" else "")
-    if marker == tags.end or (yield from reader.peek()):
-        answer.add_arguments("}")
+        yield from reader.skip_all(*tags.value_ends)
+        marker = yield from reader.take(tags.parameter, *tags.ends)
+    if marker in tags.ends:
+        answer.add_arguments("{}" if before == "{" else "}")
+        yield from reader.skip(*tags.ends)
     return True
 
 
-def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: Tags) -> Reads[bool]:
-    """Parse a value; return True if its end was found."""
+def _read_key(reader: Reader, tool: Tool | None, tags: Tags) -> Reads[tuple[str, frozenset[str] | None]]:
+    """Parse the name of a parameter, up to its value; return its types too."""
+    if tags.value == ">":
+        key, attributes = yield from _read_name(reader)
+        if 'string="true"' in (attributes or ""):  # DeepSeek's attribute
+            return key, _TEXT
+    else:
+        parts: list[str] = []
+        yield from reader.run(_NAME, parts.append)
+        yield from reader.skip_all(tags.name_end)
+        yield from reader.skip_all(tags.value)
+        key = "".join(parts).strip()
+    return key, _types(tool, key)
+
+
+def _read_value(
+    reader: Reader, answer: Deltas, before: str, types: frozenset[str] | None, tool: Tool | None, tags: Tags
+) -> Reads[None]:
+    """Parse a value; `before` comes before it in the JSON."""
+    parts = list[str]()
+    line_end = ""  # a line break that belongs to the value only if more text follows
+
+    def push(text: str) -> None:
+        nonlocal line_end
+        text = line_end + text
+        line_end = "\n" if tags.lines and text.endswith("\n") else ""
+        text = text[: len(text) - len(line_end)]
+        if types == _TEXT:
+            answer.add_arguments(escape(text))
+        else:
+            parts.append(text)
+
     if types == _TEXT:
-        emit('"')
-        line_end = ""  # a line break that belongs to the value only if more text follows
-
-        def push(text: str) -> None:
-            nonlocal line_end
-            text = line_end + text
-            line_end = "\n" if tags.lines and text.endswith("\n") else ""
-            emit(escape(text[: len(text) - len(line_end)]))
-
-        if tags.lines:
-            yield from reader.take("\n")
-        marker = yield from reader.read_until((tags.value_end,), push)
-        emit('"' if marker else "")
-        return marker is not None
-    text, marker = yield from reader.read_before(tags.value_end)
+        answer.add_arguments(f'{before}"')
     if tags.lines:
-        text = text.removeprefix("\n").removesuffix("\n")
-    if marker:
-        emit(convert_value(text, types))
-    return marker is not None
+        yield from reader.take("\n")
+    while (marker := (yield from reader.read_until((*tags.value_ends, tags.parameter, *tags.ends), push))) is not None:
+        end = reader.at
+        if marker in tags.value_ends:
+            break
+        if (yield from _ends_value(reader, marker, tool, tags)):
+            reader.at = end - len(marker)
+            break
+        reader.at = end
+        push(marker)
+    if types == _TEXT:
+        answer.add_arguments('"' if marker else "")
+    elif marker or not reader.cut:
+        answer.add_arguments(before + convert_value("".join(parts), types))
+
+
+def _ends_value(reader: Reader, marker: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
+    """Return True if a mark ends a value whose closing mark is missing; otherwise the mark is part of the value."""
+    if marker == tags.parameter:
+        key, _ = yield from _read_key(reader, tool, tags)
+        properties = tool.parameters.get("properties") if tool is not None else None
+        return key in properties if properties else key.isidentifier()
+    yield from reader.skip_space()
+    if (yield from reader.take(*tags.ends, *tags.starts)):
+        return True
+    return not (yield from reader.peek()) and not reader.cut
 
 
 def convert_value(text: str, types: frozenset[str] | None) -> str:
     """Return a value as JSON; a value of another type than `types` becomes a string. `None` means any type."""
-    bare = text.strip()
-    if types is not None:
-        bare = _PYTHON.get(bare, bare)
     try:
-        value = json.loads(bare, parse_constant=_refuse)
+        value = read_literal(text.strip(), only_json=types is None)
         if not isinstance(value, str) and (types is None or _find_types(value) & types):
-            return json.dumps(value, ensure_ascii=False)
+            return to_json(value)
         if isinstance(value, str) and types is not None and "string" not in types:
             return convert_value(value, types)  # the model put a value of another type into quotes
     except (ValueError, RecursionError):
         pass
-    return quote(text)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+    return to_json(text)
 
 
 def _find_types(value: Any) -> frozenset[str]:
@@ -194,7 +269,7 @@ def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return None
     if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
         target: Any = root
@@ -225,72 +300,70 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     yield from reader.skip_space()
     if not (yield from reader.take("call:")):
         return False
-    name, marker = yield from reader.read_before("{")
-    if not marker or not name.strip():
+    parts: list[str] = []
+    yield from reader.run(_GEMMA_NAME, parts.append)
+    name = "".join(parts).strip()
+    if not name or not (yield from reader.take("{")):
         return False
-    answer.begin_call(name.strip())
+    answer.begin_call(name)
     answer.add_arguments("{")
-    if (yield from _read_rest(reader, answer.add_arguments)):
-        yield from reader.skip("<tool_call|>")
+    yield from _read_rest(reader, answer.add_arguments)
+    yield from reader.skip(_GEMMA_END)
     return True
 
 
-def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
-    """Parse the text after an opening brace as JSON; return True if its closing brace was found."""
+def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
+    """Parse the text after an opening brace as JSON, up to its closing brace or the first text that is not valid."""
     brackets = ["}"]
     first = True  # whether the innermost brackets are still empty
     while brackets:
+        start = reader.at
+        yield from reader.skip_space()
+        comma = None if first else (yield from reader.take(","))
         yield from reader.skip_space()
         if (yield from reader.take(brackets[-1])):
             emit(brackets.pop())
             first = False
             continue
-        if not first:
-            if not (yield from reader.take(",")):
-                return False
-            emit(", ")
+        before = ", " if comma else ""
+        is_valid = first or comma is not None
+        if is_valid and brackets[-1] == "}":
+            key = yield from _read_gemma_key(reader)
+            is_valid = key is not None
+            before += f"{to_json(key)}: "
             yield from reader.skip_space()
-        if brackets[-1] == "}":
-            start = reader.at
-            key = yield from _read_key(reader)
-            if key is None:
-                reader.at = start
-                return False
-            emit(f"{quote(key)}: ")
-            yield from reader.skip_space()
-        opening = yield from reader.take("{", "[")
+        opening = (yield from reader.take("{", "[")) if is_valid and len(brackets) < MAX_DEPTH else None
         first = opening is not None
         if opening:
-            emit(opening)
+            emit(before + opening)
             brackets.append("}" if opening == "{" else "]")
-        elif not (yield from _read_word(reader, emit)):
-            return False
-    return True
+        elif not is_valid or not (yield from _read_word(reader, emit, before)):
+            reader.at = start
+            return
 
 
-def _read_key(reader: Reader) -> Reads[str | None]:
+def _read_gemma_key(reader: Reader) -> Reads[str | None]:
     """Parse a key, with or without quotes, and the colon after it."""
-    if (yield from reader.take(_QUOTE)):
-        key, _ = yield from reader.read_before(_QUOTE)
-        yield from reader.skip_space()
-        return key if (yield from reader.take(":")) else None
-    key, marker = yield from reader.read_before(":")
-    return key.strip().strip('"') if marker else None
-
-
-def _read_word(reader: Reader, emit: Emit) -> Reads[bool]:
-    """Parse a string in quotes, or a bare word, which is a JSON value or a string; return True if it is complete."""
-    if (yield from reader.take(_QUOTE)):
-        emit('"')
-        marker = yield from reader.read_until((_QUOTE,), lambda text: emit(escape(text)))
-        emit('"' if marker else "")
-        return marker is not None
     parts: list[str] = []
-    start = reader.at
+    quote = yield from reader.take(_QUOTE, '"')
+    yield from reader.run(_GEMMA_NAME, parts.append)
+    yield from reader.take(quote or _QUOTE)
+    yield from reader.skip_space()
+    return "".join(parts).strip() if (yield from reader.take(":")) else None
+
+
+def _read_word(reader: Reader, emit: Emit, before: str) -> Reads[bool]:
+    """Parse a string in quotes, or a bare word, which is a JSON value or a string; return True if there is one."""
+    if (yield from reader.take(_QUOTE)):
+        emit(f'{before}"')
+        marker = yield from reader.read_until((_QUOTE, *_GEMMA_MARKS), lambda text: emit(escape(text)))
+        emit('"' if marker else "")
+        reader.at -= len(marker) if marker in _GEMMA_MARKS else 0
+        return True
+    parts: list[str] = []
     yield from reader.run(_BARE, parts.append)
-    word = "".join(parts).strip(" \t\r\n")
-    if not word or not (yield from reader.peek()):
-        reader.at = start
+    word = "".join(parts).strip()
+    if not word or (reader.cut and not (yield from reader.peek())):
         return False
-    emit(convert_value(word.strip('"'), None) if not word.startswith('"') else quote(word.strip('"')))
+    emit(before + (to_json(word.strip('"')) if word.startswith('"') else convert_value(word, None)))
     return True

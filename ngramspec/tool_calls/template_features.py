@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ngramspec.chat_template.environment import Render
@@ -14,6 +14,7 @@ Message = dict[str, Any]
 Kind = Literal["object", "text"]
 
 _USER: Message = {"role": "user", "content": "hi"}
+_RESULT: Message = {"role": "tool", "tool_call_id": "call12345", "name": "qlistq", "content": "qresultq"}
 _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qkeyq": "qvalueq"}'}
 
 
@@ -22,41 +23,68 @@ class TemplateFeatures(NamedTuple):
 
     tools: bool  # whether the template renders the list of tools
     system: bool  # whether the template renders a system message
+    schemas: bool = True  # whether schemas may have no properties, and lists of types
     arguments: Kind | None = None  # type of the arguments of calls; `None` if the template does not render calls
     results: bool = False  # whether the template renders results of calls
     short_ids: bool = False  # whether ids of calls must have nine characters
+    parallel: bool = True  # whether a turn may have several calls
+    user_next: bool = True  # whether the user's turn may follow results directly
     strings: bool = True  # whether contents may be strings
-    parts: bool = False  # whether contents may be lists of parts
+    parts: frozenset[str] = frozenset()  # roles whose contents may be lists of parts
 
 
 def find_features(render: Render, is_known: bool) -> TemplateFeatures:
     """Render small conversations to find the features of a template; `is_known`: it belongs to a family."""
     accepts_strings = "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
-    accepts_parts = _shows_parts(render)
+    accepts_parts = _shows_parts(render, [{"role": "user"}])
+
+    def adapt(messages: list[Message]) -> list[Message]:
+        return messages if accepts_strings or not accepts_parts else split_contents(messages)
 
     def render_turns(messages: list[Message], **variables: Any) -> str:
-        return _try_render(
-            render, messages if accepts_strings or not accepts_parts else split_contents(messages), **variables
-        )
+        return _try_render(render, adapt(messages), **variables)
 
     tool = _tool("qlistq", "qpartq")
     tools = "qlistq" in render_turns([_USER], tools=[tool])
     tool_variables: dict[str, Any] = {"tools": [tool]} if tools else {}
+    types = {"type": ["string", "null"]}
+    rare_tools = [Tool("qoneq", "", {"type": "object"}), Tool("qtwoq", "", {"properties": {"qpartq": types}})]
+    accepts_schemas = not tools or "qtwoq" in render_turns([_USER], tools=list(map(openai_tool, rare_tools)))
     system = "qsystemq" in render_turns([{"role": "system", "content": "qsystemq"}, _USER])
-    features = TemplateFeatures(tools and is_known, system, strings=accepts_strings, parts=accepts_parts)
-    if not is_known:  # calls of unknown families could not be parsed
-        return features
+    user = adapt([_USER])
+    turns = {"user": [{"role": "user"}], "system": [{"role": "system"}, *user]}
+    turns["assistant"] = [*user, {"role": "assistant"}, *user]
+    features = TemplateFeatures(tools and is_known, system, accepts_schemas, strings=accepts_strings)
+    if is_known:  # calls of unknown families could not be parsed
+        features = _find_call_features(features, render_turns, tool_variables)
+    if features.arguments is not None and features.results:
+        turns["tool"] = adapt([_USER, _make_call_turn(features.arguments), {**_RESULT, "content": None}])
+    parts = {role for role, messages in turns.items() if _shows_parts(render, messages, **tool_variables)}
+    return features._replace(parts=frozenset(parts))
+
+
+def _find_call_features(
+    features: TemplateFeatures, render_turns: Callable[..., str], variables: Mapping[str, Any]
+) -> TemplateFeatures:
     for id_ in ("call_qidqidq", "call12345"):
         for kind in _ARGUMENTS:
-            call = _make_call_turn(kind, id_=id_)
-            result = {"role": "tool", "tool_call_id": id_, "name": "qlistq", "content": "qresultq"}
-            text = render_turns([_USER, call, result], **tool_variables)
+            call = _make_call_turn(kind, id_=id_) | {"content": "qsaidq"}  # some show either the text or the calls
+            result = _RESULT | {"tool_call_id": id_}
+            text = render_turns([_USER, call, result], **variables)
             # Some templates reject results, and some do not show calls of the last turn.
-            if not _shows_call(text, kind) and not _shows_call(render_turns([_USER, call], **tool_variables), kind):
+            if not _shows_call(text, kind) and not _shows_call(render_turns([_USER, call], **variables), kind):
                 continue
             results = "qresultq" in text
             if results or len(id_) == 9:
-                return features._replace(arguments=kind, results=results, short_ids=len(id_) == 9)
+                calls = _make_call_turn(kind, "qoneq", "qtwoq", id_=id_)
+                text = render_turns([_USER, calls, *([result, result] if results else [])], **variables)
+                return features._replace(
+                    arguments=kind,
+                    results=results,
+                    short_ids=len(id_) == 9,
+                    parallel="qoneq" in text and "qtwoq" in text,
+                    user_next="hi" in render_turns([_USER, call, *([result] if results else []), _USER], **variables),
+                )
     return features
 
 
@@ -70,10 +98,15 @@ def split_contents(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _shows_parts(render: Render) -> bool:
-    """Return True if contents may be lists of parts; a template that does not know them writes them like Python."""
-    text = _try_render(render, [{"role": "user", "content": [{"type": "text", "text": "qwordq"}]}])
-    return "qwordq" in text and not any(f"{mark}text{mark}" in text for mark in "'\"")
+def _shows_parts(render: Render, messages: Sequence[Message], **variables: Any) -> bool:
+    """Return True if the content that a message lacks may be a list of parts.
+
+    A template that does not know parts writes them like Python, or omits some.
+    """
+    parts = [{"type": "text", "text": word} for word in ("qwordq", "qmoreq")]
+    turns = [message if message.get("content") is not None else {**message, "content": parts} for message in messages]
+    text = _try_render(render, turns, **variables)
+    return "qwordq" in text and "qmoreq" in text and not any(f"{mark}text{mark}" in text for mark in "'\"")
 
 
 def _try_render(render: Render, messages: Sequence[Message], **variables: Any) -> str:
@@ -116,7 +149,7 @@ def capabilities(render: Render) -> dict[str, bool]:
     as_object = _try_render(render, [_USER, _make_call_turn("object")], tools=tools)
     return {
         "supports_string_content": is_rendered([{"role": "user", "content": "qwordq"}], "qwordq"),
-        "supports_typed_content": _shows_parts(render),
+        "supports_typed_content": _shows_parts(render, [{"role": "user"}]),
         "supports_tools": is_rendered([_USER], "qlistq", tools=tools),
         "supports_tool_calls": any(
             is_rendered([_USER, _make_call_turn(kind)], "qlistq", "qvalueq", tools=tools) for kind in _ARGUMENTS

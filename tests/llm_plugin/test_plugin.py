@@ -22,7 +22,7 @@ pytest.importorskip("llama_cpp")
 from ngramspec.chat_template.template import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.answering import load_settings, make_sampling  # noqa: E402
-from ngramspec.steps import Step  # noqa: E402
+from ngramspec.steps import Step, StopReason  # noqa: E402
 
 REPETITIVE = "Repeat: one two three four five six. one two three four five six. one two three"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "threads": 1}
@@ -186,13 +186,14 @@ def test_llm_plugin_errors_are_one_line() -> None:
 TEMPLATE = "{# <think> <tool_call> tools #}"
 
 
-def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
+def answering(*answers: str, stop: StopReason = "eog") -> tuple[NGramSpec, mock.Mock]:
     """Return the plugin with a decoder and model that answer with these texts, five characters per step."""
     texts = iter(answers)
 
     def generate(*_: Any, **__: Any) -> Iterator[Step]:
         text = next(texts)
-        return (Step((7,), pieces=(text[at : at + 5],), batch=1) for at in range(0, len(text), 5))
+        for at in range(0, len(text), 5):
+            yield Step((7,), pieces=(text[at : at + 5],), batch=1, stop=stop if at + 5 >= len(text) else None)
 
     told = mock.Mock(
         n_ctx=512, chat_template=TEMPLATE, controls={}, notes=(), exactness=SimpleNamespace(bit_identical=True)
@@ -229,7 +230,7 @@ def test_llm_plugin_calls_tools_and_sends_results_back() -> None:
 
 
 def test_llm_plugin_returns_incomplete_tool_call_as_text() -> None:
-    model, _ = answering(CALL.partition(', "b"')[0], "<tool_call>{}</tool_call>")
+    model, _ = answering(CALL.partition(', "b"')[0], "<tool_call>{}</tool_call>", stop="length")
     cut_off = model.prompt("What is 6 times 7?", tools=[multiply])
     assert cut_off.tool_calls() == []
     assert '{"a": 6' in cut_off.text()

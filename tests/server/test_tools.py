@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 from support.fake_service import Script
-from support.http import allows, ask, demo_vocabulary, format_tool_call, get_error
+from support.http import allows, ask, demo_vocabulary, format_tool_call, get_error, vocabulary_with
 
 CHATS = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -136,3 +136,83 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
     assert error["param"] == "tools"
     message = "the parameters of the tool 'f': the JSON schema cannot be used: unsupported keywords: uniqueItems"
     assert error["message"].endswith(message)
+
+
+# --------------------------------------------------------------------------- several calls and incomplete calls
+
+SCHEMA = LOOK["parameters"]
+FUNCTION = {"type": "function", **LOOK}
+CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "max_tokens": 400}
+MESSAGE: dict[str, Any] = {"messages": [USER], "tools": [{"name": "look", "input_schema": SCHEMA}], "max_tokens": 400}
+RESPONSE: dict[str, Any] = {"input": "hi", "tools": [FUNCTION], "max_output_tokens": 400}
+OLLAMA: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "options": {"num_predict": 400}, "stream": False}
+ONE_CALL = (  # like Llama 3's template
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ [] / 1 }}{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}{{ tools | tojson }}"
+)
+
+
+def count_calls(answer: dict[str, Any]) -> tuple[int, str]:
+    """Return the number of calls in the answer of any API, and the reason of its end."""
+    if "choices" in answer:
+        (choice,) = answer["choices"]
+        return len(choice["message"].get("tool_calls", [])), choice["finish_reason"]
+    if "output" in answer:
+        return sum(item["type"] == "function_call" for item in answer["output"]), answer["status"]
+    if "stop_reason" in answer:
+        return sum(block["type"] == "tool_use" for block in answer["content"]), answer["stop_reason"]
+    return len(answer["message"].get("tool_calls", [])), answer["done_reason"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "single", "reason"),
+    [
+        (CHATS, CHAT, {"parallel_tool_calls": False}, "tool_calls"),
+        ("/v1/responses", RESPONSE, {"parallel_tool_calls": False}, "completed"),
+        ("/v1/messages", MESSAGE, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_use"),
+        ("/api/chat", OLLAMA, None, "stop"),  # without such a field
+    ],
+)
+def test_answer_with_single_call_ends_after_it(path: str, body: Any, single: Any, reason: str) -> None:
+    calls = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
+    told, _ = ask(path, body, Script(calls, step=3))
+    assert count_calls(told) == (2, reason)
+    endless = Script(calls, ends=False, step=3)
+    if single is not None:
+        told, _ = ask(path, body | single, endless)
+        assert count_calls(told) == (1, reason)
+    # A template that accepts only one call in a turn has the same effect.
+    told, _ = ask(path, body, endless, vocabulary=vocabulary_with(ONE_CALL))
+    assert count_calls(told) == (1, reason)
+
+
+def test_stream_with_single_call_ends_after_it() -> None:
+    calls = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
+    told, _ = ask(CHATS, CHAT | {"parallel_tool_calls": False, "stream": True}, Script(calls, ends=False, step=3))
+    pieces = [call for chunk in told for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
+    assert {piece["index"] for piece in pieces} == {0}
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"at": 1}'
+    assert [choice["finish_reason"] for chunk in told for choice in chunk["choices"]][-1] == "tool_calls"
+
+
+@pytest.mark.parametrize("source", [None, ONE_CALL])
+def test_cut_answer_as_history_is_accepted(source: str | None) -> None:
+    """A limit may cut the arguments of a call, which streams have sent by then."""
+    whole = format_tool_call("look", '{"at": 123, "b": ["c"]}')
+    vocabulary = demo_vocabulary() if source is None else vocabulary_with(source)
+    for size in range(whole.index("123"), whole.index("</tool_call>"), 2):
+        limit = len(vocabulary.tokenize(whole[:size], add_bos=False))
+        fields = CHAT | {"max_tokens": limit, "stream": True}
+        told, _ = ask(CHATS, fields, Script(whole), vocabulary=vocabulary)
+        calls = [call for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call, call | {"id": "call_2"}]}
+        results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": "failed"} for i in (1, 2)]
+        body = CHAT | {"messages": [USER, turn, *results]}
+        assert "failed" in ask(CHATS, body, vocabulary=vocabulary)[1].prompt_text()
+        item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
+        result = {"type": "function_call_output", "call_id": "c", "output": "failed"}
+        body = RESPONSE | {"input": [USER, item, result]}
+        assert "failed" in ask("/v1/responses", body, vocabulary=vocabulary)[1].prompt_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -31,6 +32,21 @@ NO_SYSTEM = (
 )
 NO_RESULTS = OBJECTS.replace("{{ m.content }}", "{% if m.role == 'tool' %}{{ [] / 1 }}{% endif %}{{ m.content }}")
 UNLISTED = "<｜tool▁calls▁begin｜>" + NO_SYSTEM
+FIRST_CALL = OBJECTS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+ONE_CALL = OBJECTS.replace("{{ c.id }}", "{% if m.tool_calls | length > 1 %}{{ [] / 1 }}{% endif %}{{ c.id }}")
+ALTERNATING = (
+    "{% for m in messages if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ [] / 1 }}{% endif %}{% endfor %}" + OBJECTS
+)
+LOOPING = OBJECTS.replace(
+    "{{ t.function.name }}",
+    "{{ t.function.name }}{% for p in t.function.parameters.properties.items() %}{{ p }}{% endfor %}",
+)
+RECURSIVE = OBJECTS.replace(
+    "{{ t.function.name }}",
+    "{{ t.function.name }}{% for p in (t.function.parameters.properties or {}).values() %}"
+    "{% if p.type and p.type is not string %}{{ [] / 1 }}{% endif %}{% endfor %}",
+)
 UNKNOWN = OBJECTS.replace("<tool_call>", "<strange_call>")
 
 WEATHER = Tool("weather", "Tells it.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -66,10 +82,115 @@ def test_template_adapt_passes_arguments_as_object_or_string() -> None:
         assert said == f"weather[user]Weather?[assistant]I look.{call}[tool]18[tool]19[user]So?"
     for nothing in ("", None, {}):
         assert adapted(OBJECTS, talk(nothing))[1]["tool_calls"][0]["function"]["arguments"] == {}
-    wrong = r"messages\[1\]\.tool_calls\[0\]\.function\.arguments is not a JSON object"
-    for arguments in ("{", "[]", "5", '"a"', "[" * 100_000):
-        with pytest.raises(ValueError, match=wrong):
-            adapted(OBJECTS, talk(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # Limits cut answers, also those of this project.
+        ("{", {}),
+        ('{"city": "Par', {"city": "Par"}),
+        ('{"city": "Par\\', {"city": "Par\\"}),
+        ('{"city": "Paris", "days": [1, {"a": tr', {"city": "Paris", "days": [1, {}]}),
+        ('{"city": "Paris", "da', {"city": "Paris"}),
+        # Models make mistakes.
+        ('{"city": "Paris"}}', {"city": "Paris"}),
+        ('{"city": "Paris", "exact": True,}', {"city": "Paris", "exact": True}),
+        ('"{\\"city\\": \\"Paris\\"}"', {"city": "Paris"}),
+        *((text, {"input": text}) for text in ("[]", "5", '"a"', "Paris", "{Paris}", "[" * 100_000)),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_template_adapt_with_invalid_arguments_passes_object_that_they_begin(arguments: str, expected: Any) -> None:
+    for source in (OBJECTS, TEXTS, PLAIN):
+        template, render = make(source)
+        messages, tools = template.adapt(talk(arguments), [WEATHER])
+        assert "18" in render({"messages": messages, "tools": tools})
+        if source == OBJECTS:
+            assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+        elif source == TEXTS:
+            assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == expected
+
+
+def call(number: int) -> dict[str, Any]:
+    return {"id": f"call_{number}", "function": {"name": "weather", "arguments": json.dumps({"city": f"city{number}"})}}
+
+
+def result(number: int | None, text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text} | ({} if number is None else {"tool_call_id": f"call_{number}"})
+
+
+@pytest.mark.parametrize(
+    ("results", "order"),
+    [
+        ([result(1, "one"), result(2, "two")], "city1 one city2 two"),
+        ([result(2, "two"), result(1, "one")], "city1 one city2 two"),
+        ([result(None, "one"), result(None, "two")], "city1 one city2 two"),
+        ([result(2, "two")], "city1 city2 two"),
+        ([result(1, "one"), result(1, "more"), result(3, "other")], "city1 one more city2 other"),
+        ([], "city1 city2"),
+    ],
+)
+def test_template_adapt_for_single_calls_splits_turns(results: list[dict[str, Any]], order: str) -> None:
+    """Llama 3's templates reject several calls in a turn, and gpt-oss' shows only the first."""
+    turn = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call(1), call(2)]}
+    for source in (ONE_CALL, FIRST_CALL):
+        template, render = make(source)
+        assert not template.features.parallel
+        messages, tools = template.adapt([USER, turn, *results, ANSWER], [WEATHER])
+        text = render({"messages": messages, "tools": tools})
+        assert re.findall(r"city\d|one|two|more|other", text) == order.split()
+        assert [message["content"] for message in messages if message.get("tool_calls")] == ["I look.", ""]
+        assert [message.get("reasoning_content") for message in messages].count("hm") == 1
+    assert make(OBJECTS)[0].features.parallel
+    assert len(make(OBJECTS)[0].adapt([USER, turn, *results], [WEATHER])[0][1]["tool_calls"]) == 2
+
+
+def test_template_adapt_adds_answer_before_user_only_if_required() -> None:
+    """Mistral's templates require an answer between the results of calls and the user's next turn."""
+    for source, roles in ((ALTERNATING, "user assistant tool tool assistant user"), (OBJECTS, None)):
+        template, render = make(source)
+        messages, tools = template.adapt(talk(), [WEATHER])
+        assert "So?" in render({"messages": messages, "tools": tools})
+        assert [message["role"] for message in messages] == (roles or "user assistant tool tool user").split()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": None},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {"a": {"type": ["null", "integer"]}, "b": {"items": [{"type": ["string"]}]}}},
+    ],
+    ids=str,
+)
+def test_template_adapt_completes_schemas_only_if_required(parameters: dict[str, Any]) -> None:
+    for source in (LOOPING, RECURSIVE, OBJECTS):
+        template, render = make(source)
+        messages, tools = template.adapt([USER], [Tool("weather", "", parameters)])
+        assert "weather" in render({"messages": messages, "tools": tools})
+        if source == OBJECTS:
+            assert tools
+            assert tools[0]["function"]["parameters"] == parameters
+
+
+@pytest.mark.parametrize("roles", ["", "user", "user assistant", "user system tool", "user assistant system tool"])
+def test_template_adapt_joins_parts_of_roles_that_do_not_support_them(roles: str) -> None:
+    source = OBJECTS.replace(
+        "{{ m.content }}",
+        "{{ m.content if m.content is string or m.role not in '" + roles + "' else m.content | join('+', 'text') }}",
+    )
+    first = source.replace("| join('+', 'text')", "| map(attribute='text') | first")  # Mistral's system message
+    messages = [{"role": role, "content": PARTS} for role in ("system", "user", "assistant", "user")]
+    messages += [talk()[1], {"role": "tool", "tool_call_id": "call_0123456789", "content": PARTS}]
+    for used, supported in ((source, roles.split()), (first, [])):
+        template, render = make(used)
+        adapted_messages, tools = template.adapt(messages, [WEATHER])
+        text = render({"messages": adapted_messages, "tools": tools})
+        for role in ("system", "user", "assistant", "tool"):
+            assert f"[{role}]a{'+' if role in supported else chr(10)}b" in text
 
 
 def test_template_adapt_shortens_call_ids_only_if_required() -> None:
@@ -150,7 +271,6 @@ THOUGHTS = (
     + TURN
     + "{% if not clear_thinking %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
 )
-FIRST_CALL = OBJECTS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
 STEPFUN = PLAIN + "{# You have access to the following functions in JSONSchema format #}"
 SYSTEM, USER, ANSWER = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
 TEXT = {"role": "user", "content": "a"}

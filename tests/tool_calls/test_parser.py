@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.tool_calls.deltas import Delta, Tool
+from ngramspec.tool_calls.deltas import Delta, Tool, find_closers
 from ngramspec.tool_calls.families import FAMILIES
 from ngramspec.tool_calls.parser import parser_for, reasoning_parser
 
@@ -188,14 +189,17 @@ PROSE = [
     *("<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"),
     "```tool_code\nprint(weather(city=open('x')))\n```\n```json\n{}\n```",
     *("<|tool_call_start|>[__import__('os')]<|tool_call_end|>", "<|channel|>weird <|end|>"),
-    *("a to=functions.weather b", '<minimax:tool_call><invoke name="weather"></minimax:tool_call>'),
+    *("a to=functions.weather b", '<minimax:tool_call><invoke name="weather">x</minimax:tool_call>'),
+    '<tool_call>{"name": "weather", "city": "Paris"}</tool_call>',
 ]
 
 
-def parse(pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, opening: str = "") -> list[Delta]:
+def parse(
+    pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, opening: str = "", cut: bool = False
+) -> list[Delta]:
     parser = parser_for(TEMPLATES[family], tools, opening=opening)
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
-    return [*deltas, *parser.finish()]
+    return [*deltas, *parser.finish(cut)]
 
 
 def joined(deltas: Sequence[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
@@ -266,44 +270,220 @@ def test_parser_returns_text_without_calls_as_content(family: str) -> None:
         assert joined(parse(list(text), family)) == (text, "", [])
 
 
-MARKS = """
-<think> </think> [THINK] <channel|> <|start|> <|message|> <|end|> weather clock { } [ ] " : , \\ 1 - null é < |
-</tool_call> <parameter=city> </parameter> </function> <arg_key> </arg_key> <arg_value> </arg_value> [ARGS]
-<｜tool▁sep｜> ```json ``` call:weather{ <|"|> <tool_call|> <|tool_call_begin|> <|tool_call_argument_begin|>
-to=functions.weather weather> </invoke> <|tool_call_end|> \\u12
-"""
-SCRAPS = [
-    *MARKS.split(),
-    *sorted({mark for family in FAMILIES for mark in family.starts}),
-    *('{"name": "weather", "arguments": {', '"city": "', "<|channel>thought\n", "\n", " ", "\0"),
-    *('<invoke name="weather">', '<parameter name="city">', "(city='x')"),
-]
+# ------------------------------------------------------------------------------------ damaged
+
+MARK = re.compile(
+    r"""<\|(?:start|channel)\|>(?:(?!<\|(?:start|end|call)\|>).)*<\|message\|>"""  # gpt-oss' headers
+    r"""|<[^<>\s"]*(?:"[^"<>]*")?[^<>\s]*>?|\[/?[A-Z_]+\]|```\w*|[{}\[\]()",:]|\w+=""",
+    re.DOTALL,
+)
+CLOSER = re.compile(r"</.*|.*(?:end|call)[|｜]>|<.*\|>|[\]})]|\[/.*|```")
+WORD = re.compile(r"[^\W\d_]{2,}")
+FOREIGN = sorted({mark for family in FAMILIES for mark in family.starts})
 
 
-def garbage(family: str, chance: random.Random) -> str:
-    """Draw fragments of all families, or an answer of the family with some pieces lost, doubled or replaced."""
-    if chance.random() < 0.5:
-        return "".join(chance.choice(SCRAPS) for _ in range(chance.randrange(1, 25)))
-    pieces = cut(chance.choice([answer.text for answer in ANSWERS if answer.family == family]), chance)
-    return "".join(chance.choice([piece] * 6 + ["", piece * 2, chance.choice(SCRAPS)]) for piece in pieces)
+def damage(text: str, chance: random.Random) -> str:
+    """Return an answer with one mistake: it is cut, or marks in it are lost, doubled, nested, foreign or swapped."""
+    marks = list(MARK.finditer(text)) or [re.match("", text)]
+    closers = [mark for mark in marks if mark and CLOSER.fullmatch(mark[0])]
+    mark, other, closer = (chance.choice(choices) for choices in (marks, marks, closers or marks))
+    assert mark is not None
+    assert other is not None
+    assert closer is not None
+    place, end = sorted(chance.randrange(len(text) + 1) for _ in range(2))
+    return chance.choice(
+        [
+            text[:place],
+            text[: mark.end()] + text[mark.start() :],
+            text[: closer.start()] + text[closer.end() :],
+            text[: mark.start()] + text[mark.end() :],
+            text[: mark.end()] + other[0] + text[mark.end() :],
+            text[:place] + other[0] + text[place:],
+            text[:place] + chance.choice(FOREIGN) + text[place:],
+            text[:place] + text[end:] + text[place:end],
+        ]
+    )
+
+
+def words_of(answer: Answer) -> set[str]:
+    """Return the words of an answer in which no mark is hidden: its content, its reasoning and the values in calls."""
+    values = [list(arguments.values()) for _, arguments in answer.calls]
+    text = f"{answer.content} {answer.thoughts} {json.dumps(values, ensure_ascii=False)}"
+    return set(WORD.findall(text)) - {"true", "false", "null"}
+
+
+def is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.exhaustive)])
-def test_parser_with_random_fragments_returns_consistent_result(family: str, count: int) -> None:
+@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.exhaustive)])
+def test_parser_with_damaged_answer_returns_valid_arguments_and_loses_nothing(family: str, count: int) -> None:
     chance = random.Random(family)
-    begun = 0
+    answers = [answer for answer in ANSWERS if answer.family == family]
+    n_calls = 0
     for _ in range(count):
-        text = garbage(family, chance)
-        opening = chance.choice(["", "<think>\n", "<think>\n\n</think>\n\n"])
-        whole = joined(parse([text], family, opening=opening))
-        assert joined(parse(cut(text, chance), family, opening=opening)) == whole
-        content, thoughts, calls = whole
-        begun += len(calls)
-        assert all(arguments.startswith("{") for _, arguments in calls)
+        answer = chance.choice(answers)
+        text = damage(answer.text, chance)
+        text = damage(text, chance) if chance.random() < 0.5 else text
+        opening = chance.choice(["", "", "<think>\n", "<think>\n\n</think>\n\n"])
+        result = joined(parse([text], family, opening=opening))
+        content, thoughts, calls = result
+        n_calls += len(calls)
+        assert all(name and is_object(arguments) for name, arguments in calls), text
+        assert joined(parse(cut(text, chance), family, opening=opening)) == result, text
+        shown, plain = f"{content} {thoughts} {calls}", MARK.sub(" ", text)
+        lost = [word for word in words_of(answer) if len(re.findall(rf"\b{word}\b", plain)) > shown.count(word)]
+        assert not lost, text
         if not calls and not thoughts and untagged(text + opening):
             assert content == text
-    assert begun > 0
+        # If a limit cut the answer, only the arguments of the last call may be incomplete.
+        result = joined(parse([text], family, opening=opening, cut=True))
+        assert joined(parse(cut(text, chance), family, opening=opening, cut=True)) == result, text
+        assert all(is_object(arguments) for _, arguments in result[2][:-1]), text
+        assert all(is_object(arguments + find_closers(arguments)) for _, arguments in result[2][-1:]), text
+    assert n_calls > count / 4
+
+
+class Damage(NamedTuple):
+    family: str
+    text: str
+    calls: list[tuple[str, Any]]
+    content: str = ""
+
+
+LS = [("weather", {"city": "ls -la"})]
+LS_3 = [("weather", {"city": "ls -la", "days": 3})]
+NAMED = (*TOOLS, Tool("get-weather"), Tool("a.b"))
+DAMAGED = [
+    # Closing marks are missing, at the end of the answer or before the next mark.
+    Damage("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nls -la\n</parameter>", LS),
+    Damage("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nls -la\n", LS),
+    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n</function>\n</tool_call>", LS),
+    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n</tool_call>", LS),
+    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n</function>\n<function=clock>", [*LS, TWO[1]]),
+    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n<parameter=days>\n3\n</function>", LS_3),
+    Damage("qwen-coder", "<tool_call>\n<function=clock>\n</tool_call>", TWO[1:]),
+    Damage("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>ls -la</tool_call>", LS),
+    Damage("glm", "<tool_call>weather<arg_key>city<arg_value>ls -la<arg_key>days</arg_key>3</tool_call>", LS_3),
+    Damage("minimax", '<invoke name="weather"><parameter name="city">ls -la</invoke></minimax:tool_call>', LS),
+    Damage("minimax", '<invoke name="weather"><parameter name="city">ls -la</parameter></minimax:tool_call>', LS),
+    Damage("deepseek-v3.2", '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">ls -la', LS),
+    Damage("gemma4", '<|tool_call>call:weather{city:<|"|>ls -la<|"|>,days:3<tool_call|>', LS_3),
+    Damage("lfm2", '<|tool_call_start|>[weather(city="Paris"), clock()]', TWO),
+    Damage("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris"</tool_call>', TWO[:1]),
+    Damage("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris', TWO[:1]),
+    Damage("deepseek-v3.1", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"', TWO[:1]),
+    Damage("deepseek-v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n{"city": "Paris"}', TWO[:1]),
+    # Marks are incomplete.
+    Damage("qwen-coder", "<function=weather\n<parameter=city\nls -la\n</parameter>\n</function>", LS),
+    Damage("qwen-coder", "<function=weather>\n<parameter=city>\nls -la\n</parameter/>\n</function/>", LS),
+    Damage("minimax", '<invoke name="weather"\n<parameter name="city"ls -la</parameter></invoke>', LS),
+    # Marks are doubled or nested.
+    Damage(
+        "qwen-coder",
+        "<tool_call>\n<tool_call>\n<function=weather>\n<function=weather>\n<parameter=city>\nls -la\n</parameter>\n"
+        "</parameter>\n<parameter=<parameter=days>3</parameter>\n</function></function>\n</tool_call></tool_call>x",
+        LS_3,
+        "x",
+    ),
+    Damage("hermes", '<tool_call><tool_call>{"name": "weather", "arguments": {"city": "Paris"}}}</tool_call>', TWO[:1]),
+    Damage(
+        "kimi",
+        "<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_begin|>functions.clock:0"
+        "<|tool_call_argument_begin|><|tool_call_argument_begin|>{}}<|tool_call_end|><|tool_call_end|>"
+        "<|tool_calls_section_end|><|tool_calls_section_end|>",
+        TWO[1:],
+    ),
+    # The text of a value contains marks.
+    Damage(
+        "qwen-coder",
+        "<function=weather><parameter=city>\na </function> b <parameter=x> c\n</tool_call>\nd\n</parameter></function>",
+        [("weather", {"city": "a </function> b <parameter=x> c\n</tool_call>\nd"})],
+    ),
+    # Values are written like Python or JavaScript.
+    Damage(
+        "qwen-coder",
+        "<function=weather><parameter=at>[{'a': True, 'b': None,}, {'c': (1, 'it\\'s')}]</parameter></function>",
+        [("weather", {"at": [{"a": True, "b": None}, {"c": [1, "it's"]}]})],
+    ),
+    Damage("qwen-coder", "<function=weather><parameter=city>[1, 'a']</parameter>", [("weather", {"city": "[1, 'a']"})]),
+    Damage(
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "C:\\dir", "exact": True, "at": [1,],}}</tool_call>',
+        [("weather", {"city": "C:\\dir", "exact": True, "at": [1]})],
+    ),
+    Damage(
+        "lfm2",
+        "<|tool_call_start|>[weather(exact=true, maybe=null, free={'a': [false]}, city=\"a\n\\d\\u00e9, (')]\")]",
+        [("weather", {"exact": True, "maybe": None, "free": {"a": [False]}, "city": "a\n\\dé, (')]"})],
+    ),
+    Damage(
+        "lfm2",
+        '<|tool_call_start|>[get-weather(city="Paris"), a.b(user-id=3)]<|tool_call_end|>',
+        [("get-weather", PARIS), ("a.b", {"user-id": 3})],
+    ),
+    # One of several calls is not valid.
+    Damage("lfm2", '<|tool_call_start|>[clock(), weather("Paris"), clock()]', [TWO[1]] * 2, 'weather("Paris")'),
+    Damage("gemma", "```tool_code\nclock()\nprint(open('x'))\n```", TWO[1:], "print(open('x'))"),
+    Damage(
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": Paris}}</tool_call>',
+        [("weather", {})],
+        '"city": Paris}}</tool_call>',
+    ),
+    Damage(
+        "qwen-coder",
+        "<tool_call><function=weather><parameter=city>a</parameter> so <b>",
+        [("weather", {"city": "a"})],
+        "so <b>",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DAMAGED, ids=lambda case: case.family)
+def test_parser_with_mistake_of_model_returns_intended_call(case: Damage) -> None:
+    for pieces in ([case.text], list(case.text)):
+        content, _, calls = joined(parse(pieces, case.family, tools=NAMED))
+        assert [(name, json.loads(arguments)) for name, arguments in calls] == case.calls
+        assert content == case.content
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Pa\\', '{"city": "Pa'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"days": 1, "exact": tru', '{"days": 1'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"days": 1, "exa', '{"days": 1'),
+        ("qwen-coder", "<function=weather><parameter=city>\nPa\n</para", '{"city": "Pa'),
+        ("qwen-coder", "<function=weather><parameter=city>\nPa\n</function>", '{"city": "Pa\\n</function>'),
+        ("qwen-coder", "<function=weather><parameter=city>Pa</parameter><parameter=days>1", '{"city": "Pa"'),
+        ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pa</arg_val", '{"city": "Pa'),
+        ("gemma4", '<|tool_call>call:weather{city:<|"|>Pa<|"|>,days:1', '{"city": "Pa"'),
+        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Pa', '{"city": "Pa'),
+        ("lfm2", '<|tool_call_start|>[weather(city="Pa"), clo', '{"city": "Pa"}'),
+    ],
+)
+def test_parser_with_call_cut_by_limit_keeps_arguments_incomplete(family: str, text: str, arguments: str) -> None:
+    for pieces in ([text], list(text)):
+        assert joined(parse(pieces, family, cut=True)) == ("", "", [("weather", arguments)])
+
+
+@pytest.mark.parametrize("answer", [a for a in ANSWERS if len(a.calls) == 2], ids=lambda answer: answer.family)
+def test_parser_without_parallel_calls_ends_after_first_call(answer: Answer) -> None:
+    for pieces in ([answer.text], list(answer.text)):
+        parser = parser_for(TEMPLATES[answer.family], TOOLS, parallel=False)
+        assert parser.ended is False
+        deltas, n_read = list[Delta](), 0
+        for piece in pieces:
+            deltas += parser.push(piece)
+            n_read += not parser.ended
+        assert parser.ended
+        content, _, calls = joined([*deltas, *parser.finish()])
+        assert [(name, json.loads(arguments)) for name, arguments in calls] == answer.calls[:1]
+        assert answer.content.startswith(content)
+    if answer.family not in {"gemma", "lfm2"}:  # their calls are parsed as a whole
+        assert "clock" not in answer.text[:n_read]
 
 
 def test_parser_with_deeply_nested_brackets_does_not_raise() -> None:
@@ -380,16 +560,6 @@ def test_reasoning_parser_separates_reasoning_and_keeps_calls_as_text() -> None:
             assert joined(deltas) == (call, "Hm.", [])
     other = reasoning_parser("[THINK] and [/THINK]")
     assert joined(other.push("[THINK]Hm.[/THINK]<think>"))[1] == "Hm."
-
-
-# ------------------------------------------------------------------------------------ malformed
-
-
-def test_parser_with_malformed_arguments_ends_call_and_returns_rest() -> None:
-    said = joined(parse(['<tool_call>{"name": "weather", "arguments": {"city": Paris}}</tool_call>'], "hermes"))
-    assert said == ("Paris}}</tool_call>", "", [("weather", '{"city": ')])
-    text = "<tool_call><function=weather><parameter=city>a</parameter> so <b>"
-    assert joined(parse([text], "qwen-coder")) == ("so <b>", "", [("weather", '{"city": "a"}')])
 
 
 @pytest.mark.parametrize(
