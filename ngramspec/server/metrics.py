@@ -71,7 +71,7 @@ def _common_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metri
     ):
         yield Metric(f"{prefix}:prompt_tokens_total", "counter", "Prompt tokens evaluated.", prompt_tokens)
         yield Metric(f"{prefix}:{generated_name}", "counter", "Tokens generated.", stats.generated)
-        yield Metric(f"{prefix}:{running_name}", "gauge", "RequestStream requests.", running)
+        yield Metric(f"{prefix}:{running_name}", "gauge", "Running requests.", running)
         yield Metric(f"{prefix}:{waiting_name}", "gauge", "Waiting requests.", report.waiting)
         name, drafts = f"{prefix}:spec_decode_num", stats.passes - stats.passes_without_draft
         yield Metric(f"{name}_drafts_total", "counter", "Decode calls with a draft.", drafts)

@@ -21,8 +21,14 @@ from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import encode_json, json_response, members, quote
 from ngramspec.server.native_answer import verbose_field
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, logprobs_content, prediction_usage, totals
-from ngramspec.server.request_fields import has_usage_chunk, read_max_tokens, read_n_answers, read_prediction, read_stop
-from ngramspec.server.state import ServedModel
+from ngramspec.server.request_fields import (
+    MAX_ALTERNATIVES,
+    has_usage_chunk,
+    read_max_tokens,
+    read_n_answers,
+    read_prediction,
+    read_stop,
+)
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.server.toolbox import Toolbox, free_text
 from ngramspec.server.transcript import dump_arguments
@@ -35,7 +41,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
-    fields, model = call.fields, call.model
+    fields = call.fields
     conversation, toolbox = await asyncio.to_thread(read_chat, fields)
     task = replace(
         conversation,
@@ -43,12 +49,11 @@ async def chat_completions(call: Call) -> Response:
         json_format=read_response_format(fields),
         max_tokens=read_max_tokens(fields),
         stop=read_stop(fields),
-        logprobs=read_logprobs(fields, model),
+        logprobs=read_logprobs(fields),
         post_sampling=fields.boolean("post_sampling_probs"),
         prediction=read_prediction(fields),
     )
-    reply = ChatReply(call, read_n_answers(fields), toolbox, task.prediction)
-    return await answer_chat(call, task, reply)
+    return await answer_chat(call, task, ChatReply(call, read_n_answers(fields), toolbox))
 
 
 async def input_tokens(call: Call) -> Response:
@@ -58,9 +63,9 @@ async def input_tokens(call: Call) -> Response:
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-def read_logprobs(fields: Fields, model: ServedModel) -> int | None:
+def read_logprobs(fields: Fields) -> int | None:
     """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
-    top = fields.integer("top_logprobs", maximum=model.vocabulary.n_vocab)
+    top = fields.integer("top_logprobs", maximum=MAX_ALTERNATIVES)
     if fields.boolean("logprobs"):
         return top or 0
     if top:
@@ -178,9 +183,9 @@ def _read_function_call(function: Fields) -> dict[str, Any]:
 class ChatReply(Reply):
     """A chat completion, or its stream: the role, the deltas and the finish of each choice; then usage and timings."""
 
-    def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
+    def __init__(self, call: Call, count: int, toolbox: Toolbox) -> None:
         super().__init__(count)
-        fields, self._prediction = call.fields, prediction
+        fields = call.fields
         self._call, self._model = call, call.model
         self._toolbox, self._uses_functions = toolbox, "functions" in fields
         self._post_sampling = fields.boolean("post_sampling_probs")
@@ -299,7 +304,7 @@ class ChatReply(Reply):
         if with_usage:
             reasoning = sum(answer.end.reasoning_tokens for answer in self.answers if answer.end is not None)
             texts = [answer.tokens for answer in self.answers]
-            prediction_fields = prediction_usage(self._model, self._prediction, texts)
+            prediction_fields = prediction_usage(self._call.requests[0].prediction, texts)
             fields["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **prediction_fields}
         return fields
 
