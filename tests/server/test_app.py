@@ -13,6 +13,7 @@ from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, par
 
 from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import Sampling
@@ -170,6 +171,36 @@ def test_completions_with_echo_and_logprobs_scores_the_prompt(stream: bool) -> N
     assert list(columns["top_logprobs"][1]) == [columns["tokens"][1]]
     assert columns["text_offset"][-1] == len("The sky is blue")
     assert (service.requests[0].scored, request_of(TEXTS, {"prompt": "x", "echo": True}).scored) == (True, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a a🙂 a", "a<|im_end|>b", "é", [1, "é"], ["a", 7, "<|im_end|>", "ab"], ""])
+@pytest.mark.parametrize("is_sentencepiece", [False, True])
+def test_completions_text_offsets_are_characters_of_returned_text(
+    prompt: Any, is_sentencepiece: bool, stream: bool, word_vocabulary: Vocabulary
+) -> None:
+    vocabulary = word_vocabulary if is_sentencepiece else demo_vocabulary()
+    tokens = vocabulary.tokenize("a 🙂 bc é", add_bos=False)
+    answer = b"".join(map(vocabulary.piece, tokens)).decode()  # with SentencePiece it begins with a space
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "stream": stream}
+    told, service = ask(TEXTS, body, Script("a 🙂 bc é", step=3), vocabulary=vocabulary)
+    choices = [chunk["choices"][0] for chunk in told] if stream else told["choices"]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    echoed = "".join(choice["text"] for choice in choices).removesuffix(answer)
+    if isinstance(prompt, str):
+        assert echoed == prompt
+    expected = []
+    read = vocabulary.display_piece if isinstance(prompt, str) else vocabulary.piece
+    for text, pieces in (
+        (echoed, list(map(read, service.requests[0].prompt))),
+        (answer, list(map(vocabulary.piece, tokens))),
+    ):
+        n_before = len(b"".join(pieces)) - len(text.encode())  # bytes that the text lacks at its start
+        ends = [max(0, sum(map(len, pieces[:i])) - n_before) for i in range(len(pieces))]
+        expected += [
+            (text is answer) * len(echoed) + len(text.encode()[:end].decode("utf-8", "ignore")) for end in ends
+        ]
+    assert offsets == expected
 
 
 def test_completion_streams_chunks_and_returns_selected_fields() -> None:
