@@ -20,7 +20,7 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer, TextEvent, TextReader
-from ngramspec.server.call import Call
+from ngramspec.server.call import COUNTERS, Call
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.generate import run_requests
 from ngramspec.server.json_text import Encoded, encode_json, json_response
@@ -141,7 +141,9 @@ class _Stream(Response):
                         await send({**body, "body": chunks[start : start + _MAX_SENT].encode()})
                     chunks = await anext(self._chunks, "")
             except (ApiError, NGramSpecError) as error:
-                await send({**body, "body": self._reply.error_chunk(to_api_error(error, started=True)).encode()})
+                api_error = to_api_error(error, started=True)
+                scope[COUNTERS].error = api_error.type
+                await send({**body, "body": self._reply.error_chunk(api_error).encode()})
             except Exception:
                 error_chunk = self._reply.error_chunk(ApiError(500, "internal error"))
                 await send({**body, "body": error_chunk.encode(), "more_body": False})
