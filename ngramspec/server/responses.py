@@ -28,10 +28,11 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, NO_REASONING, ChatTask, answer_chat, count_prompt
+from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
 from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import json_response
+from ngramspec.server.reasoning import NO_REASONING
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_prediction
 from ngramspec.server.responses_reply import ResponseReply
 from ngramspec.server.toolbox import Toolbox, function_name
