@@ -312,8 +312,7 @@ def log(entry: Counters) -> None:
     if is_probe and (entry.status < 400 or entry.status == 503):
         return
     parts = [f"{entry.method} {entry.path} {entry.status}", f"{entry.duration_seconds:.2f} s"]
-    if entry.field:
-        parts.append(entry.field)
+    parts += filter(None, (entry.error, entry.field))
     if entry.prompt_tokens:
         parts.append(f"prompt {entry.prompt_tokens} ({entry.cached_tokens} cached)")
     if entry.tokens:

@@ -56,7 +56,7 @@ class Access:
             needs_host = not (is_public and scope.get("http_version") == "1.0")
             error = self._find_error(Headers(scope=scope), is_public, needs_host)
             if error is not None:
-                await error_response(error, endpoint, scope["path"])(scope, receive, send)
+                await error_response(error, endpoint, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -95,7 +95,7 @@ class Answer:
         self.end: End | None = None
         self._open: Block | None = None
         self._held_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the engine holds back
-        self._early_logprobs: tuple[Logprobs, ...] = ()  # logprobs of tokens whose text the reader holds back
+        self._early_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the reader holds back
         self._unread = self._reasoning_tokens = 0  # tokens without deltas so far; tokens of reasoning
         self._stop_string: str | None = None
 
@@ -184,7 +184,8 @@ class Answer:
         block.pieces.append(text)
         logprobs: tuple[Logprobs, ...] = ()
         if self._early_logprobs and kind == "text":
-            logprobs, self._early_logprobs = self._early_logprobs, ()
+            logprobs = tuple(self._early_logprobs)
+            self._early_logprobs.clear()
             block.logprobs += logprobs
         if changes and changes[-1][1] is block:
             _, _, text_before, logprobs_before = changes.pop()
@@ -218,7 +219,7 @@ class Answer:
             complete += self._held_logprobs
         self.logprobs += complete
         if self._open is None or self._open.kind != "text":
-            self._early_logprobs += tuple(complete)
+            self._early_logprobs += complete
         elif complete:
             self._open.logprobs += complete
             changes.append(("grown", self._open, "", tuple(complete)))

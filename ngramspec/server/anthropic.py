@@ -16,6 +16,7 @@ from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import json_response, quote
+from ngramspec.server.reasoning import read_thinking, read_thinking_budget
 from ngramspec.server.reply import Reply, chunk
 from ngramspec.server.toolbox import Toolbox
 from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
@@ -83,7 +84,7 @@ def read_request(fields: Fields, *, counting: bool = False) -> ChatTask:
         max_tokens=fields.integer("max_tokens"),
         stop=stop,
         variables=_read_variables(fields),
-        reasoning_budget=_read_budget(fields),
+        reasoning_budget=read_thinking_budget(fields),
     )
 
 
@@ -103,8 +104,6 @@ def _read_messages(fields: Fields) -> list[dict[str, Any]]:
             add_blocks = _add_user_blocks if role == "user" else _add_assistant_blocks
             add_blocks(transcript, list(message.objects("content")))
     fields.require("messages")
-    if transcript.messages and transcript.messages[-1].get("tool_calls"):
-        raise fields.field_error("messages", "must not end with tool calls without results")
     return transcript.messages
 
 
@@ -186,19 +185,12 @@ def _read_output_format(fields: Fields) -> JsonFormat | None:
 
 def _read_variables(fields: Fields) -> dict[str, Any]:
     variables: dict[str, Any] = {}
-    if (thinking := fields.object("thinking")) is not None:
-        kind = thinking.require_choice("type", ("enabled", "disabled", "adaptive", "between_tools"))
-        variables["enable_thinking"] = kind != "disabled"
+    if (enabled := read_thinking(fields)) is not None:
+        variables["enable_thinking"] = enabled
     config = fields.object("output_config")
     if config is not None and (effort := config.choice("effort", tuple(EFFORTS), "")):
         variables["reasoning_effort"] = EFFORTS[effort]
     return variables
-
-
-def _read_budget(fields: Fields) -> int | None:
-    """Return `thinking.budget_tokens`, which only enabled thinking has."""
-    thinking = fields.object("thinking")
-    return thinking.integer("budget_tokens") if thinking is not None and thinking.string("type") == "enabled" else None
 
 
 # --------------------------------------------------------------------------- the answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -16,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.server import anthropic, ollama, openai_chat, responses
 from ngramspec.server.access import Access, CrossOrigin
-from ngramspec.server.call import Counters
+from ngramspec.server.call import COUNTERS, Counters
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
-from ngramspec.server.endpoint import COUNTERS, Endpoint, error_response
+from ngramspec.server.endpoint import Endpoint, error_response
 from ngramspec.server.errors import ApiError
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.metrics import metrics
@@ -31,13 +30,13 @@ from ngramspec.server.state import Server
 from ngramspec.server.status import health, lora_adapters, model, models, props, scale_lora_adapters, slots
 from ngramspec.server.vertex import VertexRoutes
 
-_SLOT = re.compile("/slots/[0-9]{1,4}")
-
-
 Log = Callable[[Counters], None]
 
 
-def log_requests(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
+_MAX_PATH = 100  # maximum number of characters of a path in the log
+
+
+def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
     """Return an ASGI application that counts its requests, and logs them when they end."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,8 +52,7 @@ def log_requests(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIAp
         finally:
             if log is not None and scope["type"] == "http":
                 counters.method, counters.duration_seconds = scope["method"], time.monotonic() - started_at
-                if scope["path"] in paths or _SLOT.fullmatch(scope["path"]):
-                    counters.path = scope["path"]
+                counters.path = scope["path"][:_MAX_PATH].encode("unicode_escape").decode()
                 log(counters)
 
     return handle
@@ -137,7 +135,7 @@ def make_app(
     endpoints = [*ENDPOINTS, *(vertex.endpoints(ENDPOINTS) if vertex is not None else ())]
     by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
     routes = [Route(path, target, methods=[target.method]) for target in endpoints for path in target.paths]
-    middleware = [Middleware(log_requests, paths=frozenset(by_path), log=log)]
+    middleware = [Middleware(log_requests, log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
     middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))
 
@@ -151,7 +149,7 @@ def make_app(
             api_error = ApiError(403, "this server does not forward requests to other servers")
         else:
             api_error = ApiError(error.status_code, messages.get(error.status_code, error.detail))
-        response = error_response(api_error, by_path.get(path), path)
+        response = error_response(api_error, by_path.get(path), request.scope)
         response.headers.update(error.headers or {})
         return response
 

@@ -13,13 +13,16 @@ from ngramspec.request import Request
 from ngramspec.server.fields import Fields
 from ngramspec.server.state import ServedModel, Server
 
+COUNTERS = "ngramspec.counters"
+"""Key of a request's counters in its ASGI scope."""
+
 
 @dataclass(slots=True)
 class Counters:
     """Log entry of one HTTP request; it contains no text of a user or a model."""
 
     method: str = ""
-    path: str = "?"  # path of the endpoint; "?" for an unknown one
+    path: str = ""  # path of the URL, without its query; other characters than printable ASCII are escaped
     status: int = 499  # HTTP status; 499 if the client disconnected before the response
     duration_seconds: float = 0.0  # seconds from the first byte of the request to the last byte of the response
     prompt_tokens: int = 0  # tokens of all prompts, including cached ones
@@ -29,7 +32,8 @@ class Counters:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     decode_seconds: float = 0.0  # time of decoding, without prefill
-    field: str = ""  # name of the invalid field, if the request had one
+    error: str = ""  # type of the error, if the request failed
+    field: str = ""  # name of the invalid field, or code of the error, if it has one
 
     def add(self, prompt_tokens: int, done: Done) -> None:
         """Add the numbers of a finished request to the engine."""

@@ -31,9 +31,6 @@ from ngramspec.tool_calls.parser import parser_for
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Levels of effort of the APIs, and the names that chat templates support."""
 
-NO_REASONING: Mapping[str, Any] = {"enable_thinking": False, "reasoning_effort": None}
-"""Variables of the chat template that disable reasoning; an effort that the server sets has no effect then."""
-
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:

@@ -17,7 +17,7 @@ from ngramspec.llama.embedder import Embedder
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.fields import MAX_ITEMS
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import Encoded, json_response
 from ngramspec.server.openai_completions import is_prompt_list, read_tokens
 
 Vectors = NDArray[np.float32]
@@ -25,6 +25,9 @@ Vectors = NDArray[np.float32]
 
 NO_LIMIT = 2**31
 """More tokens than any request contains."""
+
+MAX_NUMBERS = 2**24
+"""Maximum number of numbers in a response."""
 
 LARGEST = 32760.0
 """Value that the largest element of a vector gets when it is scaled to 16 bits."""
@@ -40,23 +43,28 @@ async def embeddings(call: Call) -> Response:
     if fields.integer("dimensions", embedder.width) != embedder.width:
         raise fields.field_error("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
     texts = await asyncio.to_thread(_read_texts, call, "input")
-    data = [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist(),
-        }
-        for i, (vector,) in enumerate(await _embed(call, embedder, texts))
-    ]
+    vectors = await _embed(call, embedder, texts)
     tokens = sum(map(len, texts))
-    return json_response(
-        {
-            "object": "list",
-            "data": data,
-            "model": fields.string("model") or call.model.name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-    )
+
+    def encode() -> Response:
+        data = (
+            {
+                "object": "embedding",
+                "index": i,
+                "embedding": base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist(),
+            }
+            for i, (vector,) in enumerate(vectors)
+        )
+        return json_response(
+            {
+                "object": "list",
+                "data": Encoded.join(data),
+                "model": fields.string("model") or call.model.name,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
+    return await asyncio.to_thread(encode)
 
 
 async def embedding(call: Call) -> Response:
@@ -64,7 +72,12 @@ async def embedding(call: Call) -> Response:
     embedder = _embedder(call)
     texts = await asyncio.to_thread(_read_texts, call, call.fields.name("content", "input"))
     results = await _embed(call, embedder, texts)
-    return json_response([{"index": i, "embedding": vectors.tolist()} for i, vectors in enumerate(results)])
+
+    def encode() -> Response:
+        lists = (Encoded.join(vector.tolist() for vector in vectors) for vectors in results)
+        return json_response(Encoded.join({"index": i, "embedding": vectors} for i, vectors in enumerate(lists)))
+
+    return await asyncio.to_thread(encode)
 
 
 async def ollama_embed(call: Call) -> Response:
@@ -76,10 +89,11 @@ async def ollama_embed(call: Call) -> Response:
     if fields.data.get("input") not in (None, "", []):  # without an input, Ollama only loads the model
         texts = await asyncio.to_thread(_read_texts, call, "input", fields.boolean("truncate", True))
     vectors = await _embed(call, embedder, texts, width)
+    lists = await asyncio.to_thread(Encoded.join, (vector.tolist() for (vector,) in vectors))
     return json_response(
         {
             "model": fields.string("model") or call.model.name,
-            "embeddings": [vector.tolist() for (vector,) in vectors],
+            "embeddings": lists,
             "total_duration": round(1e9 * (time.monotonic() - started_at)),
             "load_duration": 0,
             "prompt_eval_count": sum(map(len, texts)),
@@ -130,6 +144,8 @@ def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]
     longest = max(map(len, texts))
     if longest > embedder.n_ctx:
         raise context_length_error(longest, embedder.n_ctx)
+    n_vectors = sum(map(len, texts)) if embedder.pooling == "none" else len(texts)
+    call.fields.check_count(name, n_vectors * embedder.width, MAX_NUMBERS, "numbers in its embeddings")
     return texts
 
 

@@ -17,14 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.server import ollama
-from ngramspec.server.call import Call, Counters
+from ngramspec.server.call import COUNTERS, Call, Counters
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.fields import LIST_FIELD, Fields
 from ngramspec.server.json_text import json_response
 from ngramspec.server.state import Server
-
-COUNTERS = "ngramspec.counters"
-"""Key of a request's counters in its ASGI scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class Endpoint:
         try:
             raw = await _read_body(Request(scope, receive), server.max_body_bytes)
         except ApiError as error:
-            await error_response(error, self)(scope, receive, send)
+            await error_response(error, self, scope)(scope, receive, send)
             return
         except ClientDisconnect:
             return
@@ -68,18 +65,18 @@ class Endpoint:
             fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
             response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
-            api_error = to_api_error(error)
-            counters.field = api_error.param or (api_error.code if isinstance(api_error.code, str) else "")
-            response = error_response(api_error, self)
+            response = error_response(to_api_error(error), self, scope)
         except Exception:
-            await error_response(ApiError(500, "internal error"), self)(scope, receive, send)
+            await error_response(ApiError(500, "internal error"), self, scope)(scope, receive, send)
             raise
         await response(scope, receive, send)
 
 
-def error_response(error: ApiError, endpoint: Endpoint | None, path: str = "") -> Response:
+def error_response(error: ApiError, endpoint: Endpoint | None, scope: Scope) -> Response:
     """Return an error as a response in the format of its API, which depends on the path if there is no endpoint."""
-    default_format = ollama.error_body if path.startswith("/api/") else error_body
+    counters: Counters = scope[COUNTERS]
+    counters.error, counters.field = error.type, error.param or (error.code if isinstance(error.code, str) else "")
+    default_format = ollama.error_body if scope["path"].startswith("/api/") else error_body
     response = json_response((default_format if endpoint is None else endpoint.format_error)(error), error.status)
     if error.is_final:
         response.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic obey it

@@ -11,19 +11,20 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.fill_in import Limits
+from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.request import Request
 from ngramspec.server.answer import End, Piece, TextEvent
 from ngramspec.server.call import Call
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.fields import MAX_ITEMS
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import Encoded, json_response
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.openai_completions import fill_in_prompt, is_prompt_list, read_prompts, read_requests
 from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
-from ngramspec.server.request_fields import read_max_tokens
-from ngramspec.server.sampling_fields import check_token, read_sampling
+from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_max_tokens
+from ngramspec.server.sampling_fields import MAX_TOKENS, check_token, read_sampling
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.tool_calls.deltas import Delta
 
@@ -37,17 +38,35 @@ async def completion(call: Call) -> Response:
 async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> Response:
     """Continue each prompt, once for each requested answer; with `as_list`, the response is always a list."""
     fields = call.fields
-    n_probs = fields.integer(fields.name("n_probs", "logprobs"), 0, maximum=call.model.vocabulary.n_vocab) or None
+    name = fields.name("n_probs", "logprobs")
+    n_probs = fields.integer(name, 0) or None
     cache_prompt = fields.boolean("cache_prompt", True)
     sampling = await asyncio.to_thread(read_sampling, call)
     requests = read_requests(
         call, prompts, sampling, n_probs, cache_prompt=cache_prompt, post_sampling=fields.boolean("post_sampling_probs")
     )
+    _check_sizes(call, requests, name)
     milliseconds = fields.integer("t_max_predict_ms", -1, minimum=-(2**31)) or 0
     seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, fields.integer("n_indent", 0) or 0
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
     reply = NativeReply(call, requests, as_list or len(requests) > 1)
     return await respond(call, requests, reply, limits)
+
+
+MAX_LOGPROBS = 10_000
+"""Maximum number of alternatives in a response with more than `MAX_ALTERNATIVES` of them for each token."""
+
+
+def _check_sizes(call: Call, requests: Sequence[Request], name: str) -> None:
+    """Raise an ApiError for a response that would be too large; `name` is the field with the number of alternatives."""
+    fields, count = call.fields, requests[0].logprobs or 0
+    n_tokens = sum(min(request.max_tokens, call.model.n_ctx) for request in requests)
+    if count > MAX_ALTERNATIVES and count * n_tokens > MAX_LOGPROBS:
+        problem = f"must be at most {MAX_ALTERNATIVES}, or {MAX_LOGPROBS:,} divided by the number of tokens to generate"
+        raise fields.field_error(name, f"{problem} ({n_tokens:,}), got {count:,}")
+    sampling, texts = requests[0].sampling, "for all answers together"  # each answer has all settings
+    fields.check_count("logit_bias", len(sampling.logit_bias) * len(requests), MAX_TOKENS, f"tokens {texts}")
+    fields.check_count("grammar", len(sampling.grammar or "") * len(requests), MAX_SIZE, f"characters {texts}")
 
 
 class NativeReply(Reply):
@@ -142,7 +161,7 @@ async def tokenize(call: Call) -> Response:
         "content", sum(len(item) if isinstance(item, str) else 1 for item in pieces), MAX_TEXT, "characters"
     )
 
-    def read() -> list[Any]:
+    def respond_with_tokens() -> Response:
         tokens: list[int] = []
         for i, piece in enumerate(pieces):
             if isinstance(piece, str):
@@ -150,10 +169,11 @@ async def tokenize(call: Call) -> Response:
             else:
                 tokens.append(check_token(vocabulary, piece, "content"))
         if not fields.boolean("with_pieces"):
-            return tokens
-        return [{"id": token, "piece": _decode_piece(vocabulary.display_piece(token))} for token in tokens]
+            return json_response({"tokens": tokens})
+        shown = ({"id": token, "piece": _decode_piece(vocabulary.display_piece(token))} for token in tokens)
+        return json_response({"tokens": Encoded.join(shown)})
 
-    return json_response({"tokens": await asyncio.to_thread(read)})
+    return await asyncio.to_thread(respond_with_tokens)
 
 
 def _decode_piece(raw: bytes) -> str | list[int]:

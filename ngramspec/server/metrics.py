@@ -55,9 +55,13 @@ def _metrics(model: ServedModel) -> Iterator[Metric]:
     yield Metric("ngramspec:close_calls_total", "counter", description, report.stats.close_calls)
     if model.threads is not None:
         state = model.threads()
-        yield Metric("ngramspec:threads", "gauge", "CPU threads of a pass over one token.", state.threads)
-        yield Metric("ngramspec:threads_batch", "gauge", "CPU threads of a pass over a draft.", state.threads_batch)
-        yield Metric("ngramspec:threads_prompt", "gauge", "CPU threads of a pass over a prompt.", state.threads_prompt)
+        yield Metric("ngramspec:threads", "gauge", "CPU threads of a decode call of one token.", state.threads)
+        yield Metric(
+            "ngramspec:threads_batch", "gauge", "CPU threads of a decode call of a draft.", state.threads_batch
+        )
+        yield Metric(
+            "ngramspec:threads_prompt", "gauge", "CPU threads of a decode call of a prompt.", state.threads_prompt
+        )
         yield Metric("ngramspec:other_cores", "gauge", "CPU cores that other programs use.", state.other_cores)
 
 
@@ -71,7 +75,7 @@ def _common_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metri
     ):
         yield Metric(f"{prefix}:prompt_tokens_total", "counter", "Prompt tokens evaluated.", prompt_tokens)
         yield Metric(f"{prefix}:{generated_name}", "counter", "Tokens generated.", stats.generated)
-        yield Metric(f"{prefix}:{running_name}", "gauge", "RequestStream requests.", running)
+        yield Metric(f"{prefix}:{running_name}", "gauge", "Running requests.", running)
         yield Metric(f"{prefix}:{waiting_name}", "gauge", "Waiting requests.", report.waiting)
         name, drafts = f"{prefix}:spec_decode_num", stats.passes - stats.passes_without_draft
         yield Metric(f"{name}_drafts_total", "counter", "Decode calls with a draft.", drafts)

@@ -43,12 +43,7 @@ async def chat(call: Call) -> Response:
     reply, unload = OllamaReply(inner, "chat", fields), _has_zero_keep_alive(fields)
     if not fields.list("messages"):
         return reply.load_response(unload)
-    toolbox = Toolbox()
-    for tool in fields.objects("tools"):
-        tool.choice("type", ("function",), "function")
-        toolbox.add_tool(tool.require_object("function"), "function", unique=False)
-    task = _make_task(call, inner, read_messages(fields), tools=toolbox.tools)
-    return await answer_chat(inner, task, reply)
+    return await answer_chat(inner, await asyncio.to_thread(_read_chat, call, inner), reply)
 
 
 async def generate_text(call: Call) -> Response:
@@ -64,13 +59,8 @@ async def generate_text(call: Call) -> Response:
     if fields.boolean("raw") or suffix:
         request = await asyncio.to_thread(_read_request, call, inner, prompt, suffix)
         return await respond(inner, [request], reply)
-    transcript = Transcript()
-    transcript.add_system(fields.string("system") or "")
-    transcript.add_message("user", prompt)
-    before = [check_token(call.model.vocabulary, token, "context") for token in fields.list("context")]
-    task = _make_task(call, inner, transcript.messages, earlier_tokens=before)
     reply.has_context = True
-    return await answer_chat(inner, task, reply)
+    return await answer_chat(inner, await asyncio.to_thread(_read_prompt, call, inner, prompt), reply)
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -93,6 +83,22 @@ def _merge_options(call: Call) -> Call:
     return replace(call, fields=Fields(data, options.path))
 
 
+def _read_chat(call: Call, inner: Call) -> ChatTask:
+    toolbox = Toolbox()
+    for tool in call.fields.objects("tools"):
+        tool.choice("type", ("function",), "function")
+        toolbox.add_tool(tool.require_object("function"), "function", unique=False)
+    return _make_task(call, inner, read_messages(call.fields), tools=toolbox.tools)
+
+
+def _read_prompt(call: Call, inner: Call, prompt: str) -> ChatTask:
+    transcript = Transcript()
+    transcript.add_system(call.fields.string("system") or "")
+    transcript.add_message("user", prompt)
+    before = [check_token(call.model.vocabulary, token, "context") for token in call.fields.list("context")]
+    return _make_task(call, inner, transcript.messages, earlier_tokens=before)
+
+
 def _make_task(call: Call, inner: Call, messages: list[dict[str, Any]], **more: Any) -> ChatTask:
     """Return the chat of a request; `inner` is the call with its options, and `more` further fields of the task."""
     return ChatTask(
@@ -100,7 +106,7 @@ def _make_task(call: Call, inner: Call, messages: list[dict[str, Any]], **more: 
         json_format=_read_format(call.fields),
         max_tokens=read_max_tokens(inner.fields),
         stop=read_stop(inner.fields),
-        logprobs=read_logprobs(call.fields, call.model),
+        logprobs=read_logprobs(call.fields),
         variables=_read_think(call.fields, call.model),
         **more,
     )
@@ -190,7 +196,7 @@ def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
         if sampling.grammar is not None:
             raise bad_field("grammar", "grammar cannot be combined with format")
         sampling = replace(sampling, grammar=form.make_grammar())
-    (request,) = read_requests(inner, [tokens], sampling, read_logprobs(fields, model))
+    (request,) = read_requests(inner, [tokens], sampling, read_logprobs(fields))
     return request
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,23 @@ from starlette.responses import Response
 from ngramspec.chat_template.variables import check_variables
 from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import Call
-from ngramspec.server.chat import NO_REASONING, ChatTask, answer_chat, count_prompt
+from ngramspec.server.chat import ChatTask, answer_chat, count_prompt
 from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.drafted_text import DraftedText, Span
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import encode_json, json_response, members, quote
 from ngramspec.server.native_answer import verbose_field
+from ngramspec.server.reasoning import read_reasoning_variables, read_thinking_budget
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, logprobs_content, prediction_usage, totals
-from ngramspec.server.request_fields import has_usage_chunk, read_max_tokens, read_n_answers, read_prediction, read_stop
-from ngramspec.server.state import ServedModel
+from ngramspec.server.request_fields import (
+    MAX_ALTERNATIVES,
+    has_usage_chunk,
+    read_max_tokens,
+    read_n_answers,
+    read_prediction,
+    read_stop,
+)
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.server.toolbox import Toolbox, free_text
 from ngramspec.server.transcript import dump_arguments
@@ -35,7 +43,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
-    fields, model = call.fields, call.model
+    fields = call.fields
     conversation, toolbox = await asyncio.to_thread(read_chat, fields)
     task = replace(
         conversation,
@@ -43,12 +51,11 @@ async def chat_completions(call: Call) -> Response:
         json_format=read_response_format(fields),
         max_tokens=read_max_tokens(fields),
         stop=read_stop(fields),
-        logprobs=read_logprobs(fields, model),
+        logprobs=read_logprobs(fields),
         post_sampling=fields.boolean("post_sampling_probs"),
         prediction=read_prediction(fields),
     )
-    reply = ChatReply(call, read_n_answers(fields), toolbox, task.prediction)
-    return await answer_chat(call, task, reply)
+    return await answer_chat(call, task, ChatReply(call, read_n_answers(fields), toolbox))
 
 
 async def input_tokens(call: Call) -> Response:
@@ -58,9 +65,9 @@ async def input_tokens(call: Call) -> Response:
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-def read_logprobs(fields: Fields, model: ServedModel) -> int | None:
+def read_logprobs(fields: Fields) -> int | None:
     """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
-    top = fields.integer("top_logprobs", maximum=model.vocabulary.n_vocab)
+    top = fields.integer("top_logprobs", maximum=MAX_ALTERNATIVES)
     if fields.boolean("logprobs"):
         return top or 0
     if top:
@@ -98,6 +105,7 @@ def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
         tool_choice=toolbox.read_choice(fields, fields.name("tool_choice", "function_call")),
         tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
         variables=_read_variables(fields),
+        reasoning_budget=_read_budget(fields),
         continues_message=continues_message,
         starts_answer=starts_answer,
     )
@@ -105,7 +113,7 @@ def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
 
 
 def _read_variables(fields: Fields) -> dict[str, Any]:
-    """Return the variables of the chat template; as in llama-server, the effort "none" disables reasoning."""
+    """Return the variables of the chat template; fields of reasoning have priority over `chat_template_kwargs`."""
     variables: dict[str, Any] = {}
     if (kwargs := fields.object("chat_template_kwargs")) is not None:
         variables = dict(kwargs.data)
@@ -113,9 +121,13 @@ def _read_variables(fields: Fields) -> dict[str, Any]:
             check_variables(variables)
         except ValueError as error:
             raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
-    if effort := fields.string("reasoning_effort"):
-        variables |= NO_REASONING if effort == "none" else {"reasoning_effort": effort}
-    return variables
+    return variables | read_reasoning_variables(fields)
+
+
+def _read_budget(fields: Fields) -> int | None:
+    """Return the reasoning budget in OpenRouter's `reasoning` or in Anthropic's `thinking`."""
+    reasoning = fields.object("reasoning") or Fields({})
+    return read_thinking_budget(fields) if "max_tokens" not in reasoning else reasoning.integer("max_tokens")
 
 
 def _read_message(fields: Fields, number: int) -> dict[str, Any]:
@@ -126,10 +138,11 @@ def _read_message(fields: Fields, number: int) -> dict[str, Any]:
         calls.append(_read_function_call(older) | {"id": f"call_{number}"})
     if not calls and role != "assistant":
         fields.require("content")
-    message: dict[str, Any] = {"role": role, "content": _read_content(fields)}
+    message: dict[str, Any] = {"role": role}
+    message["content"] = _read_answer(fields, message) if role == "assistant" else _read_content(fields)
     if calls:
         message["tool_calls"] = calls
-    for name in ("tool_call_id", "name", "reasoning_content"):
+    for name in ("tool_call_id", "name"):
         if (text := fields.string(name)) is not None:
             message[name] = text
     if fields.data["role"] == "function":
@@ -141,8 +154,39 @@ def _read_content(fields: Fields) -> str | list[dict[str, str]]:
     """Return the text of a message; several parts remain parts, because templates join them differently."""
     if not isinstance(fields.data.get("content"), list):
         return fields.string("content") or ""
-    texts = fields.parts("content", _read_part)
+    return _join(fields.parts("content", _read_part))
+
+
+def _join(texts: Sequence[str]) -> str | list[dict[str, str]]:
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+
+
+def _read_answer(fields: Fields, message: dict[str, Any]) -> str | list[dict[str, str]]:
+    """Return the text of an assistant's message, or its refusal, and add its reasoning to the message.
+
+    Servers return reasoning as `reasoning_content`, as `reasoning` (OpenRouter, vLLM), or in parts of the content.
+    """
+    field = fields.string(fields.name("reasoning_content", "reasoning"))
+    reasoning, texts = [] if field is None else [field], list[str]()
+    if not isinstance(fields.data.get("content"), list):
+        texts.append(fields.string("content") or fields.string("refusal") or "")
+    else:
+        for part in fields.objects("content"):
+            match part.data.get("type"):
+                case "refusal":
+                    texts.append(part.require_string("refusal"))
+                case "thinking":  # in Mistral's API, its text has parts
+                    part.require("thinking")
+                    reasoning += part.parts("thinking", _read_part)
+                case "reasoning":
+                    reasoning.append(part.require_string("text"))
+                case "redacted_thinking":
+                    pass  # the part is encrypted by another server, so it cannot be read
+                case _:
+                    texts.append(_read_part(part))
+    if reasoning:
+        message["reasoning_content"] = "\n".join(filter(None, reasoning))
+    return _join(texts)
 
 
 def _read_part(part: Fields) -> str:
@@ -178,9 +222,9 @@ def _read_function_call(function: Fields) -> dict[str, Any]:
 class ChatReply(Reply):
     """A chat completion, or its stream: the role, the deltas and the finish of each choice; then usage and timings."""
 
-    def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
+    def __init__(self, call: Call, count: int, toolbox: Toolbox) -> None:
         super().__init__(count)
-        fields, self._prediction = call.fields, prediction
+        fields = call.fields
         self._call, self._model = call, call.model
         self._toolbox, self._uses_functions = toolbox, "functions" in fields
         self._post_sampling = fields.boolean("post_sampling_probs")
@@ -299,7 +343,7 @@ class ChatReply(Reply):
         if with_usage:
             reasoning = sum(answer.end.reasoning_tokens for answer in self.answers if answer.end is not None)
             texts = [answer.tokens for answer in self.answers]
-            prediction_fields = prediction_usage(self._model, self._prediction, texts)
+            prediction_fields = prediction_usage(self._call.requests[0].prediction, texts)
             fields["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **prediction_fields}
         return fields
 

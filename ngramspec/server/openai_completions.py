@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from encodings import utf_8
 from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.batching.request import Scored
 from ngramspec.errors import ModelError
 from ngramspec.fill_in import fill_in
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -21,10 +24,12 @@ from ngramspec.server.call import Call
 from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.fields import Fields, describe_value
-from ngramspec.server.json_text import encode_json, members
+from ngramspec.server.json_text import Encoded, encode_json, members
+from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.reasoning import refuse_budget
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
 from ngramspec.server.request_fields import (
+    MAX_ALTERNATIVES,
     MAX_ANSWERS,
     has_usage_chunk,
     read_max_tokens,
@@ -49,7 +54,7 @@ def _read_request(call: Call) -> tuple[list[Request], list[str]]:
     answers = read_n_answers(fields)
     if (fields.integer("best_of", answers) or 0) != answers:
         raise bad_field("best_of", "best_of is not supported; remove it or set n")
-    logprobs = _read_logprobs(fields, model)
+    logprobs = _read_logprobs(fields)
     if fields.boolean("post_sampling_probs"):
         raise fields.field_error("post_sampling_probs", "is not supported here; use /completion")
     echo = fields.boolean("echo")
@@ -72,21 +77,51 @@ def _read_request(call: Call) -> tuple[list[Request], list[str]]:
     return requests, [text for text in texts for _ in range(answers)]
 
 
-def _read_logprobs(fields: Fields, model: ServedModel) -> int | None:
-    maximum = model.vocabulary.n_vocab
-    if not isinstance(fields.data.get("logprobs"), bool):
-        return fields.integer("logprobs", maximum=maximum)
-    # The form of chat completions.
-    return (fields.integer("top_logprobs", maximum=maximum) or 0) if fields.boolean("logprobs") else None
+def _read_logprobs(fields: Fields) -> int | None:
+    if isinstance(fields.data.get("logprobs"), bool):  # the form of chat completions
+        return read_logprobs(fields)
+    return fields.integer("logprobs", maximum=MAX_ALTERNATIVES)
 
 
 def _decode_prompts(model: ServedModel, fields: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
     value = fields.data["prompt"]
-    if isinstance(value, str):
-        return [value]
-    if all(isinstance(item, str) for item in value):
-        return list(value)
-    return [b"".join(map(model.vocabulary.piece, prompt)).decode("utf-8", "replace") for prompt in prompts]
+    values = value if is_prompt_list(value) else [value]
+    return [
+        item if isinstance(item, str) else b"".join(map(model.vocabulary.piece, prompt)).decode("utf-8", "replace")
+        for item, prompt in zip(values, prompts, strict=True)
+    ]
+
+
+_Row = tuple[int, int, Logprobs | None]
+"""A token, its offset in the text, and its logprobs."""
+
+
+class _Offsets:
+    """Counts the characters before each token of a text; `start` is the number of characters before the first token."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._count, self._decoder = start, utf_8.IncrementalDecoder("replace")
+
+    def add(self, piece: bytes) -> int:
+        """Return the offset of the next token; a token that begins within a character has the offset of that."""
+        offset = self._count
+        self._count += len(self._decoder.decode(piece))
+        return offset
+
+
+def _find_offsets(vocabulary: Vocabulary, prompt: Sequence[int], text: str) -> list[int]:
+    """Return the offset of each token of a prompt in its text.
+
+    The tokens may begin with a start token and a space that the text lacks. A text that was made of tokens also lacks
+    the names of control tokens.
+    """
+    for read in (vocabulary.display_piece, vocabulary.piece):
+        pieces = [read(token) for token in prompt]
+        shown = b"".join(pieces).decode("utf-8", "replace")
+        if shown.endswith(text):
+            break
+    offsets = _Offsets(len(text) - len(shown))
+    return [max(0, offsets.add(piece)) for piece in pieces]
 
 
 class CompletionReply(Reply):
@@ -98,7 +133,7 @@ class CompletionReply(Reply):
         self._n_answers = read_n_answers(call.fields)  # number of answers to one prompt
         self._has_usage_chunk = has_usage_chunk(call)
         self._pending_echoes = dict(enumerate(echoes))  # text before each choice whose stream has not begun
-        self._offsets = [0 for _ in self.answers]  # number of characters before the next logprobs of each text
+        self._offsets = [_Offsets(len(echo)) for echo in echoes]
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
             "object": "text_completion",
@@ -116,11 +151,13 @@ class CompletionReply(Reply):
         return {**self._head, "choices": choices, **totals(self.answers, self._n_answers)}
 
     def chunks(self, number: int, event: TextEvent) -> str:
-        if not isinstance(event, Piece | End):
+        if not isinstance(event, Piece | End | Scored):
             return ""
         text = ""
-        if echo := self._pending_echoes.pop(number, ""):
+        if (echo := self._pending_echoes.pop(number, "")) or isinstance(event, Scored):
             text = self._chunk(self._choice(number, echo, (), None, with_echo=True))
+        if isinstance(event, Scored):
+            return text
         if isinstance(event, End):
             last = all(answer.end for answer in self.answers) and not self._has_usage_chunk
             more = totals(self.answers, self._n_answers, with_usage=False) if last else {}
@@ -141,26 +178,29 @@ class CompletionReply(Reply):
         self, number: int, text: str, logprobs: Sequence[Logprobs], end: End | None, with_echo: bool = False
     ) -> dict[str, Any]:
         """Return a choice, or a part of one; if `with_echo`, it includes the prompt."""
-        request, table = self._requests[number], None
+        request, table, vocabulary = self._requests[number], None, self._model.vocabulary
         if request.logprobs is not None:
-            before = [(request.prompt[0], None), *[(entry.token, entry) for entry in self.answers[number].scored]]
-            rows = [(entry.token, entry) for entry in logprobs]
-            table = self._table(number, [*before, *rows] if with_echo and request.scored else rows)
+            offsets = self._offsets[number]
+            rows: list[_Row] = [(entry.token, offsets.add(vocabulary.piece(entry.token)), entry) for entry in logprobs]
+            if with_echo and request.scored:
+                echoed = _find_offsets(vocabulary, request.prompt, self._echoes[number])
+                scored = (None, *self.answers[number].scored)
+                rows = [*zip(request.prompt, echoed, scored, strict=True), *rows]
+            table = self._table(rows)
         reason = None if end is None else end.reason
         return {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
 
-    def _table(self, number: int, rows: Sequence[tuple[int, Logprobs | None]]) -> dict[str, Any]:
+    def _table(self, rows: Iterable[_Row]) -> dict[str, Any]:
         """Return OpenAI's table of logprobs, by column; the first token of a prompt has null instead of a value."""
         table: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, entry in rows:
+        for token, offset, entry in rows:
             top: dict[str, float] = {}
             for alternative, logprob in (*entry.top, (token, entry.logprob)) if entry is not None else ():
                 top.setdefault(token_text(self._model, alternative), clamp_logprob(logprob))
             table["tokens"].append(token_text(self._model, token))
             table["token_logprobs"].append(None if entry is None else clamp_logprob(entry.logprob))
-            table["top_logprobs"].append(None if entry is None else top)
-            table["text_offset"].append(self._offsets[number])
-            self._offsets[number] += len(self._model.vocabulary.piece(token).decode("utf-8", "ignore"))
+            table["top_logprobs"].append(None if entry is None else Encoded(encode_json(top)))
+            table["text_offset"].append(offset)
         return table
 
 
@@ -219,8 +259,8 @@ def _read_object(fields: Fields) -> str:
     """Return the text of llama-server's objects for prompts with images, of which only texts are supported."""
     if "content" in fields:
         return "".join([_read_part(part) for part in fields.objects("content")])
-    if images := fields.data.keys() - {"prompt_string"}:
-        raise fields.field_error(min(images), "is not supported; the server accepts only text")
+    if "multimodal_data" in fields:
+        raise fields.field_error("multimodal_data", "is not supported; the server accepts only text")
     return fields.require_string("prompt_string")
 
 

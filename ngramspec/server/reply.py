@@ -5,10 +5,11 @@ This module also has the usage, the timings and the logprobs in the formats of O
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from difflib import SequenceMatcher
 from time import monotonic
 from typing import Any
 
@@ -19,10 +20,10 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer, TextEvent, TextReader
-from ngramspec.server.call import Call
+from ngramspec.server.call import COUNTERS, Call
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.generate import run_requests
-from ngramspec.server.json_text import encode_json, json_response
+from ngramspec.server.json_text import Encoded, encode_json, json_response
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 from ngramspec.version import __version__
@@ -72,6 +73,12 @@ def chunk(data: Any, name: str | None = None) -> str:
 DONE = chunk("[DONE]")
 """The last chunk of OpenAI's older streams."""
 
+_MAX_SENT = 2**20
+"""Maximum number of characters of a stream that are sent at once. They are ASCII, so any part of them is UTF-8."""
+
+_BATCH = 64
+"""Maximum number of events of a whole response that are read before other clients have a turn."""
+
 
 async def respond(
     call: Call, requests: Sequence[Request], reply: Reply, readers: Sequence[TextReader] = ()
@@ -91,10 +98,11 @@ async def respond(
     async with run_requests(call, requests, reply.answers) as running:
         while running.unfinished:
             await running.arrival()
-            while events := running.next_events():
-                for number, event in events:
+            for _ in range(_BATCH):
+                for number, event in running.next_events():
                     reply.add(number, event)
-    return json_response(reply.response_body())
+    # A response with logprobs, or with many answers, takes seconds.
+    return await asyncio.to_thread(lambda: json_response(reply.response_body()))
 
 
 async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> AsyncGenerator[str, None]:
@@ -103,7 +111,10 @@ async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> Asyn
             await running.arrival()
             chunks = ""
             for number, event in running.next_events():
-                chunks += reply.chunks(number, event)
+                if requests[number].logprobs is not None:  # those of a long prompt or text take seconds
+                    chunks += await asyncio.to_thread(reply.chunks, number, event)
+                else:
+                    chunks += reply.chunks(number, event)
             if chunks or running.is_silent:
                 yield chunks or reply.keepalive()
                 running.sent_at = monotonic()
@@ -124,11 +135,15 @@ class _Stream(Response):
         async with aclosing(self._chunks):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await send({**body, "body": self._first.encode()})
-                async for chunks in self._chunks:
-                    await send({**body, "body": chunks.encode()})
+                chunks = self._first
+                while chunks:
+                    for start in range(0, len(chunks), _MAX_SENT):
+                        await send({**body, "body": chunks[start : start + _MAX_SENT].encode()})
+                    chunks = await anext(self._chunks, "")
             except (ApiError, NGramSpecError) as error:
-                await send({**body, "body": self._reply.error_chunk(to_api_error(error, started=True)).encode()})
+                api_error = to_api_error(error, started=True)
+                scope[COUNTERS].error = api_error.type
+                await send({**body, "body": self._reply.error_chunk(api_error).encode()})
             except Exception:
                 error_chunk = self._reply.error_chunk(ApiError(500, "internal error"))
                 await send({**body, "body": error_chunk.encode(), "more_body": False})
@@ -166,15 +181,21 @@ def timings(
     return fields
 
 
-def prediction_usage(model: ServedModel, prediction: str, texts: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Return how many tokens of a prediction occur in the texts and how many do not; empty without a prediction."""
+def prediction_usage(prediction: Sequence[int], texts: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Return how many tokens of a prediction occur in the texts and how many do not; empty without a prediction.
+
+    A token occurs if it follows the same token as in the prediction, or begins the text. The time is linear.
+    """
     if not prediction:
         return {}
-    tokens = model.vocabulary.tokenize(prediction, add_bos=False)
-    blocks = [block for text in texts for block in SequenceMatcher(None, tokens, text).get_matching_blocks()]
-    n_accepted = sum([block.size for block in blocks])
-    n_rejected = len(tokens) * len(texts) - n_accepted
+    pairs = _count_pairs(prediction)
+    n_accepted = sum([(pairs & _count_pairs(text)).total() for text in texts])
+    n_rejected = len(prediction) * len(texts) - n_accepted
     return {"accepted_prediction_tokens": n_accepted, "rejected_prediction_tokens": n_rejected}
+
+
+def _count_pairs(tokens: Sequence[int]) -> Counter[tuple[int | None, int]]:
+    return Counter(zip((None, *tokens), tokens, strict=False))
 
 
 def _rate_fields(what: str, tokens: int, seconds: float) -> dict[str, Any]:
@@ -205,16 +226,14 @@ def totals(answers: Sequence[Answer], n_answers: int, with_usage: bool = True) -
     return fields
 
 
-def logprobs_content(
-    model: ServedModel, tokens: Sequence[Logprobs], post_sampling: bool = False
-) -> list[dict[str, Any]]:
+def logprobs_content(model: ServedModel, tokens: Sequence[Logprobs], post_sampling: bool = False) -> Encoded:
     """Return logprobs in the form of a chat, with llama-server's ids; `post_sampling` gives probabilities instead."""
     top = "top_probs" if post_sampling else "top_logprobs"
-    return [
+    return Encoded.join(
         _token(model, entry.token, entry.logprob, post_sampling)
         | {top: [_token(model, *alternative, post_sampling) for alternative in entry.top]}
         for entry in tokens
-    ]
+    )
 
 
 def _token(model: ServedModel, token: int, logprob: float, post_sampling: bool) -> dict[str, Any]:

@@ -22,6 +22,8 @@ SHARED_FIELDS = {*options(Sampling), *options(TextRules), "stop_token_ids", "bad
 
 MAX_ANSWERS = 128  # maximum number of answers of a request, which is OpenAI's limit
 
+MAX_ALTERNATIVES = 20  # maximum number of alternatives in the logprobs of a token, which is OpenAI's limit
+
 
 def read_shared_fields(call: Call, sampling: Sampling, max_tokens: int | None, stop: tuple[str, ...]) -> Request:
     """Return a request without a prompt, with the fields in `SHARED_FIELDS`."""

@@ -28,11 +28,12 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, NO_REASONING, ChatTask, answer_chat, count_prompt
+from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
 from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import json_response
-from ngramspec.server.request_fields import read_prediction
+from ngramspec.server.reasoning import NO_REASONING
+from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_prediction
 from ngramspec.server.responses_reply import ResponseReply
 from ngramspec.server.toolbox import Toolbox, function_name
 from ngramspec.server.transcript import Transcript, dump_arguments
@@ -49,7 +50,7 @@ _IGNORED_ITEMS = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     task, toolbox, echo = await asyncio.to_thread(read_request, call.fields)
-    return await answer_chat(call, task, ResponseReply(call, toolbox, echo, task.prediction))
+    return await answer_chat(call, task, ResponseReply(call, toolbox, echo))
 
 
 async def input_tokens(call: Call) -> Response:
@@ -196,7 +197,7 @@ def _read_format(fields: Fields) -> tuple[dict[str, Any], JsonFormat | None]:
 
 
 def _read_logprobs(fields: Fields) -> int | None:
-    count = fields.integer("top_logprobs", maximum=20)
+    count = fields.integer("top_logprobs", maximum=MAX_ALTERNATIVES)
     return count or (0 if "message.output_text.logprobs" in fields.string_list("include") else None)
 
 

@@ -30,7 +30,7 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
-from ngramspec.server.json_text import encode_json, members, quote
+from ngramspec.server.json_text import Encoded, members, quote
 from ngramspec.server.reply import Reply, logprobs_content, prediction_usage
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.server.toolbox import Toolbox, free_text
@@ -52,15 +52,16 @@ class ResponseReply(Reply):
     `toolbox` and `echo` come from `read_request`.
     """
 
-    def __init__(self, call: Call, toolbox: Toolbox, echo: dict[str, Any], prediction: str) -> None:
+    def __init__(self, call: Call, toolbox: Toolbox, echo: dict[str, Any]) -> None:
         super().__init__()
-        self._call, self._model, self._prediction = call, call.model, prediction
+        self._call, self._model = call, call.model
         self._telemetry = read_telemetry(call)
         self._toolbox, self._echo, self._name = toolbox, echo, call.fields.string("model") or call.model.name
         self._key = secrets.token_hex(12)  # part of the ids of the response and its items
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
         self._n_sent = 0
+        self._logprobs: list[str] = []  # logprobs of the open block as JSON, if it is streamed
         self._delta_start = ""  # start of the events of the open block as JSON, up to the text
         self._closed: Block | None = None  # its last events are sent later, because it was cut only if nothing follows
 
@@ -122,7 +123,7 @@ class ResponseReply(Reply):
     def _final_response(self, end: End) -> dict[str, Any]:
         (answer,) = self.answers
         output_tokens = end.done.stats.generated
-        prediction_fields = prediction_usage(self._model, self._prediction, [answer.tokens])
+        prediction_fields = prediction_usage(self._call.requests[0].prediction, [answer.tokens])
         return self._response("incomplete" if end.reason == "length" else "completed") | {
             "usage": {
                 "input_tokens": answer.prompt_tokens,
@@ -158,6 +159,7 @@ class ResponseReply(Reply):
         }
 
     def _open_events(self, block: Block) -> str:
+        self._logprobs = []
         item, at = self._item(block) | {"status": "in_progress"}, self._position(block)
         name = _DELTAS.get(item["type"], "")
         self._delta_start = name and f'event: {name}\ndata: {{"type":"{name}"{members(at)},"delta":'
@@ -173,8 +175,12 @@ class ResponseReply(Reply):
             return ""
         rest = ""
         if block.kind == "text":
-            likely = encode_json(logprobs_content(self._model, logprobs)) if logprobs else "[]"
-            rest = f',"logprobs":{likely}{members(more) if more else ""}'
+            likely = ""
+            if logprobs:
+                items = [logprobs_content(self._model, [entry]).text[1:-1] for entry in logprobs]
+                self._logprobs += items
+                likely = ",".join(items)
+            rest = f',"logprobs":[{likely}]{members(more) if more else ""}'
         self._n_sent += 1
         return f'{self._delta_start}{quote(piece)}{rest},"sequence_number":{self._n_sent - 1}}}\n\n'
 
@@ -193,7 +199,7 @@ class ResponseReply(Reply):
                 done = {"name": item["name"], "arguments": item["arguments"]}
                 text = self._event("response.function_call_arguments.done", at | done)
             case kind:
-                part = self._part(block)
+                (part,) = item["content"]
                 if kind == "message":
                     done = {"text": block.text, "logprobs": part["logprobs"]}
                     text = self._event("response.output_text.done", at | done)
@@ -230,5 +236,8 @@ class ResponseReply(Reply):
     def _part(self, block: Block) -> dict[str, Any]:
         if block.kind == "reasoning":
             return {"type": "reasoning_text", "text": block.text}
-        logprobs = logprobs_content(self._model, block.logprobs)
+        streamed = self._call.streamed  # these were encoded already
+        logprobs = (
+            Encoded(f"[{','.join(self._logprobs)}]") if streamed else logprobs_content(self._model, block.logprobs)
+        )
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_TEXTS = ("content", "reasoning_content")
+"""Fields of a message that are texts, which may come in parts."""
+
 
 class Transcript:
     """The turns of a conversation as messages of a `ChatTask`, in a form that chat templates can render.
@@ -16,27 +19,33 @@ class Transcript:
     """
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []  # texts of one message are a list, because joining each takes O(n^2)
         self._names: dict[str, str] = {}
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Messages so far."""
+        return [
+            {name: "\n".join(filter(None, value)) if name in _TEXTS else value for name, value in message.items()}
+            for message in self._messages
+        ]
 
     def add_system(self, text: str) -> None:
         """Add a text with the role system; see the class for its place."""
         if not text:
             return
-        if all(message["role"] == "system" for message in self.messages):
+        if not self._messages or self._messages[-1]["role"] == "system":
             self.add_message("system", text)
         else:
             self.add_message("user", f"<system>\n{text}\n</system>")
 
     def add_message(self, role: str, text: str) -> None:
         """Add a text of the user or the assistant."""
-        message = self._turn(role)
-        message["content"] = join_lines(message["content"], text)
+        self._turn(role)["content"].append(text)
 
     def add_reasoning(self, text: str) -> None:
         """Add the assistant's reasoning."""
-        message = self._turn("assistant")
-        message["reasoning_content"] = join_lines(message.get("reasoning_content", ""), text)
+        self._turn("assistant").setdefault("reasoning_content", []).append(text)
 
     def add_call(self, call: str, name: str, arguments: str) -> None:
         """Add a tool call of the assistant; `arguments` is JSON."""
@@ -48,17 +57,12 @@ class Transcript:
         """Add the result of a tool; `name` is the tool's, if its call is not in the conversation."""
         name = self._names.get(call, name)
         name_field = {"name": name} if name else {}
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": text, **name_field})
+        self._messages.append({"role": "tool", "tool_call_id": call, "content": [text], **name_field})
 
     def _turn(self, role: str) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
-        return self.messages[-1]
-
-
-def join_lines(before: str, text: str) -> str:
-    """Join two texts; between two that are not empty comes a newline."""
-    return before + "\n" + text if before and text else before + text
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._messages.append({"role": role, "content": []})
+        return self._messages[-1]
 
 
 def dump_arguments(arguments: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from ngramspec.server.call import Call
 from ngramspec.server.endpoint import Endpoint
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import Encoded, json_response
 from ngramspec.server.status import health
 
 MAX_INSTANCES = 128
@@ -80,7 +79,7 @@ class _Predictions:
         limit = asyncio.Semaphore(len(call.model.service.report().slots))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._predict(call, instance, limit)) for instance in instances]
-        return json_response({"predictions": [task.result() for task in tasks]})
+        return await asyncio.to_thread(json_response, {"predictions": [task.result() for task in tasks]})
 
     async def _predict(self, call: Call, instance: Fields, limit: asyncio.Semaphore) -> Any:
         format_error: Callable[[ApiError], dict[str, Any]] = error_body
@@ -95,7 +94,7 @@ class _Predictions:
                 response = await endpoint.handler(replace(call, fields=Fields(fields)))
         except (ApiError, NGramSpecError) as error:
             return format_error(to_api_error(error))
-        return json.loads(bytes(response.body))
+        return Encoded(bytes(response.body).decode())
 
 
 def _to_camel_case(path: str) -> str:

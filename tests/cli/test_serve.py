@@ -29,6 +29,7 @@ from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.server.call import Counters
 
 STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
@@ -62,6 +63,15 @@ def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeyp
     assert any(" is ready: " in line and line.endswith("--exact off") for line in done.err.splitlines())
     (page,) = pages
     assert "<html" in page
+
+
+def test_serve_logs_path_and_reason_of_failed_request(capsys: pytest.CaptureFixture[str]) -> None:
+    serve_run.log(Counters("POST", "/v1/responses", 400, error="invalid_request_error", field="input[0].type"))
+    serve_run.log(Counters("GET", "/v1/unknown", 404, error="not_found_error"))
+    assert capsys.readouterr().err.splitlines() == [
+        "POST /v1/responses 400, 0.00 s, invalid_request_error, input[0].type",
+        "GET /v1/unknown 404, 0.00 s, not_found_error",
+    ]
 
 
 def test_serve_log_for_one_token_omits_rate(env: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, par
 
 from ngramspec.batching.request import ClosedError, Report, Slot
 from ngramspec.errors import GrammarError, ShutdownError, TargetError
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import Sampling
@@ -170,6 +171,36 @@ def test_completions_with_echo_and_logprobs_scores_the_prompt(stream: bool) -> N
     assert list(columns["top_logprobs"][1]) == [columns["tokens"][1]]
     assert columns["text_offset"][-1] == len("The sky is blue")
     assert (service.requests[0].scored, request_of(TEXTS, {"prompt": "x", "echo": True}).scored) == (True, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a a🙂 a", "a<|im_end|>b", "é", [1, "é"], ["a", 7, "<|im_end|>", "ab"], ""])
+@pytest.mark.parametrize("is_sentencepiece", [False, True])
+def test_completions_text_offsets_are_characters_of_returned_text(
+    prompt: Any, is_sentencepiece: bool, stream: bool, word_vocabulary: Vocabulary
+) -> None:
+    vocabulary = word_vocabulary if is_sentencepiece else demo_vocabulary()
+    tokens = vocabulary.tokenize("a 🙂 bc é", add_bos=False)
+    answer = b"".join(map(vocabulary.piece, tokens)).decode()  # with SentencePiece it begins with a space
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "stream": stream}
+    told, service = ask(TEXTS, body, Script("a 🙂 bc é", step=3), vocabulary=vocabulary)
+    choices = [chunk["choices"][0] for chunk in told] if stream else told["choices"]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    echoed = "".join(choice["text"] for choice in choices).removesuffix(answer)
+    if isinstance(prompt, str):
+        assert echoed == prompt
+    expected = []
+    read = vocabulary.display_piece if isinstance(prompt, str) else vocabulary.piece
+    for text, pieces in (
+        (echoed, list(map(read, service.requests[0].prompt))),
+        (answer, list(map(vocabulary.piece, tokens))),
+    ):
+        n_before = len(b"".join(pieces)) - len(text.encode())  # bytes that the text lacks at its start
+        ends = [max(0, sum(map(len, pieces[:i])) - n_before) for i in range(len(pieces))]
+        expected += [
+            (text is answer) * len(echoed) + len(text.encode()[:end].decode("utf-8", "ignore")) for end in ends
+        ]
+    assert offsets == expected
 
 
 def test_completion_streams_chunks_and_returns_selected_fields() -> None:
@@ -510,6 +541,10 @@ def test_metrics_counts_under_names_of_llama_server_and_vllm() -> None:
     assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="1"} 1' in lines
     typed = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(typed) == len(set(typed))
+    names = [
+        word for line in lines if line.startswith("# HELP") for word in line.split()[3:] if word[1:].lower() != word[1:]
+    ]
+    assert set(names) <= {"CPU"}  # descriptions are English, without names of classes
 
 
 def test_tokenize_and_detokenize_round_trip_text() -> None:
@@ -538,25 +573,34 @@ def test_tokenize_and_detokenize_round_trip_text() -> None:
     assert applied == vocabulary.chat_prompt(CHAT["messages"])[-len(applied) :]
 
 
-def test_request_log_contains_counters_invalid_field_and_no_client_text() -> None:
+def test_request_log_contains_counters_reasons_and_no_client_text() -> None:
     entries: list[Counters] = []
     server, _ = make_server(Script(step=3, n_cached=2))
-
-    for method, path, content in (
-        ("POST", NATIVE, b'{"prompt": "secret", "stream": true}'),
-        ("GET", "/secret", b""),
-        ("POST", CHATS, b'{"messages": [{"role": "secret"}]}'),
-        ("POST", NATIVE, b'{"prompt": "x", "secret": "\\ud800"}'),
-        ("POST", NATIVE, b'{"prompt": "%s"}' % (b"secret " * 10_000)),
-    ):
-        send(server, path, None, method, settings={"log": entries.append}, content=content)
-    first, second, *wrong = entries
-    assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
-    prompt_tokens = len(demo_vocabulary().tokenize("secret"))
+    invalid, settings = "invalid_request_error", {"log": entries.append, "keys": ["k"]}
+    failed, _ = make_server(Script("a b c", error=TargetError("secret"), after=2))
+    expected = [
+        (server, "POST", f"{NATIVE}?a=secret", b'{"prompt": "secret", "stream": true}', (NATIVE, 200, "", "")),
+        (server, "GET", "/no/%1B[2J%0A%C3%A9?secret", b"", (r"/no/\x1b[2J\n\xe9", 404, "not_found_error", "")),
+        (server, "GET", f"/{'x' * 200}", b"", (f"/{'x' * 99}", 404, "not_found_error", "")),
+        (server, "GET", NATIVE, b"", (NATIVE, 405, invalid, "")),
+        (server, "POST", "/api/pull", b'{"model": "secret"}', ("/api/pull", 501, "not_supported_error", "")),
+        (server, "POST", "/slots/1", b"secret", ("/slots/1", 400, invalid, "")),
+        (server, "POST", CHATS, b'{"messages": [{"role": "secret"}]}', (CHATS, 400, invalid, "messages[0].role")),
+        (server, "POST", NATIVE, b'{"prompt": "x", "secret": "\\ud800"}', (NATIVE, 400, invalid, "")),
+        (
+            *(server, "POST", NATIVE, b'{"prompt": "%s"}' % (b"secret " * 10_000)),
+            (NATIVE, 400, "exceed_context_size_error", "context_length_exceeded"),
+        ),
+        (failed, "POST", NATIVE, b'{"prompt": "secret", "stream": true}', (NATIVE, 200, "server_error", "")),
+    ]
+    headers = {"Authorization": "Bearer k"}
+    for used, method, path, content, _ in expected:
+        send(used, path, None, method, settings=settings, content=content, headers=headers)
+    send(server, NATIVE, {"prompt": "secret"}, settings=settings)  # without a key
+    found = [(entry.path, entry.status, entry.error, entry.field) for entry in entries]
+    assert found == [*(entry for *_, entry in expected), (NATIVE, 401, "authentication_error", "")]
+    first, prompt_tokens = entries[0], len(demo_vocabulary().tokenize("secret"))
     assert (first.prompt_tokens, first.cached_tokens, first.tokens, first.draft_tokens) == (prompt_tokens, 2, 7, 2)
-    assert (second.path, second.status) == ("?", 404)
-    fields = ["messages[0].role", "", "context_length_exceeded"]
-    assert [(entry.status, entry.field) for entry in wrong] == [(400, field) for field in fields]
     assert "secret" not in repr(entries)
 
 

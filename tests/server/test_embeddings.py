@@ -9,9 +9,9 @@ import numpy as np
 import openai
 import pytest
 from support.fake_embedder import CountingEmbedder, expected_embeddings
-from support.http import ask, demo_vocabulary, get_error, make_server, run_server
+from support.http import ask, demo_vocabulary, get_error, make_server, run_server, send
 
-from ngramspec.server.embeddings import scale_vectors
+from ngramspec.server.embeddings import MAX_NUMBERS, scale_vectors
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 
@@ -132,3 +132,14 @@ def test_embeddings_without_embedder_returns_501_with_option() -> None:
         error = get_error(path, {"input": "hello"}, 501)
         assert error["type"] == "not_supported_error"
         assert "--embeddings" in error["message"]
+
+
+def test_embeddings_rejects_requests_for_too_large_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CountingEmbedder, "width", MAX_NUMBERS // 16)
+    for path, body, pooling in (
+        (OPENAI, {"input": [[5]] * 17}, "mean"),
+        ("/api/embed", {"input": ["a"] * 17}, "mean"),
+        (NATIVE, {"input": [[5] * 9] * 2}, "none"),
+    ):
+        response = send(make_server(embedder=CountingEmbedder(pooling))[0], path, body)
+        assert (response.status_code, f"at most {MAX_NUMBERS:,} numbers" in response.text) == (400, True)

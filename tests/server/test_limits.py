@@ -10,12 +10,14 @@ from unittest.mock import Mock
 import pytest
 from support.http import demo_vocabulary, get_error, make_server, send
 
+from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
 from ngramspec.server.endpoint import MAX_DIGITS, MAX_VALUES
 from ngramspec.server.errors import MAX_MESSAGE
 from ngramspec.server.fields import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS
-from ngramspec.server.llama_server import MAX_TEXT
+from ngramspec.server.llama_server import MAX_LOGPROBS, MAX_TEXT
+from ngramspec.server.request_fields import MAX_ALTERNATIVES
 from ngramspec.server.sampling_fields import MAX_TOKENS
 
 NATIVE, CHAT = "/completion", "/v1/chat/completions"
@@ -55,6 +57,40 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
 )
 def test_serve_rejects_oversized_fields_by_name(path: str, body: dict[str, Any], field: str) -> None:
     assert get_error(path, body)["message"].startswith(field)
+
+
+TOO_MANY = MAX_ALTERNATIVES + 1
+BIASES = {"logit_bias": [[1, 1.0]] * (MAX_TOKENS // 2)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        (CHAT, CHATTING | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
+        ("/v1/responses", {"input": "x", "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
+        ("/api/chat", CHATTING | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
+        ("/api/generate", PROMPT | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
+        ("/v1/completions", PROMPT | {"logprobs": TOO_MANY}, MAX_ALTERNATIVES),
+        ("/v1/completions", PROMPT | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
+        (NATIVE, PROMPT | {"n_probs": TOO_MANY}, MAX_LOGPROBS),
+        (NATIVE, PROMPT | {"n_probs": MAX_LOGPROBS // 8 + 1, "n_predict": 2, "n": 4}, MAX_LOGPROBS),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "logprobs": TOO_MANY}, MAX_LOGPROBS),
+        (NATIVE, {"prompt": ["x"] * 3} | BIASES, MAX_TOKENS),
+        (NATIVE, PROMPT | {"n": 128, "grammar": f'root ::= "{"x" * (MAX_SIZE // 128)}"'}, MAX_SIZE),
+    ],
+)
+def test_serve_rejects_requests_for_too_large_responses(path: str, body: dict[str, Any], limit: int) -> None:
+    error = get_error(path, body)
+    error = {"message": error} if isinstance(error, str) else error  # Ollama's errors are texts
+    assert f"{limit:,}" in error["message"]
+    assert {error["message"].split()[0].strip(":")} <= body.keys()
+    assert error.get("param", "") in ("", *body)
+
+
+def test_completion_accepts_more_alternatives_for_few_tokens() -> None:
+    for body in ({"n_probs": MAX_ALTERNATIVES}, {"n_probs": MAX_LOGPROBS // 4, "n_predict": 4}, BIASES):
+        assert send(make_server()[0], NATIVE, PROMPT | body).status_code == 200
+    assert send(make_server()[0], NATIVE, {"prompt": ["x"] * 2, "n_predict": 1} | BIASES).status_code == 200
 
 
 @pytest.mark.parametrize("tokens", [[1] * 600, ["x", 1] * 300, ["x " * 500] * 2])
