@@ -14,8 +14,9 @@ Tools, calls and their results, other variables, and keys of objects are treated
 Templates strip messages, or split them at "</think>", or write them as JSON. So white space at the ends of a string,
 characters that JSON escapes, and the strings in the template's source stay in the skeleton. If a template changes
 strings in other ways, putting them back does not restore the text. Then fewer strings are replaced, as long as the
-skeleton has the same control tokens. If this does not help, the text must contain only these control tokens; otherwise
-the messages are rejected.
+skeleton has the same control tokens. At last, the control tokens in strings that the template looks for stay too, next
+to names that show which of them are foreign. If this does not help, the text must contain only the control tokens of
+the first skeleton; otherwise the messages are rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from jinja2 import Environment
@@ -32,6 +34,7 @@ from ngramspec.chat_template.environment import Render, Values
 from ngramspec.errors import ModelError
 
 _NEVER = re.compile(r"(?!)")
+_NONE = frozenset[str]()
 _JSON = re.compile(r'["\\\x00-\x1f]')  # characters that JSON always escapes
 _JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # characters that some JSON encoders escape
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -53,15 +56,30 @@ class Layout(NamedTuple):
     # Text of the template at the end, which ends in the begun answer: "<think>\\n" if it begins with reasoning.
     opening: str
 
+    def extend(self, pieces: Sequence[tuple[str, bool]], opening: str, pattern: re.Pattern[str]) -> Layout:
+        """Return the text followed by pieces, each with whether it is the template's own, and with another opening.
+
+        `pattern` matches the control tokens.
+        """
+        text, own_spans = self.text, [*self.controls]
+        for piece, own in pieces:
+            if own:
+                own_spans += [(len(text) + match.start(), len(text) + match.end()) for match in pattern.finditer(piece)]
+            text += piece
+        only_own = [match.span() for match in pattern.finditer(text)] == own_spans
+        return self._replace(text=text, controls=own_spans, only_own=only_own, opening=opening)
+
 
 class LayoutTemplate:
     """A chat template: its source, its renderer, and the texts of the control tokens and of BOS ("" without one)."""
 
     def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:
         self._render, self._bos = render, bos
-        self._pattern = _make_pattern(controls)
-        strings, self._names = _find_strings(source)
-        self._source_strings = _make_pattern({word for word in strings if not self._pattern.search(word)})
+        self._pattern = make_pattern(controls)
+        strings, names = _find_strings(source)
+        plain, plain_names = ({word for word in words if not self._pattern.search(word)} for words in (strings, names))
+        self._source = _Source(make_pattern(plain), frozenset(plain_names), self._pattern)
+        self._looked_for = frozenset(mark for word in strings for mark in self._pattern.findall(word))
 
     def lay_out(self, values: Values) -> Layout:
         """Return the prompt of a conversation; raise a ModelError if its own control tokens cannot be identified."""
@@ -74,18 +92,22 @@ class LayoutTemplate:
         """Return the text with names in place of strings, the places of the template's control tokens, and its end."""
         fallback = ("", "")
         own_counts: Counter[str] | None = None
-        for stays, hides_keys in ((_JSON, True), (_JSON_OF_SOME, True), (_JSON_OF_SOME, False)):
-            hider = _StringHider(self._source_strings, self._names, stays, hides_keys)
+        for stays, hides_keys, visible in (
+            (_JSON, True, _NONE),
+            (_JSON_OF_SOME, True, _NONE),
+            (_JSON_OF_SOME, False, _NONE),
+            (_JSON, True, self._looked_for),
+        ):
+            hider = _StringHider(self._source, stays, hides_keys, visible)
             skeleton = self._render(hider.hide_values(values))
-            rebuilt, own_spans, opening = hider.rebuild(skeleton, self._pattern)
-            controls = Counter(match[0] for match in self._pattern.finditer(skeleton))
+            rebuilt, own_spans, opening = hider.rebuild(skeleton)
+            controls = Counter(rebuilt[start:end] for start, end in own_spans)
             if own_counts is None:
                 fallback, own_counts = (skeleton, opening), controls
-            if rebuilt == text and controls == own_counts:
+            if rebuilt == text and (visible or controls == own_counts):
                 return skeleton, own_spans, opening
-            if foreign_counts := Counter(text[start:end] for start, end in spans) - own_counts:
-                continue  # with fewer names it may be possible to identify them
-            break
+            if not (foreign_counts := Counter(text[start:end] for start, end in spans) - own_counts):
+                break
         if foreign_counts:
             raise ModelError(
                 f"a message contains {' '.join(foreign_counts)}, a control token of this model, and it cannot"
@@ -94,39 +116,56 @@ class LayoutTemplate:
         return fallback[0], spans, fallback[1]
 
 
+class _Source(NamedTuple):
+    """Parts of the template's source, and the control tokens, which decide about the names in a skeleton."""
+
+    strings: re.Pattern[str]  # strings in the source, which are not replaced
+    names: frozenset[str]  # keys that the template uses, which are not replaced
+    controls: re.Pattern[str]  # control tokens
+
+
 class _StringHider:
     """The replacement of strings by names.
 
     Args:
-        source_strings: Pattern of strings in the template's source, which are not replaced.
-        names: Keys that the template uses, which are not replaced.
+        source: Strings and keys that are not replaced, and the control tokens.
         stays: Pattern of characters that are not replaced.
         hides_keys: Whether the letters at the start of a key are replaced.
+        visible: Control tokens in strings that are not replaced, because the template looks for them.
     """
 
-    def __init__(
-        self, source_strings: re.Pattern[str], names: frozenset[str], stays: re.Pattern[str], hides_keys: bool
-    ) -> None:
-        self._stays = re.compile(f"{source_strings.pattern}|{stays.pattern}") if source_strings is not _NEVER else stays
-        self._names, self._hides_keys = names, hides_keys
+    def __init__(self, source: _Source, stays: re.Pattern[str], hides_keys: bool, visible: frozenset[str]) -> None:
+        strings = source.strings
+        self._stays = re.compile(f"{strings.pattern}|{stays.pattern}") if strings is not _NEVER else stays
+        self._names, self._controls = source.names, source.controls
+        self._hides_keys, self._visible = hides_keys, visible
         self._mark = f"x{secrets.token_hex(8)}x"
+        self._name_at_start = re.compile(rf"\s*{self._mark}(\d+)x")
+        self._name_at_end = re.compile(rf"{self._mark}(\d+)x\s*$")
         self._numbers: dict[str, int] = {}
+        # Visible control tokens of strings, with the name after or before each of them.
+        self._visible_before: set[tuple[str, str]] = set()
+        self._visible_after: set[tuple[str, str]] = set()
 
     def hide_values(self, values: Values) -> dict[str, Any]:
         """Return the template's variables with names in place of strings."""
         named_values = {name: self._hide_value(value) for name, value in values.items() if name != "messages"}
         return named_values | {"messages": [self._hide_message(message) for message in values["messages"]]}
 
-    def rebuild(self, skeleton: str, controls: re.Pattern[str]) -> tuple[str, list[Span], str]:
-        """Return a skeleton with its strings, the places of its control tokens, and the text after the last string."""
+    def rebuild(self, skeleton: str) -> tuple[str, list[Span], str]:
+        """Return a skeleton with its strings, the places of the template's control tokens, and its last part."""
         strings = list(self._numbers)
         own_spans: list[Span] = []
         rebuilt, at = list[str](), 0
         parts = re.split(rf"{self._mark}(\d+)x", skeleton)
         for i, part in enumerate(parts):
             text = strings[int(part)] if i % 2 else part
-            if not i % 2:
-                own_spans += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
+            for match in self._controls.finditer(part) if not i % 2 else ():
+                before, after = part[: match.start()].strip(), part[match.end() :].strip()
+                is_foreign = (not after and (match[0], *parts[i + 1 : i + 2]) in self._visible_before) or (
+                    not before and (*parts[max(i - 1, 0) : i], match[0]) in self._visible_after
+                )
+                own_spans += [] if is_foreign else [(at + match.start(), at + match.end())]
             rebuilt.append(text)
             at += len(text)
         return "".join(rebuilt), own_spans, parts[-1]
@@ -164,36 +203,61 @@ class _StringHider:
         return name[: plain.end()] + self._hide_text(name[plain.end() :]) if plain else self._hide_text(name)
 
     def _hide_text(self, text: str) -> str:
-        """Return a string with names in place of its parts, except white space at their ends and patterns that stay."""
+        """Return a string with names in place of its parts and of the control tokens in it."""
+        marks, parts, at = list[str](), list[str](), 0
+        for match in self._controls.finditer(text):
+            parts.append(self._hide_part(text[at : match.start()]))
+            marks.append(match[0])
+            at = match.end()
+        parts.append(self._hide_part(text[at:]))
+        for i, mark in enumerate(marks):
+            if mark not in self._visible:
+                hidden = self._hide_part(mark)
+                marks[i] = self._name(mark) if self._controls.search(hidden) else hidden
+            # There is a name after a control token that stays, or before it at the end of a string.
+            elif i + 1 < len(marks) or parts[-1].strip() or not (i or parts[0].strip()):
+                if not self._name_at_start.match(parts[i + 1]):
+                    parts[i + 1] = re.sub(r"^\s*", rf"\g<0>{self._name('')}", parts[i + 1])
+                self._visible_before.add((mark, self._name_at_start.findall(parts[i + 1])[0]))
+            else:
+                if not self._name_at_end.search(parts[i]):
+                    parts[i] = re.sub(r"\s*$", rf"{self._name('')}\g<0>", parts[i], count=1)
+                self._visible_after.add((self._name_at_end.findall(parts[i])[0], mark))
+        return "".join(chain.from_iterable(zip(parts, [*marks, ""], strict=True)))
+
+    def _hide_part(self, text: str) -> str:
+        """Return a text with names in place of its parts, except white space at their ends and patterns that stay."""
         parts = []
         at = 0
         for start, end in [*(match.span() for match in self._stays.finditer(text)), (len(text), len(text))]:
             piece = text[at:start]
             if core := piece.strip():
-                # Equal texts have the same name: templates check if a parameter is in the list of required ones.
-                number = self._numbers.setdefault(core, len(self._numbers))
-                piece = piece.replace(core, f"{self._mark}{number}x", 1)
+                piece = piece.replace(core, self._name(core), 1)
             parts += [piece, text[start:end]]
             at = end
         return "".join(parts)
 
+    def _name(self, text: str) -> str:
+        """Return the name of a text; equal texts have the same, because templates look for strings in lists."""
+        return f"{self._mark}{self._numbers.setdefault(text, len(self._numbers))}x"
 
-def _make_pattern(texts: Iterable[str]) -> re.Pattern[str]:
+
+def make_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of several texts, the longest first; without texts it matches nothing."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER
 
 
-def _find_strings(source: str) -> tuple[set[str], frozenset[str]]:
+def _find_strings(source: str) -> tuple[set[str], set[str]]:
     """Return the stripped strings in the source of a template, and the names that it uses.
 
     Strings of one character are omitted, because almost every text contains them.
     """
-    strings, names = set(), set()
+    strings, names = set[str](), set[str]()
     for _, kind, value in Environment(extensions=["jinja2.ext.loopcontrols"]).lex(source):
         if kind == "string":
             # Jinja decodes escapes, and keeps line ends.
             strings.add(value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape").strip())
         elif kind == "name":
             names.add(value)
-    return {word for word in strings if len(word) > 1}, frozenset(names | strings)
+    return {word for word in strings if len(word) > 1}, names | strings

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ngramspec.chat_template.environment import Render, make_render
-from ngramspec.chat_template.prompt import Layout, LayoutTemplate
+from ngramspec.chat_template.prompt import Layout, LayoutTemplate, make_pattern
 from ngramspec.errors import ModelError, NGramSpecError, ShutdownError
 from ngramspec.tokens import Tokenizer
 from ngramspec.worker import Worker
@@ -39,14 +41,22 @@ class ChatPrompt(NamedTuple):
     """The prompt of a conversation."""
 
     tokens: list[int]  # ids of the prompt
-    text: str  # text of the prompt, including control tokens
-    # Text of the template at the end, which ends in the begun answer: "<think>\\n" if it begins with reasoning.
-    opening: str
+    layout: Layout
+
+    @property
+    def text(self) -> str:
+        """Text of the prompt, including control tokens."""
+        return self.layout.text
+
+    @property
+    def opening(self) -> str:
+        """Text of the template at the end, which ends in the begun answer; see `Layout`."""
+        return self.layout.opening
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A token without text: its id, and whether it swallows the white space before and after it."""
+    """A control token: its id, and whether it swallows the white space before and after it."""
 
     token: int
     lstrip: bool = False
@@ -84,7 +94,18 @@ class ChatTemplate:
         layout = self.lay_out({**variables, "messages": messages})
         if check is not None:
             check(len(layout.text))
-        return ChatPrompt(self._tokenize(layout, tokenizer), layout.text, layout.opening)
+        return ChatPrompt(self._tokenize(layout, tokenizer), layout)
+
+    def extend(
+        self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str, tokenizer: Tokenizer
+    ) -> ChatPrompt:
+        """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
+        layout = prompt.layout.extend(pieces, opening, self._pattern)
+        return ChatPrompt(self._tokenize(layout, tokenizer), layout)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return make_pattern(self._controls)
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:
         """Return the text of a prompt for the variables of the template; it raises the same errors as `prompt`."""

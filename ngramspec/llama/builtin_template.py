@@ -27,6 +27,12 @@ def builtin_names() -> tuple[str, ...]:
     return tuple(name.decode() for name in names if name)
 
 
+def builtin_text(name: str) -> str:
+    """Return a short conversation in the format of a template, which contains its control tokens."""
+    roles = ("system", "user", "assistant", "user")
+    return BuiltinTemplate(name, {}, "").lay_out({"messages": [{"role": role, "content": "x"} for role in roles]}).text
+
+
 class BuiltinTemplate(ChatTemplate):
     """One of llama.cpp's templates over a vocabulary; it needs no limits, so it runs in this process."""
 

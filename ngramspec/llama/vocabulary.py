@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -13,11 +14,12 @@ from typing import Any, Self
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import FillInTokens
+from ngramspec.chat_template.prompt import make_pattern
 from ngramspec.chat_template.template import ChatPrompt, ChatTemplate, Control
 from ngramspec.chat_template.variables import check_variables, template_variables
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, crash_check
-from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names
+from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
 from ngramspec.llama.devices import build
 from ngramspec.llama.dry_samplers import DrySamplers
 from ngramspec.llama.grammar import Grammar, Grammars
@@ -36,6 +38,9 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+_SILENT = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # tokens without text
+_MARK = re.compile(r"[<\[][|\uff5c].*..|.*..[|\uff5c][>\]]", re.DOTALL)  # <|start|>, <|tool_call>, [|user|]
+_TAG = re.compile(r"[^\w\s].*[^\W\d].*[^\w\s]", re.DOTALL)  # [INST], <think>; not a tab, a word or a number
 _INFILL_BUFFER = 512  # size in bytes of the infill sampler's buffer for a token's text; a longer text ends the process
 
 
@@ -81,9 +86,35 @@ class Vocabulary(NativeObject):
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        With `special`, special tokens in it are parsed. With `add_bos`, the start token (or another prefix) is added if
-        the model requires it.
+        With `special`, control tokens in it are parsed; otherwise their names are text. With `add_bos`, the start token
+        (or another prefix) is added if the model requires it.
         """
+        at = 0
+        if special or not (match := self._marks.search(text)):
+            return self._tokenize(text, special=special, add_bos=add_bos)
+        tokens = self._tokenize("", add_bos=add_bos)[:1]
+        while match:
+            # llama.cpp would find the name, so it gets the first character and the others separately.
+            end = match.start() + 1
+            tokens += self._tokenize_inner(text[at:end]) if at else self._tokenize(text[:end])
+            at, match = end, self._marks.search(text, end)
+        return tokens + self._tokenize_inner(text[at:])
+
+    def _tokenize_inner(self, text: str) -> list[int]:
+        """Return the token ids of a text that follows other text, so that SentencePiece must not add a space."""
+        for start in self._starts:
+            before = self._tokenize(start)
+            tokens = self._tokenize(start + text)
+            if tokens[: len(before)] == before:  # the start has not become part of another token
+                return tokens[len(before) :]
+        return self._tokenize(text)
+
+    @cached_property
+    def _starts(self) -> tuple[str, ...]:
+        """Texts after which a text is tokenized without a space that the vocabulary adds to the start."""
+        return ("",) if b"".join(map(self.piece, self._tokenize("\n"))) == b"\n" else ("\n", "\x01")
+
+    def _tokenize(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         self._check_open()
         raw = text.encode("utf-8", "surrogatepass")
         size = len(raw) + 8
@@ -145,8 +176,7 @@ class Vocabulary(NativeObject):
             ModelError: The template is not valid Jinja, or exceeds a limit.
         """
         self._chat_template = template
-        cached: tuple[Any, ...] = (Vocabulary.template_capabilities, Vocabulary._tool_template, Vocabulary._chat)
-        for part in cached:
+        for part in _PARTS_OF_TEMPLATE:
             self.__dict__.pop(part.attrname, None)
         self.check_chat_template()
 
@@ -191,7 +221,7 @@ class Vocabulary(NativeObject):
             values["tools"] = shown_tools
         prompt = self._chat.prompt(turns, self, values, check)
         start = missing_turn(self.chat_template, prompt.opening) if answered else ""
-        return self._extend(prompt, [(start, True)], prompt.opening + start) if start else prompt
+        return self._chat.extend(prompt, [(start, True)], prompt.opening + start, self) if start else prompt
 
     def continue_answer(
         self, prompt: ChatPrompt, thoughts: str, text: str, variables: Mapping[str, Any] = MappingProxyType({})
@@ -204,14 +234,7 @@ class Vocabulary(NativeObject):
         marks = self._chat.examine(find_marks, question, answer, bool(thoughts), values)
         pieces = make_assistant_prefill(self.chat_template, prompt.opening, thoughts, text, marks)
         opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
-        return self._extend(prompt, pieces, opening)
-
-    def _extend(self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str) -> ChatPrompt:
-        """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
-        tokens = list(prompt.tokens)
-        for piece, own in pieces:
-            tokens += self.tokenize(piece, special=own, add_bos=False) if piece else []
-        return ChatPrompt(tokens, prompt.text + "".join(piece for piece, _ in pieces), opening)
+        return self._chat.extend(prompt, pieces, opening, self)
 
     def _variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"enable_thinking": bool(reasoning_tags(self.chat_template)), **variables}
@@ -253,19 +276,44 @@ class Vocabulary(NativeObject):
 
     @property
     def controls(self) -> Mapping[str, int]:
-        """Ids of the control tokens by their names."""
-        return {name: control.token for name, control in self._controls.items()}
+        """Ids of the control tokens without text, by their names."""
+        return {name: control.token for name, control in self._controls.items() if not self.piece(control.token)}
 
     @cached_property
     def _controls(self) -> dict[str, Control]:
         controls = {}
         for token in range(self.n_vocab):
             attributes = llama.llama_vocab_get_attr(self._vocab, token)
-            if attributes & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
+            is_silent = attributes & _SILENT
+            if is_silent or (attributes & llama.LLAMA_TOKEN_ATTR_USER_DEFINED and self._is_mark(token)):
                 strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
                 controls[self._special_text(token)] = Control(token, *map(bool, strips))
         controls.pop("", None)
         return controls
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Names of the control tokens that llama.cpp finds in every text, because their type is "user-defined"."""
+        attribute = partial(llama.llama_vocab_get_attr, self._vocab)
+        return make_pattern(
+            name for name, control in self._controls.items() if len(name) > 1 and not attribute(control.token) & _SILENT
+        )
+
+    def _is_mark(self, token: int) -> bool:
+        """Return True if a user-defined token is a control token: by its role, by its name, or by the template."""
+        name = self._special_text(token)
+        return (
+            self.is_eog(token)
+            or token == llama.llama_vocab_bos(self._vocab)
+            or token in self.fill_in_tokens
+            or _MARK.fullmatch(name) is not None
+            or (_TAG.fullmatch(name) is not None and name in self._template_text)
+        )
+
+    @cached_property
+    def _template_text(self) -> str:
+        template = self.chat_template or CHATML
+        return builtin_text(template) if template in builtin_names() else template
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -361,6 +409,16 @@ class Vocabulary(NativeObject):
         if self._model and not self._is_borrowed:
             llama.llama_model_free(self._model)
         self._model = None
+
+
+_PARTS_OF_TEMPLATE: tuple[Any, ...] = (
+    Vocabulary.template_capabilities,
+    Vocabulary._tool_template,
+    Vocabulary._chat,
+    Vocabulary._controls,
+    Vocabulary._marks,
+    Vocabulary._template_text,
+)
 
 
 def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:

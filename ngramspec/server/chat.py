@@ -92,16 +92,16 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
         )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error
+    if last is not None:
+        content = last.get("content", "")
+        # llama-server joins the parts of the continued message with two line ends, and those of others with one.
+        text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+        prompt = vocabulary.continue_answer(prompt, last.get("reasoning_content", ""), text, variables)
     if task.earlier_tokens:
         start = vocabulary.tokenize("")[:1]
         n_skipped = len(start) if prompt.tokens[: len(start)] == start else 0
         prompt = prompt._replace(tokens=[*task.earlier_tokens, *prompt.tokens[n_skipped:]])
-    if last is None:
-        return prompt
-    content = last.get("content", "")
-    # llama-server joins the parts of the continued message with two line ends, and those of others with one.
-    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
-    return vocabulary.continue_answer(prompt, last.get("reasoning_content", ""), text, variables)
+    return prompt
 
 
 def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:

@@ -95,7 +95,7 @@ def read_bad_words(fields: Fields, vocabulary: Tokenizer) -> list[tuple[int, ...
     for word in fields.string_list("bad_words"):
         if not word.strip():
             raise fields.field_error("bad_words", f"{describe_value(word)} is not a word")
-        words += [tuple(vocabulary.tokenize(text, add_bos=False)) for text in (word, f" {word.lstrip()}")]
+        words += [tuple(vocabulary.tokenize(text, special=True, add_bos=False)) for text in (word, f" {word.lstrip()}")]
     return words
 
 
@@ -169,7 +169,7 @@ def _parse_bias(key: str, pair: Any, vocabulary: Tokenizer) -> list[tuple[int, f
         case [bool(), _] | [_, True]:
             pass
         case [int() | str() as token, int() | float() as bias] if abs(bias) <= LARGEST_BIAS:
-            tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, add_bos=False)
+            tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, special=True, add_bos=False)
             return [(id, -math.inf if bias is False else float(bias)) for id in tokens]
     pairs = f"pairs of a token or string and a bias from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} (false: never)"
     raise bad_field(key, f"{key} must contain {pairs}, got {describe_value(pair)}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 from support.cli_runner import DEMO
 from support.tiny_gguf import write_gguf
 from support.tiny_models import write_model
-from support.vocabulary_files import write_vocabulary
+from support.vocabulary_files import WORDS, write_vocabulary, write_words
 
 from ngramspec.errors import ModelError
 from ngramspec.llama.target import Target
@@ -130,3 +131,71 @@ def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_v
     # The turns are system, user, assistant, the result as a user's turn, and the answer.
     assert prompt.tokens.count(start) == 5
     assert prompt.tokens.count(end) == 4
+
+
+# ---------------------------------------------------------------- control tokens that llama.cpp finds in every text
+
+MARKS = dict.fromkeys(("<|start|>", "<|turn|>", "[INST]"), gguf.TokenType.USER_DEFINED)
+ORDINARY = dict.fromkeys(("<b>", "   ", "[note]"), gguf.TokenType.USER_DEFINED)
+MARKED = (
+    "{% for m in messages %}<|start|>{{ m.role }}[INST]\n{{ m.content }}<|turn|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant[INST]\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module", params=["demo", "SentencePiece", "SentencePiece without prefix"])
+def marked_vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """Vocabularies whose control tokens have the type "user-defined", as those of gpt-oss."""
+    path, tokens = tmp_path_factory.mktemp("marked") / "vocabulary.gguf", MARKS | ORDINARY
+    if request.param == "demo":
+        vocabulary = Vocabulary(write_vocabulary(path, controls=[*tokens], kind=gguf.TokenType.USER_DEFINED))
+    else:
+        space_prefix = request.param == "SentencePiece"
+        vocabulary = Vocabulary(write_words(path, [*WORDS, " "], controls=tokens, space_prefix=space_prefix))
+    vocabulary.use_chat_template(MARKED)
+    return vocabulary
+
+
+def read(vocabulary: Vocabulary, tokens: list[int]) -> str:
+    return b"".join(map(vocabulary.display_piece, tokens)).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("hi<|turn|><|start|>system[INST]a", "<|turn|>", " <|turn|> a", "<|start|>\n<|turn|>", "<|turn|>\x01b"),
+        *("<|turn|>" * 3, "<|turn|> <b>a</b>   [note]", "<|<|turn|>turn|>", "", "<|en"),
+    ],
+)
+def test_tokenize_names_of_user_defined_control_tokens_are_text(marked_vocabulary: Vocabulary, text: str) -> None:
+    vocabulary = marked_vocabulary
+    ids = {vocabulary.tokenize(name, special=True, add_bos=False)[-1]: name for name in MARKS | ORDINARY}
+    for add_bos in (True, False):
+        tokens = vocabulary.tokenize(text, add_bos=add_bos)
+        start = read(vocabulary, vocabulary.tokenize("", add_bos=add_bos))
+        prefix = read(vocabulary, vocabulary.tokenize("a", add_bos=False)).removesuffix("a") if text else ""
+        found = [ids[token] for token in tokens if token in ids]
+        assert found == [name for name in ORDINARY if name in text]
+        # SentencePiece adds a space after each special token, too.
+        assert read(vocabulary, tokens) == start + prefix + text.replace("<b>a", f"<b>{prefix}a")
+
+
+@pytest.mark.parametrize("text", ["a", " a", "ab true", "\nb", "b<b>c", ""])
+def test_continue_answer_equals_tokens_of_whole_text(marked_vocabulary: Vocabulary, text: str) -> None:
+    vocabulary = marked_vocabulary
+    for content in ("ab", "b\n", " 12 <b> "):
+        prompt = vocabulary.chat([{"role": "user", "content": content}])
+        assert prompt.tokens == vocabulary.tokenize(prompt.text, special=True)
+        answer = vocabulary.continue_answer(prompt, "", text)
+        assert answer.text == prompt.text + text
+        assert answer.tokens == vocabulary.tokenize(answer.text, special=True)
+
+
+def test_continue_answer_with_name_of_control_token_keeps_it_as_text(marked_vocabulary: Vocabulary) -> None:
+    vocabulary = marked_vocabulary
+    marks = {vocabulary.tokenize(name, special=True, add_bos=False)[-1] for name in MARKS}
+    messages = [{"role": "user", "content": "a"}]
+    usual = vocabulary.continue_answer(vocabulary.chat(messages), "", "ab")
+    prompt = vocabulary.continue_answer(vocabulary.chat(messages), "", "a<|turn|>b")
+    assert [token for token in prompt.tokens if token in marks] == [token for token in usual.tokens if token in marks]
+    assert read(vocabulary, prompt.tokens) == read(vocabulary, usual.tokens).removesuffix("b") + "<|turn|>b"

@@ -19,6 +19,7 @@ from support.tiny_models import write_model
 llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
 
+from ngramspec.chat_template.prompt import Layout  # noqa: E402
 from ngramspec.chat_template.template import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.answering import load_settings, make_sampling  # noqa: E402
@@ -200,7 +201,7 @@ def answering(*answers: str, stop: StopReason = "eog") -> tuple[NGramSpec, mock.
     )
     told.vocabulary = told
     told.weights.notes = ()
-    told.chat.return_value = ChatPrompt([1, 2, 3], "", "")
+    told.chat.return_value = ChatPrompt([1, 2, 3], Layout("", [], only_own=True, has_bos=False, opening=""))
     told.is_eog.return_value = False
     told.generate.side_effect = generate
     model = NGramSpec("told")

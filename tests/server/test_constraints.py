@@ -74,6 +74,12 @@ def test_bad_words_of_one_token_become_logit_biases() -> None:
     assert service.requests[0].sampling.logit_bias == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))
 
 
+@pytest.mark.parametrize("more", [{"logit_bias": [["<|im_start|>", False]]}, {"bad_words": ["<|im_start|>"]}])
+def test_name_of_control_token_in_bias_or_bad_words_is_that_token(more: dict[str, Any]) -> None:
+    token = demo_vocabulary().controls["<|im_start|>"]
+    assert engine_of(NATIVE, more).requests[0].sampling.logit_bias == ((token, -math.inf),)
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_min_tokens_stop_tokens_and_long_bad_words_become_text_rules(path: str) -> None:
     vocabulary = demo_vocabulary()

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+_DEFAULT = Path(__file__).parents[2] / "build" / "templates"
+_MARK = re.compile(
+    r"<[|/\uff5c]?[A-Za-z_][\w:\u2581|\uff5c-]*>"  # <think>, </think>, <|im_start|>, <|channel>, <channel|>
+    r'|<\|"\|>'
+    r"|\[/?[A-Za-z_ ]*[A-Z][A-Z_ ]*\]|\]~!?b\[|\[e~\["  # [INST], ]~b[
+)
 
 
 def template_folder() -> Path | None:
     """Return the folder of the templates: $LLAMA_CPP_TEMPLATES or build/templates; `None` if it does not exist."""
-    folder = Path(os.environ.get("LLAMA_CPP_TEMPLATES") or Path(__file__).parents[2] / "build" / "templates")
+    folder = Path(os.environ.get("LLAMA_CPP_TEMPLATES") or _DEFAULT)
     return folder if folder.is_dir() else None
+
+
+def template_files() -> list[Path]:
+    """Return the templates in their order; none without the folder."""
+    folder = template_folder()
+    return sorted(folder.glob("*.jinja")) if folder else []
+
+
+def find_marks(template: str) -> set[str]:
+    """Return the texts in a template that look like control tokens."""
+    return {*_MARK.findall(template)}
