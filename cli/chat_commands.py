@@ -166,7 +166,7 @@ def _read_file(name: str) -> str:
     path = Path(name).expanduser()
     if path.stat().st_size > MAX_FILE_BYTES:
         raise NGramSpecError(f"{name} is larger than {MAX_FILE_BYTES // 2**20} MiB")
-    text = read_text(path).removeprefix("\ufeff")
+    text = read_text(path)
     if not text.strip():
         raise NGramSpecError(f"{name} is empty")
     return text

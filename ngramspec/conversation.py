@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramspec.errors import NGramSpecError, PromptError
-from ngramspec.storage import write_whole
+from ngramspec.storage import utf8, write_whole
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -111,11 +111,12 @@ def load(path: Path) -> tuple[Conversation, str]:
     by turns of user and assistant.
     """
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(utf8(path.read_bytes()))
     except OSError as error:
         raise NGramSpecError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise NGramSpecError(f"{path} is not a saved conversation: it is not valid JSON") from error
+        reason = error if isinstance(error, UnicodeError) else "not valid JSON"
+        raise NGramSpecError(f"{path} is not a saved conversation: it is {reason}") from error
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
         raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
     pairs = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
