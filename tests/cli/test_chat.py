@@ -86,6 +86,7 @@ def test_chat_with_file_sends_it_as_first_message(env: dict[str, str], tmp_path:
     assert done.err.count(" tokens") >= 1
     # The whole of stdin is one turn.
     assert pipe(env, question.read_text(), "-f", "-").ok().out == done.out
+    assert pipe(env, "not this", "-m", str(DEMO), "-p", question.read_text().rstrip()).ok().out == done.out
 
 
 def test_chat_with_random_seed_prints_seed_that_repeats_session(env: dict[str, str]) -> None:
