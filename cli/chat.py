@@ -76,7 +76,7 @@ def chat(
     conversation replaces it or /set keep off deletes it.
 
     After the answer to -f FILE or -p TEXT, the chat continues if stdin is a terminal. Otherwise that is the only
-    message; without it, each line of stdin is a turn. stdout then contains only the answers.
+    message; without it, each line of stdin is a turn. stdout then contains only the answers, and stderr the reasoning.
     """
     limit = check_predict(predict)
     sampling_settings = sampling.sampling()
