@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Container
 from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
@@ -47,6 +48,10 @@ COMMANDS = {
 }
 
 
+OTHER_NAMES = {"run": "chat", "list": "models", "ls": "models"}
+"""Commands by the names of ollama's that do the same."""
+
+
 class Subcommands(TyperGroup):
     """Command group that knows the names and help lines of its commands and imports a command only when it is used."""
 
@@ -61,8 +66,13 @@ class Subcommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the imported command and the remaining arguments."""
+        if replacement := OTHER_NAMES.get(args[0]):
+            usage_error(f"there is no command {args[0]!r}; use ngramspec {replacement} (see ngramspec --help)")
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and import_command(str(name)), rest
+        if command is not None:
+            command = import_command(str(name))
+            _reject_unsupported(rest, str(name), {flag for parameter in command.params for flag in parameter.opts})
+        return name, command, rest
 
 
 def import_command(name: str) -> Any:
@@ -131,7 +141,6 @@ def run(arguments: list[str]) -> int:
                 from .models import join_at_colons
 
                 join_at_colons(os.environ)
-            _reject_unsupported(arguments)
             code = _run_command(arguments)
             return code if isinstance(code, int) else 0
         except (NGramSpecError, OSError) as error:
@@ -166,20 +175,22 @@ def _run_command(arguments: list[str]) -> Any:
     return _run_command([pattern.sub(name.replace("_", "-"), argument) for argument in arguments])
 
 
-def _reject_unsupported(arguments: list[str]) -> None:
-    """End the program if a short option of llama.cpp would be parsed as another option, such as `-mg` as `-m g`."""
-    short_options = [name for name in arguments if name.startswith("-") and name[1:2].isalpha() and len(name) > 2]
-    if short_options:
-        from .llama_options import REASONS
+def _reject_unsupported(arguments: list[str], command: str, flags: Container[str]) -> None:
+    """End the program if a short option that a command lacks would be parsed as another one, as `-md` as `-m d`."""
+    from .llama_options import REASONS, SHORT
 
-        for name in short_options:
-            if name in REASONS:
-                usage_error(f"{name} is not supported: {REASONS[name]}")
+    for name in arguments:
+        if name in REASONS and len(name) > 2 and not name.startswith("--"):
+            usage_error(f"{name} is not supported: {REASONS[name]}")
+        if name in SHORT and name not in flags:
+            usage_error(f"No such option: {name} (see ngramspec {command} --help)")
 
 
 def _format_usage_error(error: Any) -> str:
     """Format an error in the command line; pydantic's messages from newer versions of typer are replaced."""
     message: str = error.format_message()
+    if "extra argument" in message and any("-p" in parameter.opts for parameter in error.ctx.command.params):
+        return f"{message.rstrip('.')}; pass a text with -p/--prompt"
     if option := getattr(error, "option_name", ""):
         from .llama_options import REASONS
 

@@ -52,6 +52,7 @@ def chat(
     ),
     system: str | None = option(None, "-sys", "--system", help="System message."),
     file: str | None = option(None, "-f", "--file", help="File with the first user message; -: all of stdin."),
+    prompt: str | None = option(None, "-p", "--prompt", metavar="TEXT", help="First user message, unchanged."),
     stop: list[str] | None = STOP,
     show_drafts: bool = option(
         False, help="Show accepted draft tokens in green, rejected ones in red, corrections in blue."
@@ -74,14 +75,14 @@ def chat(
     unless --keep, --resume or /set keep on is used. Then it is in one file, readable only by you, until the next saved
     conversation replaces it or /set keep off deletes it.
 
-    After the answer to -f FILE, the chat continues if stdin is a terminal. Otherwise FILE is the only message; without
-    -f, each line of stdin is a turn. stdout then contains only the answers.
+    After the answer to -f FILE or -p TEXT, the chat continues if stdin is a terminal. Otherwise that is the only
+    message; without it, each line of stdin is a turn. stdout then contains only the answers, and stderr the reasoning.
     """
     limit = check_predict(predict)
     sampling_settings = sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     stops = check_stop(stop)
-    first = None if file is None else _read(file)
+    first = _read_first(file, prompt)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
     conversation, recorded_model = load_last() if resume else (Conversation(), "")
@@ -123,12 +124,17 @@ def chat(
         raise typer.Exit(FAILED)
 
 
-def _read(source: str) -> str:
-    """Read the first message; the program ends if it is empty or not UTF-8."""
-    text = read_source(source, "no message on standard input; pipe one in or set -f/--file")
-    text = text.rstrip("\r\n")
-    if not text.strip():
-        fail(f"{'standard input' if source == '-' else source} is empty")
+def _read_first(file: str | None, prompt: str | None) -> str | None:
+    """Return the first message or `None`; the program ends if it is empty or not UTF-8, or both options are set."""
+    if file is not None and prompt is not None:
+        usage_error(f"two first messages were given: -f/--file {file} and -p/--prompt; remove one")
+    if file is None:
+        name, text = "-p/--prompt", prompt
+    else:
+        name = "standard input" if file == "-" else file
+        text = read_source(file, "no message on standard input; pipe one in or set -p/--prompt").rstrip("\r\n")
+    if text is not None and not text.strip():
+        fail(f"{name} is empty")
     return text
 
 

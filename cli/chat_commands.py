@@ -15,10 +15,11 @@ from rich.text import Text
 from ngramspec.conversation import Turn, load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
+from ngramspec.tool_calls.deltas import Delta
 
 from . import chat_settings
 from .chat_session import Session, conversation_path
-from .chat_view import remove_reasoning, totals
+from .chat_view import totals
 from .console import note, pluralize, print_error, printable, read_text, stderr
 from .markdown_rows import code_blocks
 from .options import find
@@ -166,7 +167,7 @@ def _read_file(name: str) -> str:
     path = Path(name).expanduser()
     if path.stat().st_size > MAX_FILE_BYTES:
         raise NGramSpecError(f"{name} is larger than {MAX_FILE_BYTES // 2**20} MiB")
-    text = read_text(path).removeprefix("\ufeff")
+    text = read_text(path)
     if not text.strip():
         raise NGramSpecError(f"{name} is empty")
     return text
@@ -176,7 +177,7 @@ def _copy(session: Session, number: str) -> None:
     """Copy the last answer, or its Nth code block, to the clipboard (if the terminal supports OSC 52)."""
     if not sys.stdout.isatty():
         raise NGramSpecError("/copy requires a terminal")
-    text = remove_reasoning(session.make_parser(), _last(session).assistant)
+    text = _last(session).assistant
     what = "the answer"
     if number:
         blocks = code_blocks(text)
@@ -314,8 +315,9 @@ def print_resumed(session: Session, model: str) -> None:
     if session.interactive and session.conversation.turns:
         turn = session.conversation.turns[-1]
         note(f"> {turn.user}")
-        session.view.begin(session.make_parser())
-        session.view.write(turn.assistant)
+        session.view.begin()
+        session.view.write([Delta("reasoning", turn.reasoning)] if turn.reasoning else [])
+        session.view.write([Delta("text", turn.assistant)])
         session.view.end()
 
 

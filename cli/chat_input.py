@@ -23,9 +23,9 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
-from ngramspec.storage import state_folder, utf8
+from ngramspec.storage import UTF16, is_utf16, state_folder, utf8
 
-from .console import note
+from .console import fail, note
 
 _QUOTED_TEXT = re.compile(r'(/system\s+)?"""(?:\n)?(.*?)(?:\n)?"""\s*', re.DOTALL)
 _OPEN = re.compile(r'(?:/system\s+)?"""')
@@ -209,10 +209,12 @@ def read_lines() -> Iterator[str | None]:
     """Yield the lines of stdin that are not blank, one per turn, and `None` for each line that is not UTF-8."""
     if sys.stdin is None:
         return
-    for raw in sys.stdin.buffer:
+    for number, raw in enumerate(sys.stdin.buffer):
         try:
             line = utf8(raw).rstrip("\r\n")
         except UnicodeError:
+            if number == 0 and is_utf16(raw):
+                fail(f"standard input is {UTF16}")
             yield None
             continue
         if line.strip():

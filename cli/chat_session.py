@@ -24,8 +24,9 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
+from ngramspec.tool_calls.deltas import Delta
 from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
-from ngramspec.tool_calls.parser import AnswerParser, reasoning_parser
+from ngramspec.tool_calls.parser import parser_for
 
 from .answer_line import AnswerReport
 from .chat_input import StopKey, disable_echo
@@ -112,10 +113,6 @@ class Session:
             except NGramSpecError:  # templates may reject a conversation that does not end with a user message
                 self._n_tokens = 0
         return self._n_tokens
-
-    def make_parser(self) -> AnswerParser:
-        """Return a parser that separates reasoning from the answer to the last prompt."""
-        return reasoning_parser(self.target.vocabulary.chat_template, opening=self._opening)
 
     # ------------------------------------------------------------------ conversation
 
@@ -232,6 +229,7 @@ class Session:
             conversation.undo()
         full_message = message if is_retry else "\n\n".join([*self.attachments, message])
         steps, stats = list[Step](), Stats()
+        deltas: list[Delta] = []  # reasoning and content
         try:
             prompt, first = conversation.prompt(full_message, self._encode, self.room())
             if n_dropped := first - conversation.first:
@@ -239,10 +237,10 @@ class Session:
                 note(f"the {turns} in the context; the model answers without {'it' if n_dropped == 1 else 'them'}")
             with self.stop_key, disable_echo(), guard_stdout():
                 try:
-                    self._answer(prompt, steps)
+                    self._answer(prompt, steps, deltas)
                 except Terminated:  # keep the incomplete turn for --resume
-                    if _text(steps) or not is_retry:
-                        conversation.add(full_message, _text(steps), first)
+                    if deltas or not is_retry:
+                        conversation.add(_make_turn(full_message, deltas), first)
                         self.conversation = conversation
                         self.save_changes()
                     raise
@@ -256,11 +254,10 @@ class Session:
                 stats.add(step)
             self.totals.merge(stats)
         ending = (steps[-1].stop if steps else None) or "stopped"
-        text = _text(steps)
-        if ending == "stopped" and not text:
+        if ending == "stopped" and not deltas:
             note("stopped before the answer began; the turn was removed")
             return True
-        conversation.add(full_message, text, first)
+        conversation.add(_make_turn(full_message, deltas), first)
         self.conversation = conversation
         self.prediction = ""
         self.answers += 1
@@ -288,12 +285,13 @@ class Session:
         self._opening = prompt.opening
         return prompt.tokens
 
-    def _answer(self, prompt: list[int], steps: list[Step]) -> None:
-        """Show an answer until it ends or Ctrl-C is pressed, and append its steps to `steps`."""
+    def _answer(self, prompt: list[int], steps: list[Step], deltas: list[Delta]) -> None:
+        """Show an answer until it ends or Ctrl-C is pressed, and append its steps and its reasoning and content."""
         if self.trace is not None:
             header = TraceHeader.of(self.decoder, self.target.weights.name, self.sampling, self.acceptance)
             self.trace.begin(prompt, self.target.vocabulary.piece, header)
-        self.view.begin(self.make_parser())
+        parser = parser_for(self.target.vocabulary.chat_template, opening=self._opening)
+        self.view.begin()
         with prefill_bar() as bar, suppress(KeyboardInterrupt):
 
             def progress(done: int, total: int) -> None:
@@ -310,6 +308,7 @@ class Session:
                 return_decisions=self.trace is not None,
                 prediction=self.target.vocabulary.tokenize(self.prediction, add_bos=False) if self.prediction else (),
                 rules=self._rules(prompt),
+                controls=True,
                 progress=progress,
             )
             # Closing rolls the KV cache back to the emitted tokens.
@@ -318,9 +317,13 @@ class Session:
                     steps.append(step)
                     if self.trace is not None:
                         self.trace.add(step)
-                    self.view.show(step, self.target.vocabulary.piece)
+                    deltas += (additions := parser.push(step.text))
+                    self.view.show(step, additions, self.target.vocabulary.display_piece)
                     if step.stop is not None or self.stop_key.pressed:
                         break
+            deltas += (additions := parser.finish(cut=steps[-1].stop not in ("eog", "stop")))
+            if not self.view.drafts:
+                self.view.write(additions)
 
     def _rules(self, prompt: Sequence[int]) -> TextRules:
         if self.reasoning_budget == UNLIMITED:
@@ -334,5 +337,6 @@ class Session:
         return replace(self.rules, reasoning=budget)
 
 
-def _text(steps: Sequence[Step]) -> str:
-    return "".join(step.text for step in steps)
+def _make_turn(message: str, deltas: Sequence[Delta]) -> Turn:
+    texts = ("".join(delta.text for delta in deltas if delta.kind == kind) for kind in ("text", "reasoning"))
+    return Turn(message, *texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -13,9 +14,8 @@ from rich.text import Text
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import Delta
-from ngramspec.tool_calls.parser import AnswerParser
 
-from .console import printable, write_stdout
+from .console import printable, stderr, write_stdout
 from .markdown_stream import LiveRows, MarkdownStream
 from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
 
@@ -37,26 +37,21 @@ def format_step(step: Step, piece: Piece) -> Text:
     return text
 
 
-def remove_reasoning(parser: AnswerParser, answer: str) -> str:
-    """Return an answer without its reasoning."""
-    deltas = [*parser.push(answer), *parser.finish()]
-    return "".join(delta.text for delta in deltas if delta.kind == "text")
-
-
 class AnswerView:
     """Writer of answers to stdout while they are generated.
 
-    A terminal shows rendered Markdown with dimmed reasoning. With `drafts`, or if the terminal cannot render Markdown
-    (see `can_render`), it shows the text without control characters. A file or a pipe gets the unchanged text.
+    A terminal shows rendered Markdown, or, if it cannot render it (see `can_render`), the text without control
+    characters; reasoning is dimmed. A file or a pipe gets the unchanged content, and stderr the reasoning. With
+    `drafts`, all tokens are shown, including the control tokens around reasoning.
     """
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._screen = LiveRows(write_stdout, _size)
         self._open_line = False
-        self._parser: AnswerParser | None = None  # parser that separates reasoning from content if Markdown is shown
+        self._renders = False  # whether the answer is rendered as Markdown
         self._stream: MarkdownStream | None = None
-        self._thinking = False
+        self._kind = ""  # "reasoning" or "text", as in `Delta`; "" before an answer
         self.drafts = False
         self.markdown = True
 
@@ -75,59 +70,65 @@ class AnswerView:
         columns, lines = _size()
         return columns >= NARROW and lines >= LOW
 
-    def begin(self, parser: AnswerParser) -> None:
-        """Prepare for the next answer; the parser `parser` separates its reasoning from its content."""
-        self._stream = None
-        self._parser = parser if self.markdown and not self.drafts and self.can_render else None
+    def begin(self) -> None:
+        """Prepare for the next answer."""
+        self._kind, self._stream = "", None
+        self._renders = self.markdown and not self.drafts and self.can_render
 
-    def show(self, step: Step, piece: Piece) -> None:
-        """Write the text of a step; `piece` returns the bytes of a token."""
-        if not self.drafts:
-            self.write(step.text)
-            return
-        text = format_step(step, piece)
+    def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
+        """Write a step, which adds `deltas` to the answer; `piece` returns the bytes of a token."""
+        if self.drafts:
+            self._print(format_step(step, piece))
+        else:
+            self.write(deltas)
+
+    def write(self, deltas: Iterable[Delta]) -> None:
+        """Write pieces of an answer, with a blank line between reasoning and content."""
+        for delta in deltas:
+            if delta.kind != self._kind:
+                self._end_part()
+                if self._kind and sys.stdout.isatty():
+                    write_stdout("\n")
+                self._kind = delta.kind
+            self._write_part(delta.text, "dim" if delta.kind == "reasoning" else "")
+
+    def end(self) -> None:
+        """End the answer and its last line."""
+        self._end_part()
+        self._kind = ""
+
+    def _write_part(self, text: str, style: str) -> None:
+        if self._renders:
+            self._stream = self._stream or MarkdownStream(self._screen, _size, style=style)
+            self._stream.push(text)
+        elif not style:
+            write_stdout(printable(text) if sys.stdout.isatty() else text)
+            self._open_line = not text.endswith("\n")
+        elif sys.stdout.isatty():
+            self._print(Text(printable(text), style))
+        else:
+            with suppress(OSError):  # a failing stderr must not end the program
+                stderr.print(printable(text), style=style, end="", markup=False, soft_wrap=True)
+
+    def _print(self, text: Text) -> None:
+        """Write styled text to the terminal."""
         with self._console.capture() as capture:
             self._console.print(text, end="", soft_wrap=True)
         if text:
             write_stdout(capture.get())
             self._open_line = not text.plain.endswith("\n")
 
-    def write(self, text: str) -> None:
-        """Write a piece of an answer."""
-        if self._parser is not None:
-            self._render(self._parser.push(text))
-        elif text:
-            write_stdout(printable(text) if sys.stdout.isatty() else text)
-            self._open_line = not text.endswith("\n")
-
-    def end(self) -> None:
-        """End the answer and its last line."""
-        if self._parser is not None:
-            self._render(self._parser.finish())
-            self._close()
-            self._parser = None
-        if self._open_line:
+    def _end_part(self) -> None:
+        """End the last line of the reasoning or the content."""
+        if self._stream is not None:
+            self._stream.finish()
+            self._stream = None
+        elif self._kind == "reasoning" and not sys.stdout.isatty():
+            with suppress(OSError):
+                stderr.print()
+        elif self._open_line:
             write_stdout("\n")
         self._open_line = False
-
-    def _render(self, deltas: Iterable[Delta]) -> None:
-        """Show a piece of an answer as rendered Markdown, with separate streams for reasoning and content."""
-        for delta in deltas:
-            thinking = delta.kind == "reasoning"
-            if self._stream is None or thinking != self._thinking:
-                if self._close():
-                    write_stdout("\n")
-                self._stream = MarkdownStream(self._screen, _size, style="dim" if thinking else "")
-                self._thinking = thinking
-            self._stream.push(delta.text)
-
-    def _close(self) -> bool:
-        """Show the rest of the current stream and return True if there was one."""
-        if self._stream is None:
-            return False
-        self._stream.finish()
-        self._stream = None
-        return True
 
 
 def _size() -> os.terminal_size:

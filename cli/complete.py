@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
+from ngramspec.models.hub import PREFIX
 from ngramspec.sampling.option import allow_int_range, allow_range, option
 from ngramspec.sampling.text_rules import TextRules
 from ngramspec.steps import Stats, Step
@@ -27,7 +29,7 @@ from .complete_beams import check_beams, complete_with_beams
 from .complete_text import make_prompt, read_texts
 from .console import capture_outcome, fail, guard_stdout, prefill_bar, read_text, reraise, usage_error, write_stdout
 from .models import complete_model
-from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_resolved
+from .options import MODEL, STOP, TRACE, check_predict, check_stop, choose_model, find, keep, open_resolved
 from .sampling_options import SamplingOptions, check_sampling
 
 
@@ -46,8 +48,12 @@ def complete(
     file: Annotated[
         str | None, typer.Argument(metavar="FILE|-", help="File with the text to continue; - or no argument: stdin.")
     ] = None,
+    model_option: str | None = MODEL,
     text_file: str | None = option(
         None, "-f", "--file", help="File with the text to continue, instead of the argument."
+    ),
+    prompt_text: str | None = option(
+        None, "-p", "--prompt", metavar="TEXT", help="Text to continue, unchanged, instead of a file."
     ),
     predict: int = option(
         256,
@@ -86,8 +92,8 @@ def complete(
 
     Example: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
-    A single argument is the model if it is a GGUF file, an hf: name or smollm2; otherwise it is the text file. Only the
-    continuation goes to stdout; statistics go to stderr.
+    A single argument is the model if it is a GGUF file, an hf: name or smollm2, or if -f or -p gives the text.
+    Otherwise it is the text file. Only the continuation goes to stdout; statistics go to stderr.
 
     --json prints an object with text, tokens, prompt_tokens, target_passes, drafted, accepted, seconds,
     tokens_per_second, stop_reason, seed and more. lossy names the option that changed the output, exact is true if the
@@ -118,12 +124,16 @@ def complete(
     if beams is not None:
         check_beams(sampling_settings, rules, acceptance, load, {"--logprobs": logprobs, "--trace": trace})
     prediction_text = "" if prediction is None else _read_prediction(prediction, load, beams)
-    model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
-    # The text is read first, so that a mistake in it does not cost a download.
-    before, after = read_texts(source, suffix)
+    named = (model_option or load.hf_repo) is not None
+    model, source = _arguments(model, file, text_file, prompt_text, named=named)
+    model = choose_model(model, model_option)
+    # A mistake in the text must not cost a download.
+    downloads = model is None or any(name.startswith(PREFIX) for name in (model, load.draft_model or ""))
+    local_source = None if downloads else find(model, load)
+    before, after = read_texts(source, suffix, prompt_text)
     head, tail = (before, after or "") if echo else ("", "")
     writer = TraceWriter(trace) if trace is not None else None
-    model_source = find(model, load)
+    model_source = local_source or find(model, load)
     if beams is not None:
         arguments = before, after, beams, predict, stops
         complete_with_beams(
@@ -200,22 +210,34 @@ def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
     return text
 
 
-def _arguments(model: str | None, file: str | None, text_file: str | None, *, named: bool) -> tuple[str | None, str]:
+def _arguments(
+    model: str | None, file: str | None, text_file: str | None, prompt: str | None, *, named: bool
+) -> tuple[str | None, str]:
     """Return the model or `None`, and the text file or "-"; the help describes how they are distinguished.
 
-    `text_file` is the value of -f/--file, and `named` is true if an option names the model.
+    `text_file` and `prompt` are the values of -f/--file and -p/--prompt, and `named` is true if an option names the
+    model.
     """
-    if model is not None and file is None and not (text_file is not None and not named):
-        # The first bytes of a missing file are unknown, so its name decides.
-        missing_model = model.endswith(".gguf") and not Path(model).exists()
-        if not missing_model and not is_model_argument(model):
-            model, file = None, model
-    if file is not None and text_file is not None:
-        usage_error(f"two texts were given: {file} and -f/--file {text_file}; remove one")
+    has_text = text_file is not None or prompt is not None
+    if model is not None and file is None and (named or not has_text) and not _is_model(model):
+        model, file = None, model
+    if file is not None and _is_model(file):
+        if model is not None and _is_model(model):
+            usage_error(f"two models were given: {model} and {file}; remove one")
+        usage_error(f"the model comes before the text: ngramspec complete {file} {model}")
+    texts = {file: file, f"-f/--file {text_file}": text_file, "-p/--prompt": prompt}
+    names = [name for name, text in texts.items() if text is not None]
+    if len(names) > 1:
+        usage_error(f"two texts were given: {names[0]} and {names[1]}; remove one")
     source = text_file if file is None else file
     if source == "":
         usage_error("the name of the text file must not be empty")
     return model, "-" if source is None else source
+
+
+def _is_model(argument: str) -> bool:
+    """Return True if an argument names a model; the name of a missing file decides, since its bytes are unknown."""
+    return is_model_argument(argument) or (argument.endswith(".gguf") and not os.path.exists(argument))
 
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from errno import EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
+
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.target import Target
 
 from .console import fail, note, read_source, usage_error
+
+_NO_SUCH_NAME = frozenset({ENOENT, ENOTDIR, ENAMETOOLONG, EINVAL})
+
+MAX_NAME = 80
+"""Maximum number of characters of a file's name in an error message."""
 
 LARGE = 1 << 20
 """Maximum number of characters that are tokenized as a whole.
@@ -14,26 +21,38 @@ Texts of this length take at most two seconds, while 30 MB would take a minute.
 """
 
 
-def read_texts(source: str, suffix: str | None) -> tuple[str, str | None]:
+def read_texts(source: str, suffix: str | None, prompt: str | None = None) -> tuple[str, str | None]:
     """Read the text to continue and the text after the gap; `None` means no gap, and the name "-" stdin.
 
-    The program ends if a text is not UTF-8 or all texts are empty.
+    `prompt` replaces the text of `source`. The program ends if a text is not UTF-8 or all texts are empty.
     """
-    if suffix is not None and suffix == source:
+    if suffix is not None and suffix == source and prompt is None:
         usage_error(
             f"the text and --suffix must be different files, got {'stdin' if source == '-' else source} for both"
         )
     if suffix == "":
         usage_error("the name of the --suffix file must not be empty")
-    before = read_source(source, "no text to continue; name a file or pipe one in (see ngramspec complete --help)")
+    before = _read(source) if prompt is None else prompt
     if suffix is None:
         if not before:
-            fail(f"{'standard input' if source == '-' else source} is empty: there is no text to continue")
+            name = "-p/--prompt" if prompt is not None else "standard input" if source == "-" else source
+            fail(f"{name} is empty: there is no text to continue")
         return before, None
     after = read_source(suffix, "no text after the gap; name a file or pipe one in")
     if not before and not after:
         fail("the texts before and after the gap are empty")
     return before, after
+
+
+def _read(source: str) -> str:
+    """Read the text to continue; an error in the name of its file shows how to pass a text itself."""
+    try:
+        return read_source(source, "no text to continue; pipe one in, name a file or set -p/--prompt")
+    except OSError as error:
+        if error.errno not in _NO_SUCH_NAME:
+            raise
+        name = source if len(source) <= MAX_NAME else f"{source[:MAX_NAME]}..."
+        fail(f"{name}: {error.strerror}; to continue a text itself, use -p/--prompt TEXT")
 
 
 def make_prompt(target: Target, before: str, after: str | None, limit: int, truncate: bool) -> list[int]:

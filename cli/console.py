@@ -173,7 +173,7 @@ def _decode(raw: bytes, name: str) -> str:
     try:
         return utf8(raw)
     except UnicodeError as error:
-        raise NGramSpecError(f"{name} is {error}; convert it to UTF-8") from error
+        raise NGramSpecError(f"{name} is {error}") from error
 
 
 def reraise(outcome: Outcome) -> None:

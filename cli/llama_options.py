@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option, options
 
 from .console import note
@@ -123,9 +124,19 @@ _FLAGS = {
     "redirect stderr to /dev/null": "--log-disable",
     "use --samplers": "--sampler-seq --sampling-seq",
     "the adaptive-p sampler is not supported": "--adaptive-target",
+    "only chat and complete have a prompt; bench and verify read --prompts": "-p --prompt",
     "use ngramspec memory": "--lookup-cache-static --lookup-cache-dynamic",
 }
 """Flags of llama.cpp's programs that are rejected, by the reason or the alternative."""
+
+SHORT = {
+    flag
+    for group in (LoadSettings, NoEffect)
+    for spec in options(group).values()
+    for flag in spec.flags
+    if len(flag) > 2 and not flag.startswith("--")
+}
+"""Short options of several letters, which some commands lack."""
 
 REASONS = {flag: reason for reason, flags in _FLAGS.items() for flag in flags.split()}
 """Reasons why options are rejected, by flag."""

@@ -53,7 +53,10 @@ Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the
 ModelName = Annotated[
     str | None,
     typer.Option(
-        metavar="MODEL", help="Model whose tokenizer is used; the file needs no weights. Default: the default model."
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Model whose tokenizer is used; the file needs no weights. Default: the default model.",
     ),
 ]
 

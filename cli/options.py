@@ -44,6 +44,9 @@ Model = Annotated[
     ),
 ]
 
+MODEL: Any = option(None, "-m", "--model", metavar="MODEL", help="Model, instead of the argument MODEL.")
+"""Option that `expand_groups` adds to each command with a `Model`."""
+
 PROMPTS: Path | None = option(
     None, "--prompts", metavar="DIR|FILE", help="Folder or file with prompts; default: the packaged prompts."
 )
@@ -54,6 +57,13 @@ STOP: list[str] | None = option(None, "--stop", help="Stop before this text; rep
 
 NO_LIMIT = 2**31
 """Token limit that is larger than any context."""
+
+
+def choose_model(argument: str | None, model_option: str | None) -> str | None:
+    """Return the model that the argument or -m/--model names; the program ends if both do."""
+    if argument is not None and model_option is not None:
+        usage_error(f"two models were given: {argument} and -m {model_option}; remove one")
+    return argument if model_option is None else model_option
 
 
 def check_predict(predict: int) -> int:
@@ -173,7 +183,7 @@ _TYPERS: dict[str, dict[str, Any]] = {
     "gpu_layers_draft": {"parser": parse_layers},
     "flash_attn": {"parser": parse_flash},
     "draft_model": {"autocompletion": complete_model},
-    "model_file": {"autocompletion": complete_model},
+    "model_option": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
 }
 """Additional arguments for typer by option name."""
@@ -229,9 +239,12 @@ def expand_groups(command: Command) -> Command:
 
     An annotation can select fields by name. It can also map names to another help text or to a field that replaces
     the original: `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]`.
+
+    A command with a `Model` gets the option -m too.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
+    has_model = False
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
         hint = hints[name]
@@ -240,6 +253,9 @@ def expand_groups(command: Command) -> Command:
             parameters.append(_parameter(name, hint, parameter.default))
         elif not is_dataclass(group):
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+            if hint == Model:
+                parameters.append(_parameter("model_option", str | None, MODEL))
+                has_model = True
         else:
             assert isinstance(group, type)
             field_hints = get_type_hints(group)
@@ -251,6 +267,8 @@ def expand_groups(command: Command) -> Command:
                     parameters.append(_parameter(field.name, field_hints[field.name], field, overrides.get(field.name)))
 
     def spread(**values: Any) -> None:
+        if has_model:
+            values["model"] = choose_model(values["model"], values.pop("model_option"))
         with flags_in_errors():
             instances = {
                 name: _build_group(group, {n: values.pop(n) for n in names}) for name, (group, names) in groups.items()

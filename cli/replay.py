@@ -66,7 +66,9 @@ def replay(
         f" {{name: {{...}}, ...}}, in which {SWITCH!r} is the cost of a change of size; or one of:"
         f" {_CURVES}.",
     ),
-    model: str | None = option(None, metavar="MODEL", help="Measure the costs of this model on this machine."),
+    model: str | None = option(
+        None, "-m", "--model", metavar="MODEL", help="Measure the costs of this model on this machine."
+    ),
     vocab: Path | None = option(
         None,
         metavar="FILE.gguf",

@@ -49,9 +49,6 @@ def serve(
     reasoning: ReasoningOptions,
     sampling: Annotated[SamplingOptions, _SAMPLING[0], _SAMPLING[1]],
     model: Model = None,
-    model_file: str | None = option(
-        None, "-m", "--model", metavar="MODEL", help="Model, instead of the argument MODEL."
-    ),
     open_page: bool = option(False, "--open", help="Open the chat page in a browser."),
     *,
     no_effect: NoEffect,
@@ -79,8 +76,6 @@ def serve(
         fail("serve requires packages that are not installed: pip install 'ngramspec[server]'")
     from .serve_run import run
 
-    if model is not None and model_file is not None:
-        usage_error(f"two models were given: {model} and -m {model_file}; remove one")
     no_effect.report()
     if serving.batch_size is not None and serving.batch_size < (load.ubatch_size or MICRO_BATCH):
         load = replace(load, ubatch_size=max(serving.batch_size, MIN_UBATCH))
@@ -93,4 +88,4 @@ def serve(
     except ValueError as error:
         usage_error(str(error))
     seed = None if sampling.seed == -1 else sampling.seed
-    run(load, serving, defaults, seed, model or model_file, reasoning, open_page=open_page)
+    run(load, serving, defaults, seed, model, reasoning, open_page=open_page)

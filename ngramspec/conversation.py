@@ -8,14 +8,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ngramspec.errors import NGramSpecError, PromptError, get_reason
-from ngramspec.storage import write_whole
+from ngramspec.storage import utf8, write_whole
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+# {"role": "system" | "user" | "assistant", "content": text}, and "reasoning_content" of an assistant that reasoned
+Message = dict[str, str]
 
 
 class Turn(NamedTuple):
@@ -23,6 +24,7 @@ class Turn(NamedTuple):
 
     user: str
     assistant: str
+    reasoning: str = ""  # the model's reasoning before the answer
 
 
 @dataclass(slots=True)
@@ -40,7 +42,8 @@ class Conversation:
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns[first:]:
             messages.append({"role": "user", "content": turn.user})
-            messages.append({"role": "assistant", "content": turn.assistant})
+            reasoning = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+            messages.append({"role": "assistant", "content": turn.assistant, **reasoning})
         return messages
 
     def prompt(
@@ -69,10 +72,10 @@ class Conversation:
             )
         return tokens, first
 
-    def add(self, question: str, answer: str, first: int) -> None:
+    def add(self, turn: Turn, first: int) -> None:
         """Append an answered turn; `first` is the index of the oldest turn in its prompt."""
         self.first = first
-        self.turns.append(Turn(question, answer))
+        self.turns.append(turn)
 
     def undo(self) -> Turn:
         """Remove and return the last turn; raise an IndexError without one."""
@@ -111,33 +114,38 @@ def load(path: Path) -> tuple[Conversation, str]:
     by turns of user and assistant.
     """
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(utf8(path.read_bytes()))
     except OSError as error:
         raise NGramSpecError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise NGramSpecError(f"{path} is not a saved conversation: it is not valid JSON") from error
+        reason = error if isinstance(error, UnicodeError) else "not valid JSON"
+        raise NGramSpecError(f"{path} is not a saved conversation: it is {reason}") from error
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
         raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
-    pairs = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
-    system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
+    messages = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
     has_system = system is not None
-    for i, (role, _) in enumerate(pairs):
+    for i, role in enumerate(message["role"] for message in messages):
         expected_role = ("user", "assistant")[i % 2]
         if role != expected_role:
             raise NGramSpecError(
                 f"{path}: message {i + 1 + has_system} must have the role {expected_role!r}, got {role!r}"
             )
-    if len(pairs) % 2:
+    if len(messages) % 2:
         raise NGramSpecError(f"{path}: the last message has no answer")
-    turns = [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
+    turns = [
+        Turn(question["content"], answer["content"], answer["reasoning_content"])
+        for question, answer in zip(messages[::2], messages[1::2], strict=True)
+    ]
     model = data.get("model")
     return Conversation(system, turns), model if isinstance(model, str) else ""
 
 
-def _message(path: Path, number: int, message: object) -> tuple[str, str]:
+def _message(path: Path, number: int, message: object) -> Message:
     if isinstance(message, dict):
-        role, content = message.get("role"), message.get("content")
-        # JSON can contain half a surrogate pair, which cannot be encode_from as UTF-8.
-        if isinstance(role, str) and isinstance(content, str) and not _SURROGATE.search(content):
-            return role, content
+        texts = {"reasoning_content": ""} | message
+        fields = {name: texts.get(name) for name in ("role", "content", "reasoning_content")}
+        # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
+        if all(isinstance(text, str) and not _SURROGATE.search(text) for text in fields.values()):
+            return cast(Message, fields)
     raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')

@@ -6,12 +6,16 @@ import json
 import os
 import sys
 import tempfile
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import platformdirs
+
+UTF16 = "UTF-16, not UTF-8 text; convert it to UTF-8"
+"""Message on UTF-16, which follows "is"."""
 
 
 def cache_folder(kind: str) -> Path:
@@ -78,13 +82,26 @@ def read_cache(path: Path) -> str | None:
     return None
 
 
-def utf8(raw: bytes, *, strip_bom: bool = False) -> str:
-    """Decode bytes as UTF-8 without changing line breaks; `strip_bom` removes a byte order mark at the start.
+def utf8(raw: bytes) -> str:
+    """Decode bytes as UTF-8 without changing line breaks, and remove a byte order mark at the start.
 
     Raises:
-        UnicodeError: The bytes are not UTF-8; the message contains the place: "not UTF-8 text (byte 5 is 0xff)".
+        UnicodeError: The bytes are not UTF-8. The message follows "is": "not UTF-8 text (byte 5 is 0xff); convert ...".
     """
+    text = raw.removeprefix(BOM_UTF8)
     try:
-        return raw.decode("utf-8-sig" if strip_bom else "utf-8")
+        return text.decode()
     except UnicodeDecodeError as error:
-        raise UnicodeError(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})") from error
+        at = len(raw) - len(text) + error.start
+        if is_utf16(raw):
+            reason = UTF16
+        elif raw.startswith(b"GGUF"):
+            reason = "a model (GGUF), not UTF-8 text"
+        else:
+            reason = f"not UTF-8 text (byte {at} is 0x{raw[at]:02x}); convert it to UTF-8"
+        raise UnicodeError(reason) from error
+
+
+def is_utf16(raw: bytes) -> bool:
+    """Return True if bytes begin with a byte order mark of UTF-16, which is never the start of UTF-8 text."""
+    return raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))

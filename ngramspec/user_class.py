@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from ngramspec.errors import NGramSpecError
+from ngramspec.storage import UTF16, is_utf16
 
 FORM = "FILE.py:Class"
 
@@ -81,9 +82,11 @@ def user_code(name: str) -> Iterator[None]:
 
 def _load_module(path: Path) -> ModuleType:
     try:
-        modified_at = path.stat().st_mtime_ns
+        modified_at, source = path.stat().st_mtime_ns, path.read_bytes()
     except OSError as error:
         raise UserCodeError(f"cannot read {path}: {error.strerror}") from error
+    if is_utf16(source):
+        raise UserCodeError(f"{path} is {UTF16}")
     path = path.resolve()
     if path in _modules and _modules[path][0] == modified_at:
         return _modules[path][1]
@@ -94,7 +97,7 @@ def _load_module(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         # Not an import, which would write a folder `__pycache__` next to the user's file.
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserCodeError(_describe(str(path), str(path), error)) from error

@@ -21,7 +21,7 @@ from ngramspec.conversation import (
 )
 from ngramspec.errors import NGramSpecError, PromptError
 
-TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd"), Turn("e", "f")]
+TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd", "hm"), Turn("e", "f")]
 
 
 def encode(messages: list[Message]) -> list[int]:
@@ -61,7 +61,7 @@ def test_conversation_keeps_dropped_turns_out_of_later_prompts() -> None:
     conversation = Conversation("s", list(TURNS))
     prompt = conversation.prompt("qq", encode, 18)
     assert conversation.first == 0
-    conversation.add("qq", "r", prompt[1])
+    conversation.add(Turn("qq", "r"), prompt[1])
     assert conversation.first == 2
     assert contents(conversation.prompt("u", encode, 100)) == "s e f qq r u"
     assert conversation.turns == [*TURNS, Turn("qq", "r")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from pathlib import Path
 
 import pytest
@@ -84,10 +86,16 @@ def test_keep_creates_folder_and_ignores_write_failure(tmp_path: Path) -> None:
 
 def test_utf8_decodes_text_or_raises_with_position() -> None:
     assert utf8(b"a\r\n\0\xc3\xbc") == "a\r\n\0ü"
-    assert utf8(b"\xef\xbb\xbfa") == "\ufeffa"
-    assert utf8(b"\xef\xbb\xbfa", strip_bom=True) == utf8(b"a", strip_bom=True) == "a"
-    with pytest.raises(UnicodeError, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
-        utf8(b"ab\xff")
+    assert utf8(BOM_UTF8 + b"a") == utf8(b"a") == "a"
+    for raw, message in (
+        (b"ab\xff", "not UTF-8 text (byte 2 is 0xff); convert it to UTF-8"),
+        (BOM_UTF8 + b"ab\xff", "not UTF-8 text (byte 5 is 0xff); convert it to UTF-8"),
+        (BOM_UTF16_LE, "UTF-16, not UTF-8 text; convert it to UTF-8"),
+        (BOM_UTF16_BE, "UTF-16, not UTF-8 text; convert it to UTF-8"),
+        (b"GGUF\xff", "a model (GGUF), not UTF-8 text"),
+    ):
+        with pytest.raises(UnicodeError, match=f"^{re.escape(message)}$"):
+            utf8(raw)
 
 
 def test_common_prefix_returns_length_for_any_sequence_types() -> None:

@@ -115,7 +115,7 @@ def _load_file(file: Path | Traversable, category: str) -> list[Prompt]:
 def _read(file: Path | Traversable) -> str:
     """Return the text of a file; raise a UnicodeError if it is not text."""
     try:
-        text = utf8(file.read_bytes(), strip_bom=True)
+        text = utf8(file.read_bytes())
     except OSError as error:
         raise NGramSpecError(f"cannot read {file.name}: {error.strerror or error}") from error
     if "\0" in text:

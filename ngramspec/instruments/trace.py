@@ -38,6 +38,7 @@ from ngramspec.instruments.reports.report import Piece
 from ngramspec.json_data import decode, encode
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
+from ngramspec.storage import utf8
 from ngramspec.version import __version__
 
 VERSION = 3
@@ -203,7 +204,8 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
             item = _parse(line)
         except (ValueError, RecursionError) as error:
             if not has_header:
-                raise NGramSpecError(f"this is not a trace: line {number} is not a header") from error
+                reason = error if isinstance(error, UnicodeError) else "not a header"
+                raise NGramSpecError(f"this is not a trace: line {number} is {reason}") from error
             yield number, str(error), not line.endswith(b"\n")
             continue
         if not has_header and isinstance(item, TracedPass):
@@ -218,8 +220,10 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
 
 def _parse(line: bytes) -> TraceHeader | TracedPass:
     try:
-        data = json.loads(line)
-    except ValueError as error:  # also for bytes that are not UTF-8
+        data = json.loads(utf8(line))
+    except UnicodeError:
+        raise
+    except ValueError as error:
         raise ValueError("it is not valid JSON") from error
     version = data.get(_MARK) if isinstance(data, dict) else None
     if version is None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from ngramspec.storage import utf8
+from ngramspec.storage import is_utf16, utf8
 
 MAX_BYTES = 8 << 20
 """Maximum size of a file; larger ones are skipped, because they are data, logs or dumps."""
 
-BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "not a regular file"
+BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8 text, convert to UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
 IN_GITIGNORE, LINK, SECRET = "in .gitignore", "symbolic link", "looks like a secret"
 
@@ -74,7 +74,7 @@ def read_text(path: Path) -> str | None:
         UnicodeError: The file is not UTF-8.
     """
     raw = path.read_bytes()
-    return None if b"\0" in raw else utf8(raw, strip_bom=True)
+    return None if b"\0" in raw and not is_utf16(raw) else utf8(raw)
 
 
 def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], reasons: dict[Path, str]) -> None:
@@ -134,7 +134,7 @@ def _rules_in(folder: Path) -> _Rules:
 
 def _read_rules(folder: Path, file: Path) -> _Rules:
     try:
-        lines = file.read_bytes().decode("utf-8", "surrogateescape").splitlines() if file.is_file() else []
+        lines = file.read_bytes().decode("utf-8-sig", "surrogateescape").splitlines() if file.is_file() else []
     except OSError:
         return ()
     lines = [line for line in lines if _is_pattern(line)]

@@ -223,6 +223,14 @@ def _check_kind(path: Path, kind: object, architecture: object) -> None:
             raise ModelError(f"{path} {reason}")
 
 
+def is_companion(header: GGUFHeader) -> bool:
+    """Return True if a file accompanies a model: a vision part, an importance matrix, or a separate draft head."""
+    kind, architecture = (header.metadata.get(f"general.{name}") for name in ("type", "architecture"))
+    is_whole = header.metadata.get("split.count", 1) == 1
+    is_head = is_whole and not any(name.startswith("blk.0.") for name in header.shapes)
+    return kind in ("mmproj", "imatrix") or architecture in ("clip", *_HEADS) or is_head
+
+
 def _check_parts(path: Path, parts: int) -> None:
     """Check the other parts of a split model, of which `path` should be the first."""
     name = SPLIT_NAME.match(path.name)

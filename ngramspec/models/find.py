@@ -135,8 +135,8 @@ def demo_model() -> ModelSource:
 def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
     """Yield names and files of SmolLM2 and of the models in the hub's cache, Ollama and LM Studio.
 
-    No file is opened. Companion files of models, such as vision files, are left out, and so are all parts of a split
-    model except the first.
+    Companion files of models, such as vision files, are left out, and so are all parts of a split model except the
+    first. A file is opened only if its name may be that of a companion.
     """
     own = _smollm_file()
     own_models = [(SMOLLM, own)] if own else []
@@ -215,7 +215,7 @@ def find_lm_studio(name: str) -> Path:
         raise ModelError(f"{name}: LM Studio has no model with this name; {alternatives}")
     files = {path.name: path for path in models[model]}
     try:
-        return files[choose(files, file_or_quant or None)[0]]
+        return files[choose(files, file_or_quant or None, files)[0]]
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from None
 
@@ -223,7 +223,7 @@ def find_lm_studio(name: str) -> Path:
 def list_lm_studio() -> Iterator[tuple[str, Path]]:
     """Yield all models that LM Studio has downloaded: the name, as `find_lm_studio` accepts it, and the file."""
     for model, files in sorted(_lm_studio_models().items()):
-        yield from ((f"{LM_STUDIO}{model}:{path.name}", path) for path in files if is_model(path.name))
+        yield from ((f"{LM_STUDIO}{model}:{path.name}", path) for path in files if is_model(path.name, path))
 
 
 def _lm_studio_models() -> dict[str, list[Path]]:

@@ -10,11 +10,14 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from ngramspec.errors import ModelError
-from ngramspec.models.check import SPLIT_NAME, join_names
+from ngramspec.models.check import SPLIT_NAME, is_companion, join_names
+from ngramspec.models.gguf import read_header
 
 PREFIX = "hf:"
 
@@ -29,8 +32,11 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that huggingface_hub acc
 _LIST_TIMEOUT = 10.0  # timeout in seconds, huggingface_hub's own default for other requests
 _REPO_PREFIX = "models--"  # prefix of a repository's folder in the cache
 
-_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-"""Parts of the names of files that accompany a model: images and audio, statistics, and draft heads."""
+_HINT = re.compile("mmproj|imatrix|mtp|eagle3|dflash|dspark")
+"""Parts of the names of files that may accompany a model: images and audio, statistics, and draft heads."""
+
+_COMPANION = re.compile(r"(mtp|eagle3|dflash|dspark)-|imatrix|.*mmproj")
+"""Names of such files. llama.cpp's converter begins the names of heads so; Model-MTP.gguf is a model with a head."""
 
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
@@ -71,7 +77,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
             raise ModelError(f"{name} is not in the local cache and cannot be downloaded: {offline}")
         files_in_repo = list(cached_files)
     try:
-        files = choose(files_in_repo, match["wanted"])
+        files = choose(files_in_repo, match["wanted"], cached_files)
     except ModelError as error:
         hint = f" (only the local cache was searched: {offline})" if offline else ""
         raise ModelError(f"{name}: {error}{hint}") from None
@@ -168,7 +174,7 @@ def list_cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
             repo = repo_folder.name.removeprefix(_REPO_PREFIX).replace("--", "/", 1)
             if _folder_of(repo, env) == folder:
                 files = _gguf_files(repo_folder).items()
-                yield from ((f"{PREFIX}{repo}:{name}", path) for name, path in files if is_model(name))
+                yield from ((f"{PREFIX}{repo}:{name}", path) for name, path in files if is_model(name, path))
 
 
 def _folders(env: Mapping[str, str]) -> list[Path]:
@@ -218,7 +224,9 @@ def _gguf_files(repo_folder: Path) -> dict[str, Path]:
 # --------------------------------------------------------------------------- choice of a repository's files
 
 
-def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
+def choose(
+    paths: Iterable[str], file_or_quant: str | None, local: Mapping[str, Path] = MappingProxyType({})
+) -> list[str]:
     """Choose the files to load from a repository.
 
     Args:
@@ -226,6 +234,7 @@ def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
         file_or_quant: File name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in
             any case. `None` means one of `PREFERRED_QUANTS`, and otherwise any. If several models match, the first is
             chosen as in llama.cpp.
+        local: Files on this disk, by their paths in the repository.
 
     Returns:
         Files of the model in the order of its parts.
@@ -234,7 +243,7 @@ def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
         ModelError: No model matches, several have the given file name, or a part is missing.
     """
     models: dict[str, list[str]] = {}  # paths of a model's files in order, by the path of the first
-    for file in sorted(filter(is_model, paths)):
+    for file in sorted(path for path in paths if is_model(path, local.get(path))):
         split = SPLIT_NAME.match(file)
         first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
         models.setdefault(first, []).append(file)
@@ -267,10 +276,19 @@ def choose(paths: Iterable[str], file_or_quant: str | None) -> list[str]:
     return files
 
 
-def is_model(file: str) -> bool:
-    """Return True if a file is a model by its name, and not a companion file such as one for vision."""
+def is_model(file: str, path: Path | None = None) -> bool:
+    """Return True if a file is a model, and not a companion file such as one for vision.
+
+    Its name decides. If that may be the name of a companion, the header decides if the file is at `path`.
+    """
     name = PurePosixPath(file).name.lower()
-    return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
+    if not name.endswith(".gguf") or not _HINT.search(name):
+        return name.endswith(".gguf")
+    if path is not None:
+        with suppress(ModelError, OSError, ValueError):
+            return not is_companion(read_header(path))
+    # A model that was quantised with an importance matrix may be called Model-Q4_K_M-imatrix.gguf.
+    return not _COMPANION.match(name) and ("imatrix" not in name or _QUANT.search(name) is not None)
 
 
 def _filter_by_quant(models: Iterable[str], quant: str) -> list[str]:

@@ -26,16 +26,8 @@ def parser_for(
     return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening, parallel)
 
 
-def reasoning_parser(template: str | None, *, opening: str = "") -> AnswerParser:
-    """Return a parser that separates reasoning from content, and parses no calls.
-
-    If the template mentions no tags around reasoning, they are <think> and </think>.
-    """
-    return AnswerParser(HERMES, (), find_reasoning_tags(template) or find_reasoning_tags("<think>"), opening)
-
-
 class AnswerParser:
-    """A parser of one answer, made by `parser_for` or `reasoning_parser`. It raises no errors, whatever the text is.
+    """A parser of one answer, made by `parser_for`. It raises no errors, whatever the text is.
 
     Attributes:
         ended: Whether the answer has ended after a call, so that later text is dropped; `None` if several calls are

@@ -10,16 +10,23 @@ import signal
 import struct
 import subprocess
 import sys
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ngramspec_cli import app
+from ngramspec_cli.serve_options import ServeOptions
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process, run_with_signal, shell
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
+from ngramspec.chat_template.template import ChatTemplate
 from ngramspec.drafting import DRAFTERS
+from ngramspec.errors import NGramSpecError
+from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.passes import Passes
+from ngramspec.memory.memory import saves_answers
 from ngramspec.policies import POLICIES
 
 SMALL = ["complete", "-t", "1", "-c", "512", "-n", "4"]
@@ -36,6 +43,9 @@ def file(tmp_path: Path) -> Path:
 
 # ---------------------------------------------------------------------- options
 
+WITH_MODEL = ("chat", "complete", "serve", "bench", "verify", "tune", "info")
+"""Commands whose argument MODEL can also be named with -m."""
+
 CONTRADICTIONS = [
     ("finish", "'finish'. (see ngramspec --help)"),
     ("memory save-answers maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
@@ -44,7 +54,21 @@ CONTRADICTIONS = [
     ("serve -t 0", "Invalid value for '-t' / '--threads': '0' is neither a whole number of at least 1 nor 'auto' (see"),
     ("complete -t all", "'all' is neither a whole number of at least 1 nor 'auto' (see"),
     ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is below the minimum of 64 (see"),
-    ("serve a.gguf -m b.gguf", "two models were given: a.gguf and -m b.gguf"),
+    ("run m.gguf hello", "there is no command 'run'; use ngramspec chat (see ngramspec --help)"),
+    *((f"{command} a.gguf -m b.gguf", "two models were given: a.gguf and -m b.gguf") for command in WITH_MODEL),
+    *((f"{command} -m a.gguf -hf b/c", "two models were given: a.gguf and -hf b/c") for command in ("info", "serve")),
+    *(
+        (f"{command} -p hi", "-p is not supported: only chat and complete have")
+        for command in ("bench", "info", "serve")
+    ),
+    ("info -md x.gguf", "No such option: -md (see ngramspec info --help)"),
+    ("chat -mm x.gguf", "-mm is not supported: the server accepts only text"),
+    ("complete DEMO b.gguf", "two models were given: DEMO and b.gguf"),
+    ("complete a.txt DEMO", "the model comes before the text: ngramspec complete DEMO a.txt"),
+    ("complete -p hi a.txt -m m.gguf", "two texts were given: a.txt and -p/--prompt"),
+    ("complete -p hi -f a.txt", "two texts were given: -f/--file a.txt and -p/--prompt"),
+    ("chat -p hi -f a.txt", "two first messages were given: -f/--file a.txt and -p/--prompt"),
+    ("chat m.gguf hello", "(hello); pass a text with -p/--prompt (see ngramspec chat --help)"),
     ("serve --lora-scaled a.gguf", "--lora-scaled must be FILE:SCALE, got 'a.gguf'"),
     ("complete --lora-scaled a.gguf:inf", "--lora-scaled must be file names with a finite scale each, got "),
     ("chat --lora a.gguf,", "--lora must be a list of file names, got 'a.gguf,'"),
@@ -163,9 +187,15 @@ for _command, _options in RANGES.items():
 
 UNUSABLE = [
     ("serve --api-key-file gone.txt", "gone.txt: No such file"),
-    ("serve --api-key-file DEMO", "is not UTF-8 text"),
+    ("serve --api-key-file DEMO", "is a model (GGUF), not UTF-8 text"),
     ("serve --ssl-key-file DEMO --ssl-cert-file DEMO", "cannot use the certificate "),
-    ("complete gone.txt", "gone.txt: No such file"),
+    ("complete gone.txt", "gone.txt: No such file or directory; to continue a text itself, use -p/--prompt TEXT"),
+    ("complete DEMO 'def f(n):'", "def f(n):: No such file or directory; to continue a text itself, use -p"),
+    (f"complete -m DEMO {'x' * 9999}", f"{'x' * 80}...: File name too long; to continue a text itself, use -p"),
+    ("complete -p ''", "-p/--prompt is empty"),
+    ("chat -p ' '", "-p/--prompt is empty"),
+    ("complete -f DEMO", "is a model (GGUF), not UTF-8 text"),
+    ("chat -f DEMO", "is a model (GGUF), not UTF-8 text"),
     ("complete --suffix gone.py", "gone.py: No such file"),
     ("complete --prediction gone.txt", "gone.txt: No such file"),
     ("chat -f gone.txt", "gone.txt: No such file"),
@@ -193,7 +223,7 @@ def test_cli_with_invalid_arguments_prints_one_line_error(
 ) -> None:
     arguments = [str(DEMO) if word == "DEMO" else word for word in shlex.split(line)]
     done = run(env | {"NGRAMSPEC_MODEL": os.devnull}, *arguments, stdin=TEXT, cwd=tmp_path)
-    done.assert_failed(words, code=code)
+    done.assert_failed(words.replace("DEMO", str(DEMO)), code=code)
     assert os.devnull not in done.err
     assert list(tmp_path.iterdir()) == []
 
@@ -214,8 +244,119 @@ def test_complete_rejects_empty_or_undecodable_text(env: dict[str, str], tmp_pat
     run(env, *SMALL, tmp_path / "nothing.txt").assert_failed("nothing.txt is empty")
     run(env, *SMALL, tmp_path / "latin.txt").assert_failed("latin.txt", "not UTF-8", "byte 2 is 0xfc")
     run(env, *SMALL).assert_failed("standard input is empty")
-    run(env, *SMALL, stdin=b"\xff\xfeh\0i\0").assert_failed("standard input", "not UTF-8", "byte 0 is 0xff")
+    run(env, *SMALL, stdin=b"\xff").assert_failed("standard input", "not UTF-8", "byte 0 is 0xff")
+    for arguments in (["typo.gguf"], ["-m", "typo.gguf"], ["lmstudio:me/typo"]):
+        run(env, *SMALL, *arguments).assert_failed("typo")
     run(env, *SMALL, stdin=b"half a character \xe2\x82").assert_failed("not UTF-8")
+
+
+DRAFTER = """from ngramspec import Draft, Drafter
+class Mine(Drafter):
+    def begin(self, prompt): pass
+    def propose(self, limit, choose=None, **options): return Draft((1, 2))
+    def accept(self, tokens): pass
+"""
+TALK = '{"messages": [\n{"role": "user", "content": "hi"},\n{"role": "assistant", "content": "Hello."}]}\n'
+PAIRS = "=== prompt\nRepeat: one two three\n=== response\none two three four\n"
+CURVE = '{\n"1": 1.0,\n"4": 2.0\n}'
+SMALL_CHAT = "chat -t 1 -c 512 -n 4 -s 1"
+PLACES = [
+    ("text", "Grüße an alle,\nund an", "complete FILE"),
+    ("text", "Grüße an alle,\nund an", "complete -f FILE"),
+    ("text", "Grüße an alle,\nund an", "complete"),
+    ("text", "def f():\n    return ", "complete -p hi --suffix FILE"),
+    ("text", "def f():\n    return ", "complete - --suffix other.txt"),
+    ("text", "hi there\nall", "complete -p hi --prediction FILE"),
+    ("any.gbnf", 'root ::= (\n  "yes" # or\n  | no )\nno ::= "no"\n', "complete -p hi --grammar-file FILE"),
+    ("any.json", '{\n"enum": ["yes", "no"]\n}\n', "complete -p hi -jf FILE"),
+    ("mine.py", DRAFTER, "complete -p hi --drafter FILE:Mine"),
+    ("text", "hi,\nand you?", f"{SMALL_CHAT} -f FILE"),
+    ("text", "hi,\nand you?", f"{SMALL_CHAT} -f -"),
+    ("turns", "hi\nand you?\n", SMALL_CHAT),
+    ("text", "a = 1\nb = 2\n", f"{SMALL_CHAT} <<< '/file FILE\nhi'"),
+    ("text", "I am\nthe one", f"{SMALL_CHAT} <<< '/prediction FILE\nhi'"),
+    ("talk.json", TALK, f"{SMALL_CHAT} <<< '/load FILE\nhi'"),
+    ("text", "a = 1\nb = 2\n", "memory add FILE"),
+    ("run.jsonl", "", "trace FILE"),
+    ("run.jsonl", "", "trace -"),
+    ("talks.jsonl", '{"prompt": "Hi", "response": "Hello you"}\n' * 2, "replay FILE --json -"),
+    ("talks.jsonl", '{"prompt": "Hi", "response": "Hello you"}\n' * 2, "replay - --json -"),
+    ("pairs.txt", PAIRS, "replay FILE --json -"),
+    ("curve.json", CURVE, "replay other.txt --curve FILE --json -"),
+]
+"""Name and contents of a file, and a command that reads FILE or, if it does not name one, stdin."""
+
+
+@pytest.mark.parametrize(("name", "text", "line"), PLACES)
+def test_cli_reads_files_written_on_windows(
+    env: dict[str, str], tmp_path: Path, name: str, text: str, line: str
+) -> None:
+    """A byte order mark changes nothing, line ends only a text for the model, and UTF-16 gives one clear line."""
+    path, label = tmp_path / name, name if "FILE" in line else "stdin"
+    (tmp_path / "other.txt").write_text(PAIRS)
+    line, _, typed = line.replace("FILE", str(path)).partition(" <<< ")
+    command, *words = shlex.split(line)
+
+    if command == "trace":
+        run(env, *SMALL, *PLAIN, "-p", "hi", "--trace", path).ok()
+        text = path.read_text()
+
+    def read(raw: bytes) -> RunResult:
+        if command == "memory":
+            run(env, "memory", "clear").ok()
+        path.write_bytes(raw)
+        drafts = {"--prediction", "--drafter"} & {*words}
+        start = [command] if command != "complete" else SMALL if drafts else [*SMALL, *PLAIN]
+        return run(env, *start, *words, stdin=typed.strip("'").encode() or raw, cwd=tmp_path)
+
+    def outcome(raw: bytes) -> object:
+        done = read(raw).ok()
+        if command == "replay":  # its other figures are times
+            return [done.json[key] for key in ("categories", "decode_tokens", "skipped", "curves")]
+        return done.raw or done.err
+
+    wanted = outcome(text.encode())
+    assert outcome(BOM_UTF8 + text.encode()) == wanted
+    if name != "text":
+        assert outcome(text.replace("\n", "\r\n").encode()) == wanted
+    for mark, encoding in ((BOM_UTF16_LE, "utf-16-le"), (BOM_UTF16_BE, "utf-16-be")):
+        done = read(mark + text.encode(encoding))
+        errors = [error for error in done.err.splitlines() if error.startswith("ngramspec:")]
+        assert done.code in (1, 2)
+        assert len(errors) == 1, done.err
+        assert label in errors[0].replace("standard input", "stdin")
+        assert re.search("UTF-16, not UTF-8 text; convert it|not UTF-8 text, convert", errors[0])
+
+
+def render(file: Path) -> str:
+    """Return the prompt of a chat template from a file."""
+    source = ServeOptions(chat_template_file=file).template
+    return str(ChatTemplate(source or "", {}).lay_out({"messages": [{"role": "user", "content": "hi"}]}).text)
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "keys": ("first\nsecond\n", lambda file: ServeOptions(api_key_file=file).keys),
+    "own.jinja": ("a\n{{ messages[0].content }}\nb\n", render),
+    "config.toml": ("# mine\nsave_answers = true\n", saves_answers),
+    "prompts.toml": ('category = "c"\n[[prompts]]\nid = "1"\ntext = """a\nb"""\n', load_prompts),
+    "prompts.jsonl": ('{"id": "1", "category": "c", "text": "t"}\n', load_prompts),
+}
+"""Contents and readers of files that commands read after a start of some seconds."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_readers_accept_files_written_on_windows(tmp_path: Path, name: str) -> None:
+    file, (text, read) = tmp_path / name, READERS[name]
+
+    def outcome(raw: bytes) -> object:
+        file.write_bytes(raw)
+        return read(file)
+
+    wanted = outcome(text.encode())
+    assert outcome(BOM_UTF8 + text.encode()) == outcome(text.replace("\n", "\r\n").encode()) == wanted
+    for mark, encoding in ((BOM_UTF16_LE, "utf-16-le"), (BOM_UTF16_BE, "utf-16-be")):
+        with pytest.raises(NGramSpecError, match=f"{name}.* UTF-16, not UTF-8 text; convert it to UTF-8$"):
+            outcome(mark + text.encode(encoding))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -14,7 +14,6 @@ from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
 from ngramspec_cli.chat_input import Terminal, unquote
 from ngramspec_cli.chat_session import Session, conversation_path, load_last
-from ngramspec_cli.chat_view import remove_reasoning
 from ngramspec_cli.markdown_rows import code_blocks
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
@@ -107,10 +106,10 @@ def test_chat_session_used_counts_tokens_of_turns(session: Session) -> None:
 def test_chat_copy_sends_answer_or_code_block_to_clipboard(
     session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = "<think>\nhm\n</think>\n\nSo:\n\n- this\n  ```py\n  a = 1\n\n  b\n  ```\n\n~~~\nsecönd\n~~~\n"
-    session.conversation.turns.append(Turn("q", answer))
+    answer = "So:\n\n- this\n  ```py\n  a = 1\n\n  b\n  ```\n\n~~~\nsecönd\n~~~\n"
+    session.conversation.turns.append(Turn("q", answer, "hm"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    for argument, text in (("", answer.split("\n\n", 1)[1]), ("1", "a = 1\n\nb\n"), ("2", "secönd\n")):
+    for argument, text in (("", answer), ("1", "a = 1\n\nb\n"), ("2", "secönd\n")):
         assert run(session, "copy", argument)
         sent = capsys.readouterr().out
         assert sent.startswith("\x1b]52;c;")
@@ -119,9 +118,7 @@ def test_chat_copy_sends_answer_or_code_block_to_clipboard(
     assert not run(session, "copy", "x")
 
 
-def test_chat_copy_strips_reasoning_and_finds_all_code_blocks(session: Session) -> None:
-    assert remove_reasoning(session.make_parser(), "<think>a</think>\n\nb") == "b"
-    assert remove_reasoning(session.make_parser(), "a <think>b</think>") == "a <think>b</think>"
+def test_code_blocks_finds_fenced_blocks_only() -> None:
     assert code_blocks("```\na\n```\n> ```\n> b\n> ```\n\n    c\n") == ["a\n", "b\n", "c\n"]
 
 
@@ -242,9 +239,10 @@ def test_chat_set_reasoning_budget_limits_reasoning(own_session: Session, capsys
     for value in ("4", "0", "default"):
         assert run(session, "set", f"reasoning-budget {value}")
         assert session.ask("one")
-        answer = session.conversation.turns[-1].assistant
-        reasoning, tag, _ = answer.partition(" so</think>")
-        lengths.append(len(session.target.vocabulary.tokenize(reasoning, add_bos=False)) if tag else None)
+        reasoning = session.conversation.turns[-1].reasoning
+        begin = reasoning.removesuffix("so").rstrip()
+        n_tokens = len(session.target.vocabulary.tokenize(begin, add_bos=False))
+        lengths.append(n_tokens if reasoning.endswith("so") else None)
         run(session, "reset", "")
     assert lengths == [3, 0, None]  # The line end after the opening tag counts.
     for line in ("reasoning-budget 4", "min-tokens 4"):

@@ -14,11 +14,7 @@ from support import scripted_chat
 from support.cli_runner import COMMAND, ENDLESS
 from support.tmux import PROMPT, Terminal
 
-ANSWER = """\
-<think>
-Shall I *greet*?
-</think>
-
+CONTENT = """\
 Some **bold** words and a sentence that is long enough to be broken between words by a terminal, which is wide.
 
 ```python
@@ -27,6 +23,8 @@ def greet(name: str) -> str:
 ```
 
 \x1b]0;title\x07 \x1b[2J The end."""
+
+ANSWER = f"<think>\nShall I *greet*?\n</think>\n\n{CONTENT}"
 
 SHOWN = """\
 Shall I greet?
@@ -121,7 +119,8 @@ def test_chat_at_terminal_shows_markdown_and_resumes_session(chat: Chat, tmp_pat
     terminal.wait(PROMPT)
     terminal.ask("/save chat.json", "saved 2 turns")
     saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
-    assert [m["content"] for m in saved] == ["hello", ANSWER, "pasted\nlines", ANSWER]
+    assert [m["content"] for m in saved] == ["hello", CONTENT, "pasted\nlines", CONTENT]
+    assert {m["reasoning_content"] for m in saved[1::2]} == {"Shall I *greet*?"}
     terminal.keys("C-d")
     terminal.wait("exit code 0")
     resumed = chat("--resume", text="").wait(PROMPT)

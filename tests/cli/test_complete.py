@@ -64,6 +64,9 @@ def test_complete_with_each_input_form_returns_library_text(env: dict[str, str],
         ([DEMO, "-"], raw),
         (["-f", file], b""),
         ([DEMO, "-f", file], b"not this"),
+        (["-m", DEMO, file], b""),
+        ([DEMO, "-p", TEXT], b"not this"),
+        (["-m", DEMO, "--prompt", TEXT], b"not this"),
     ]
     for arguments, stdin in ways:
         done = run(env, *PLAIN, "-n", str(TOKENS), *arguments, stdin=stdin)

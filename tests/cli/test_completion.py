@@ -48,6 +48,7 @@ def test_complete_model_returns_model_names_and_files(home: Path) -> None:
     [
         (["ch"], {"chat"}),
         (["complete", "my.gguf", "--h"], {"--hf-repo", "--help"}),
+        (["info", "-m", "my"], {"my.gguf"}),
         # bash splits names at colons,
         (["chat", "lmstudio", ":"], {"me/toy:a.gguf", "me/toy:b.gguf"}),
         (["chat", "lmstudio", ":", "me"], {"me/toy:a.gguf", "me/toy:b.gguf"}),

@@ -122,7 +122,7 @@ def test_add_files_rejects_paths_without_text(store: Store, folder: Path, tmp_pa
         (tmp_path / "gone", "no such file or folder"),
         (tmp_path / "nothing", "no text files to add"),
         (folder / "c.bin", r"no text files to add \(skipped: 1 binary\)"),
-        (tmp_path / "numbers", r"no text files to add \(skipped: 1 binary, 1 not UTF-8\)"),
+        (tmp_path / "numbers", r"no text files to add \(skipped: 1 binary, 1 not UTF-8 text, convert to UTF-8\)"),
     ):
         with pytest.raises(MemoryFileError, match=words) as error:
             add(store, folder, path)

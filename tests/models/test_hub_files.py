@@ -83,6 +83,15 @@ def test_choose_without_match_raises_with_suggestions() -> None:
         (["m.Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m.Q4_K_M.gguf"),
         (["m-q4_k_m.gguf", "m-Q8_0.gguf"], None, "m-q4_k_m.gguf"),
         (["m_Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m_Q4_K_M.gguf"),
+        # A word of a companion's name may be part of a model's name.
+        (
+            ["Qwen3.6-35B-A3B-MTP-Q4_K_M.gguf", "mtp-Qwen3.6-35B-A3B-Q4_K_M.gguf"],
+            None,
+            "Qwen3.6-35B-A3B-MTP-Q4_K_M.gguf",
+        ),
+        (["m-mtp-Q8_0.gguf", "m.mmproj-Q4_K_M.gguf", "m-mmproj-f16.gguf"], "Q8_0", "m-mtp-Q8_0.gguf"),
+        (["eagle3-m-Q4_K_M.gguf", "m-eagle3-Q8_0.gguf"], None, "m-eagle3-Q8_0.gguf"),
+        (["imatrix-Q4_K_M.gguf", "m-imatrix.gguf", "m-Q8_0-imatrix.gguf"], None, "m-Q8_0-imatrix.gguf"),
     ],
 )
 def test_choose_in_small_repository_returns_expected_file(files: list[str], wanted: str | None, chosen: str) -> None:

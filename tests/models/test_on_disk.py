@@ -122,7 +122,8 @@ def link(folder: Path, *files: str) -> None:
 
 def test_resolve_lm_studio_name_returns_file(home: Path) -> None:
     folder = home / ".lmstudio" / "models"
-    link(folder, "me/toy-GGUF/toy-Q4_K_M.gguf", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/mmproj-F16.gguf")
+    link(folder, "me/toy-GGUF/toy-Q4_K_M.gguf", "me/toy-GGUF/toy-Q8_0.gguf")
+    write_gguf(folder / "me" / "toy-GGUF" / "mmproj-Q4_K_M.gguf", architecture="clip", kind="mmproj")
     assert is_model_argument("lmstudio:me/toy-GGUF")
     for name, file in (
         ("lmstudio:me/toy-GGUF", "toy-Q4_K_M.gguf"),
@@ -131,6 +132,19 @@ def test_resolve_lm_studio_name_returns_file(home: Path) -> None:
     ):
         assert resolve(name, {}).path == folder / "me" / "toy-GGUF" / file
         assert resolve(name, {}).label == name
+
+
+def test_lm_studio_recognizes_companions_by_their_headers(home: Path) -> None:
+    names = ["Qwen3.6-35B-A3B-MTP-Q4_K_M.gguf", "best-of-mmproj-Q8_0.gguf", "mtp-imatrix.gguf"]
+    folder = home / ".lmstudio" / "models" / "me" / "odd"
+    link(folder, *names)
+    write_gguf(
+        folder / "Qwen3.6-MTP-head-Q4_K_M.gguf", architecture="qwen35", tensors={"blk.9.nextn.eh_proj.weight": 8}
+    )
+    write_gguf(folder / "odd-mtp-vision-Q4_K_M.gguf", kind="mmproj", tensors={"blk.0.attn_q.weight": 8})
+    (folder / "mtp-Q4_K_M.gguf").write_bytes(b"GGUF")  # its name decides
+    assert [path.name for _, path in list_lm_studio()] == names
+    assert resolve("lmstudio:me/odd", {}).path.name == names[0]
 
 
 def test_list_lm_studio_reads_configured_and_older_folders(home: Path) -> None:
@@ -168,7 +182,7 @@ def full(tmp_path: Path) -> dict[str, str]:
     (tmp_path / HUB / "refs" / "main").write_text("abc")
     for number in range(2):
         write_gguf(snapshot / f"m-0000{number + 1}-of-00002.gguf", split=(number, 2), tensors={f"t{number}": 8})
-    (snapshot / "mmproj-F16.gguf").symlink_to(DEMO)
+    write_gguf(snapshot / "mmproj-F16.gguf", architecture="clip", kind="mmproj")
     (snapshot / "gone.gguf").symlink_to(tmp_path / "gone")
     studio = tmp_path / ".lmstudio" / "models"
     link(studio, "me/toy/toy.gguf")

@@ -20,7 +20,7 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import make_server, run_server
 
-from ngramspec.conversation import load, save
+from ngramspec.conversation import Turn, load, save
 from ngramspec.errors import TargetError
 
 pytestmark = pytest.mark.exhaustive
@@ -481,7 +481,7 @@ def test_page_exports_and_imports_conversations(visit: Visit, tmp_path: Path) ->
     # The command line's chat reads and writes the same files.
     loaded = load(tmp_path / "Export.json")[0]
     assert (loaded.system, loaded.turns) == ("Be short.", [("other", "four")])
-    loaded.add("further", "five", 0)
+    loaded.add(Turn("further", "five"), 0)
     save(loaded, tmp_path / "saved.json", model="m", sampling={})
     visit.page.evaluate("localStorage.clear()")
     visit.page.reload()

@@ -12,7 +12,7 @@ import pytest
 
 from ngramspec.tool_calls.deltas import Delta, Tool, find_closers
 from ngramspec.tool_calls.families import FAMILIES
-from ngramspec.tool_calls.parser import parser_for, reasoning_parser
+from ngramspec.tool_calls.parser import parser_for
 
 WEATHER = Tool(
     "weather",
@@ -551,15 +551,6 @@ def test_parser_separates_reasoning_from_content() -> None:
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
 
-def test_reasoning_parser_separates_reasoning_and_keeps_calls_as_text() -> None:
-    call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
-    for source in (None, "no tags", "<think>"):
-        for opening, text in (("", f"<think>Hm.</think>\n{call}"), ("<think>\n", f"Hm.</think>{call}")):
-            parser = reasoning_parser(source, opening=opening)
-            deltas = [delta for character in text for delta in parser.push(character)] + parser.finish()
-            assert joined(deltas) == (call, "Hm.", [])
-    other = reasoning_parser("[THINK] and [/THINK]")
-    assert joined(other.push("[THINK]Hm.[/THINK]<think>"))[1] == "Hm."
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import numpy as np
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.replay import Recording
 from ngramspec.instruments.reports.report import TOTALS
-from ngramspec.storage import utf8
+from ngramspec.storage import UTF16, is_utf16, utf8
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
@@ -64,8 +64,10 @@ class Transcripts:
             strict: Raise an error for an invalid entry instead of adding it to `broken`.
 
         Raises:
-            NGramSpecError: An entry is invalid, and `strict` is set.
+            NGramSpecError: The file is UTF-16, or an entry is invalid and `strict` is set.
         """
+        if is_utf16(raw):
+            raise NGramSpecError(f"{name} is {UTF16}")
         category = PurePath(name).stem
         for place, entry in _entries(raw):
             try:
