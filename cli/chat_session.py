@@ -308,7 +308,7 @@ class Session:
                 return_decisions=self.trace is not None,
                 prediction=self.target.vocabulary.tokenize(self.prediction, add_bos=False) if self.prediction else (),
                 rules=self._rules(prompt),
-                controls=True,
+                controls=self.target.vocabulary.marks,
                 progress=progress,
             )
             # Closing rolls the KV cache back to the emitted tokens.

@@ -33,7 +33,8 @@ class Request:
             means no log-probabilities.
         post_sampling: Report them from the distributions that tokens were drawn from, after all samplers.
         return_decisions: Report the decision on each token; not available with a verifier.
-        controls: Show control tokens in the text, for callers that parse them. Tokens that end a text stay hidden.
+        controls: Control tokens whose names are part of the text, for callers that parse them. Others have no text, and
+            tokens that end a text stay hidden.
         scored: Also report the log-probabilities of the prompt's tokens (engine only).
         slot: Slot to prefer (engine only); `None` means the one that contains most of the prompt.
         cache_prompt: Whether tokens of the prompt that a slot already contains may be reused (engine only).
@@ -50,7 +51,7 @@ class Request:
     logprobs: int | None = None
     post_sampling: bool = False
     return_decisions: bool = False
-    controls: bool = False
+    controls: frozenset[int] = frozenset()
     scored: bool = False
     slot: int | None = None
     cache_prompt: bool = True

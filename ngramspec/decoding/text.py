@@ -145,8 +145,8 @@ class Text(DraftedText):
         self._limit_reason: StopReason = "length" if request.max_tokens <= room else "context"
         ends, is_eog = request.rules.stop_token_ids, vocabulary.is_eog
         self._ends: TokenTable[bool] = TokenTable(lambda token: token in ends or is_eog(token))
-        piece = vocabulary.display_piece if request.controls else vocabulary.piece
-        self._pieces: TokenTable[bytes] = TokenTable(piece)
+        shown, piece, display = request.controls, vocabulary.piece, vocabulary.display_piece
+        self._pieces: TokenTable[bytes] = TokenTable(lambda token: display(token) if token in shown else piece(token))
         self._stream = TextStream(request.stop, request.rules.min_tokens)
         self._samplers = SamplerStack(request, vocabulary, n_vocab, counts_calls=counts_calls)
         self.verifier = self._samplers.verifier

@@ -30,7 +30,7 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls.continuation import find_marks, make_assistant_prefill, make_turns
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import missing_turn, reasoning_tags
+from ngramspec.tool_calls.families import MARKS, missing_turn, reasoning_tags
 from ngramspec.tool_calls.template_features import capabilities
 
 CHATML = (
@@ -273,6 +273,11 @@ class Vocabulary(NativeObject):
         if self._chat_template in builtin_names():
             return BuiltinTemplate(self._chat_template, self._controls, self.ends[0])
         return ChatTemplate(self.chat_template or CHATML, self._controls, *self.ends)
+
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """Ids of the control tokens that the parsers of answers read; other control tokens are not part of answers."""
+        return frozenset(token for name, token in self.controls.items() if name in MARKS)
 
     @property
     def controls(self) -> Mapping[str, int]:

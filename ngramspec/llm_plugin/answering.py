@@ -111,7 +111,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
         stop=(options.stop,) if options.stop else (),
-        controls=True,
+        controls=target.vocabulary.marks,
     )
     with closing(steps):
         for step in steps:

@@ -130,7 +130,7 @@ def _make_request(call: Call, task: ChatTask) -> tuple[Request, str]:
         prompt=prompt.tokens,
         logprobs=task.logprobs,
         post_sampling=task.post_sampling,
-        controls=True,
+        controls=model.vocabulary.marks,
         rules=replace(request.rules, reasoning=budget),
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )

@@ -102,19 +102,18 @@ def make_named_parser(
 
 
 def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = None) -> Reads[bool]:
-    """Parse one call or a JSON list of calls; return True if a call began.
+    """Parse a JSON list of calls, or calls with only white space between them; return True if a call began.
 
     With `names`, an object with another name, without arguments, or with keys that calls do not have, is not a call.
     """
-    if not (yield from reader.take("[")):
-        return (yield from _read_call(reader, answer, names))
+    is_list = bool((yield from reader.take("[")))
     yield from reader.skip_space()
     if not (yield from _read_call(reader, answer, names)):
         return False
     while not answer.is_full:
         before = reader.at
         yield from reader.skip_space()
-        if not (yield from reader.take(",")):
+        if is_list and not (yield from reader.take(",")):
             yield from reader.take("]")
             break
         yield from reader.skip_space()

@@ -187,6 +187,21 @@ def find_reasoning_tags(template: str | None) -> dict[str, str]:
     return {start: end for start, end in _REASONING_TAGS.items() if start.strip() in source or end in source}
 
 
+MARKS = frozenset(
+    [part.strip() for tag in _REASONING_TAGS.items() for part in tag]
+    + """
+    <|channel|> <|start|> <|message|> <|constrain|> <|end|> <|call|> <|return|> <|python_tag|> <|tool_call|> ｜DSML｜
+    <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>
+    <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|>
+    <|tool_call_start|> <|tool_call_end|> <|channel> <channel|> <|tool_call> <tool_call|> <|"|>
+    [TOOL_CALLS] [ARGS] [CALL_ID] <TOOLCALL> </TOOLCALL> <tool_call> </tool_call> <tool_calls> </tool_calls>
+    <seed:tool_call> </seed:tool_call> <minimax:tool_call> </minimax:tool_call>
+    <arg_key> </arg_key> <arg_value> </arg_value> <function= </function> <parameter= </parameter>
+    """.split()  # noqa: SIM905 - a list would take a page
+)
+"""Names of tokens that the parsers of answers read. If they are control tokens, answers must contain their names."""
+
+
 _HARMONY_REASONING = {"<|channel|>analysis<|message|>": "<|end|>"}
 
 

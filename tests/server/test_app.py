@@ -237,7 +237,7 @@ def test_completion_joins_prompt_parts_of_text_and_tokens() -> None:
 
 def test_completion_options_reach_the_engine() -> None:
     request = request_of(NATIVE, {"prompt": "x", "cache_prompt": False, "n_predict": -1, "id_slot": 6})
-    assert (request.cache_prompt, request.max_tokens, request.controls) == (False, 512, False)
+    assert (request.cache_prompt, request.max_tokens, request.controls) == (False, 512, frozenset())
     assert request.slot == 2  # Any number selects a slot.
     assert request_of(NATIVE, {"prompt": "x", "id_slot": -1}).slot is None
     told, service = ask(NATIVE, {"prompt": "x", "n_predict": 0, "response_fields": [""]})

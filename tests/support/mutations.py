@@ -228,7 +228,7 @@ FAULTS["cache_keeps_tokens_after_end_of_answer"] = cache_keeps_tokens_after_end_
     "ngramspec.decoding.text:Text.__init__",
 )
 def text_omits_control_tokens(init: Any, self: Any, request: Any, *args: Any, **options: Any) -> None:
-    init(self, replace(request, controls=False), *args, **options)
+    init(self, replace(request, controls=frozenset()), *args, **options)
 
 
 @fault(TEXT, "ngramspec.decoding.stream:TextStream._find")

@@ -551,8 +551,6 @@ def test_parser_separates_reasoning_from_content() -> None:
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
 
-
-
 @pytest.mark.parametrize(
     ("template", "text", "content"),
     [
