@@ -269,7 +269,7 @@ class Vocabulary(NativeObject):
             return BuiltinTemplate(self._chat_template, self._controls, self.ends[0])
         return ChatTemplate(self.chat_template or CHATML, self._controls, *self.ends)
 
-    @property
+    @cached_property
     def controls(self) -> Mapping[str, int]:
         """Ids of the control tokens without text, by their names."""
         return {name: control.token for name, control in self._controls.items() if not self.piece(control.token)}
