@@ -17,8 +17,8 @@ all three (`ModelBase`). Implement them in this order:
    next pass before it reports the last one.
 
 Optional: `SharedModel` (`ngramspec.shared_model`) for several texts at once; `ModelBase` has defaults for
-`fill_in_tokens`, `exactness`, `feeds_head` and `leaves`. With `leaves` above 0, branches are evaluated by a method
-`ask` (`BranchingSequence`).
+`controls`, `fill_in_tokens`, `exactness`, `feeds_head` and `leaves`. With `leaves` above 0, branches are evaluated by a
+method `ask` (`BranchingSequence`).
 
 Test it with `pytest tests/test_model_contract.py` after adding your runner to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.
@@ -30,7 +30,8 @@ they keep. Methods are not called from two threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -59,6 +60,10 @@ class FillInTokens(NamedTuple):
 @runtime_checkable
 class Vocabulary(Tokenizer, Protocol):
     """The tokens of a model, and its samplers."""
+
+    @property
+    def controls(self) -> Mapping[str, int]:
+        """Ids of the control tokens, which have no text, by their names."""
 
     @property
     def fill_in_tokens(self) -> FillInTokens: ...
@@ -187,6 +192,7 @@ class ModelBase(EvaluatesAtOnce):
     fingerprint: str = ""
     conditions: Conditions = FIXED_CONDITIONS
     leaves: int = 0
+    controls: Mapping[str, int] = MappingProxyType({})
     fill_in_tokens: FillInTokens = FillInTokens(None, None, None)
     exactness: ExactnessMode = ExactnessMode()
     feeds_head: bool = False

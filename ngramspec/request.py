@@ -25,7 +25,8 @@ class Request:
         sampling: How tokens are chosen.
         acceptance: How drafts are accepted: an `Acceptance`, the name of a method, or a verifier, which has its own
             sampling.
-        stop: Strings that end the text, which then stops right before them.
+        stop: Strings that end the text, which then stops right before them. The name of a control token in one also
+            stands for the token.
         rules: Where the text may end, which words it may not contain, and how long it may reason.
         prediction: Token ids of a text that the answer probably copies, such as the file that it changes. It is drafted
             from first, and a wrong one does not change the text.

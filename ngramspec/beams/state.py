@@ -39,9 +39,9 @@ class BeamState:
     def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
         self._beams = beams
-        self._stop = stop
+        self._stream = TextStream(stop, controls=vocabulary.controls if stop else {})
         # The texts that continue, the best one first.
-        self.live = [Beam(0.0, root, TextStream(stop) if stop else None)]
+        self.live = [Beam(0.0, root, self._stream if stop else None)]
         self._finished: list[tuple[Beam, StopReason]] = []
         self.rounds = 0
 
@@ -73,9 +73,9 @@ class BeamState:
             node = children[beam.node][token] = beam.node.child(token)
             stop: StopReason | None = "eog" if self._vocabulary.is_eog(token) else None
             stream = deepcopy(beam.stream)
-            if stream is not None and stop is None:
-                stream.push(self._vocabulary.piece(token))
-                stop = "stop" if stream.stop_string is not None else None
+            if stream is not None:
+                stream.push(self._piece(token))
+                stop = "stop" if stream.stop_string is not None else stop
             new_beam = Beam(score, node, stream)
             if stop is None:
                 live.append(new_beam)
@@ -99,9 +99,14 @@ class BeamState:
         return [self._hypothesis(beam, stop) for beam, stop in beams[: self._beams] if beam.node.parent is not None]
 
     def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
-        stream, vocabulary = TextStream(self._stop), self._vocabulary
+        stream = deepcopy(self._stream)
         tokens = tuple(beam.node.path())
-        text = "".join(stream.push(vocabulary.piece(token)) for token in tokens if not vocabulary.is_eog(token))
+        text = "".join([stream.push(self._piece(token)) for token in tokens])
         text += stream.finish()
         # A complete stop string may have been held back because a longer one that began before it was still possible.
         return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)
+
+    def _piece(self, token: int) -> bytes:
+        """Return the bytes of a token; those that end a text have none, except for stop strings that name them."""
+        named = self._stream.pieces.get(token)
+        return named or (b"" if self._vocabulary.is_eog(token) else self._vocabulary.piece(token))

@@ -78,6 +78,9 @@ class LayoutTemplate:
         self._pattern = make_pattern(controls)
         strings, names = _find_strings(source)
         plain, plain_names = ({word for word in words if not self._pattern.search(word)} for words in (strings, names))
+        # Strings that stay must not add up to a control token, so none of them ends in the start of one.
+        starts = {control[:i] for control in controls for i in range(1, len(control))}
+        plain = {word for word in plain if starts.isdisjoint(word[i:] for i in range(len(word)))}
         self._source = _Source(make_pattern(plain), frozenset(plain_names), self._pattern)
         self._looked_for = frozenset(mark for word in strings for mark in self._pattern.findall(word))
 
@@ -249,15 +252,17 @@ def make_pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _find_strings(source: str) -> tuple[set[str], set[str]]:
-    """Return the stripped strings in the source of a template, and the names that it uses.
+    """Return the stripped strings in the source of a template, and the keys that it uses.
 
     Strings of one character are omitted, because almost every text contains them.
     """
     strings, names = set[str](), set[str]()
+    before = ""
     for _, kind, value in Environment(extensions=["jinja2.ext.loopcontrols"]).lex(source):
         if kind == "string":
             # Jinja decodes escapes, and keeps line ends.
             strings.add(value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape").strip())
-        elif kind == "name":
+        elif kind == "name" and before == ".":
             names.add(value)
+        before = value
     return {word for word in strings if len(word) > 1}, names | strings

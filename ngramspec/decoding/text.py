@@ -147,7 +147,8 @@ class Text(DraftedText):
         self._ends: TokenTable[bool] = TokenTable(lambda token: token in ends or is_eog(token))
         shown, piece, display = request.controls, vocabulary.piece, vocabulary.display_piece
         self._pieces: TokenTable[bytes] = TokenTable(lambda token: display(token) if token in shown else piece(token))
-        self._stream = TextStream(request.stop, request.rules.min_tokens)
+        self._stream = TextStream(request.stop, request.rules.min_tokens, vocabulary.controls if request.stop else {})
+        self._pieces.update({token: raw for token, raw in self._stream.pieces.items() if token not in shown})
         self._samplers = SamplerStack(request, vocabulary, n_vocab, counts_calls=counts_calls)
         self.verifier = self._samplers.verifier
 
@@ -219,7 +220,7 @@ class Text(DraftedText):
         for token in verdict.tokens:
             if self._ends[token]:  # not part of the text
                 stop = "eog"
-                pieces.append(stream.finish())
+                pieces.append(stream.push(stream.pieces.get(token, b"")) + stream.finish())
                 break
             piece = self._pieces[token]
             # Without stop strings, nearly all pieces are whole characters after whole characters.

@@ -279,7 +279,7 @@ class Vocabulary(NativeObject):
         """Ids of the control tokens that the parsers of answers read; other control tokens are not part of answers."""
         return frozenset(token for name, token in self.controls.items() if name in MARKS)
 
-    @property
+    @cached_property
     def controls(self) -> Mapping[str, int]:
         """Ids of the control tokens without text, by their names."""
         return {name: control.token for name, control in self._controls.items() if not self.piece(control.token)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,9 @@ from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import BadLogits, logprobs
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 Found = tuple[tuple[int, ...], float, bool]
@@ -130,6 +133,22 @@ def test_beam_search_with_stop_string_finishes_hypothesis(
         written = b"".join(map(target.piece, one.tokens)).decode()
         assert one.text == written.partition(stop)[0]
         assert (one.stop == "stop") == (stop in written)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_beam_search_with_control_token_in_stop_string_hides_its_name(
+    demo_vocabulary: Vocabulary, drafts: bool
+) -> None:
+    names = {token: name for name, token in demo_vocabulary.controls.items() if not demo_vocabulary.is_eog(token)}
+    token = min(names)
+    words = [token, *demo_vocabulary.tokenize("abcdefgh", add_bos=False)]
+    target = MockBranchingTarget(vocabulary=demo_vocabulary, words=words)
+    found = search(target, 6, drafts, max_tokens=12, stop=[names[token]]).hypotheses()
+    assert any(token in one.tokens for one in found)
+    for one in found:
+        written = [demo_vocabulary.piece(t) for t in one.tokens if not demo_vocabulary.is_eog(t)]
+        assert one.text.encode() == b"".join(written)
+        assert (one.stop == "stop") == (one.tokens[-1] == token) == (token in one.tokens)
 
 
 @given(mock=MOCK, max_tokens=TOKENS, drafts=st.booleans())

@@ -108,6 +108,11 @@ def test_chat_template_at_message_boundary_creates_no_control_token() -> None:
     tokens = chat.prompt(talk("<|start", "d|>"), TOKENIZER).tokens
     assert controls_in(tokens) == [BOS, START]
     assert text_of(tokens) == "<s><|start|><|start|><|end|>"
+    # Strings of the template, which stay in the skeleton, do not add up to one.
+    chat, _ = make("{% for m in messages %}{{ m.content }}{% endfor %}{{ '<|' ~ 'start' ~ '|>' }}")
+    tokens = chat.prompt(talk("<|", "start", "|>"), TOKENIZER).tokens
+    assert text_of(tokens) == "<s><|start|><|start|>"
+    assert controls_in(tokens) == [BOS, START]
     # A message is not mistaken for the beginning of the prompt.
     chat, _ = make(BARE)
     assert chat.prompt(talk("<s>a"), TOKENIZER).tokens == [BOS, *map(ord, "<s>a"), END]
@@ -176,7 +181,7 @@ def test_chat_template_key_creates_no_control_token() -> None:
     chat, _ = make("{% if '<|end|>' in messages[0].content %}{{ messages[0].content | tojson }}{% endif %}")
     with pytest.raises(ModelError, match=r"contains <\|end\|>, a control"):
         chat.prompt([{"role": "user", "content": {"<|end|>": "a"}}], TOKENIZER)
-    chat, _ = make("{% for k, v in messages[0].content.items() %}<|{{ k }}|>{{ v }}{% endfor %}<|end|>")
+    chat, _ = make("{% for start, v in messages[0].content.items() %}<|{{ start }}|>{{ v }}{% endfor %}<|end|>")
     messages = [{"role": "user", "content": {"start": "a", "end": "b"}}]
     assert controls_in(chat.prompt(messages, TOKENIZER).tokens) == [BOS, END]
 

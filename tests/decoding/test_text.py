@@ -90,6 +90,34 @@ def test_text_stream_with_each_example_returns_expected_pieces(
     assert stream.finish() == ""
 
 
+A, AB, END = 300, 301, 302
+CONTROLS = {"<a>": A, "<a>b": AB, "<end>": END, "<other>": 303}
+
+
+@pytest.mark.parametrize(
+    ("stops", "tokens", "text", "stopped"),
+    [
+        (["<a>"], ["x", A, "y"], "x", "<a>"),
+        (["<a>"], ["x<", "a>", "y"], "x", "<a>"),  # the name as text
+        (["x<a>y"], ["w", "x", A, "yz"], "w", "x<a>y"),
+        (["x<a>y"], ["w", "x", A, "z"], "wxz", None),
+        (["x<a>y"], ["w", "x", A], "wx", None),
+        (["<a><end>", "y"], [A, "x", A, END, "y"], "x", "<a><end>"),
+        (["<a>b"], [A, "b", AB, "c"], "b", "<a>b"),  # the longest name
+        (["a>", "<a"], [A, "y"], "y", None),  # parts of a name
+        (["<a>", "\n"], ["é"[:1], A], "é", "<a>"),
+        (["\n"], ["x", A, "\n"], "x", "\n"),
+    ],
+)
+def test_text_stream_with_control_token_in_stop_string_hides_its_name(
+    stops: list[str], tokens: list[str | int], text: str, stopped: str | None
+) -> None:
+    stream = TextStream(stops, controls=CONTROLS)
+    pieces = [token.encode() if isinstance(token, str) else stream.pieces.get(token, b"") for token in tokens]
+    assert run(stream, pieces) == text
+    assert stream.stop_string == stopped
+
+
 @pytest.mark.parametrize("stop", [[""], ["a", ""], "ab"])
 def test_text_stream_rejects_invalid_stop_strings(stop: list[str]) -> None:
     with pytest.raises(ValueError, match="stop"):
@@ -100,3 +128,5 @@ def test_text_stream_ignores_stop_strings_in_first_tokens() -> None:
     pieces = [b"a", b"b\xc3", b"\xa9b", b"b"]
     for min_tokens, text in enumerate(("", "a", "ab\xe9", "ab\xe9b", "ab\xe9bb")):
         assert run(TextStream(["b", "a"], min_tokens), pieces) == text
+    stream = TextStream(["<a>"], 1, CONTROLS)
+    assert run(stream, [stream.pieces[A], b"x", stream.pieces[A]]) == "x"

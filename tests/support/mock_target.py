@@ -120,6 +120,7 @@ class MockTarget(ModelBase):
         self._peak = peak
         self._eog = frozenset(eog)
         self._vocabulary = vocabulary
+        self.controls = {} if vocabulary is None else vocabulary.controls
         self._words = words
         self._seed = seed
         self._rows: dict[tuple[int, int], NDArray[np.float32]] = {}
