@@ -15,7 +15,7 @@ from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
 from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import json_response, quote
+from ngramspec.server.json_text import JsonResponse, quote
 from ngramspec.server.reasoning import read_thinking, read_thinking_budget
 from ngramspec.server.reply import Reply, chunk
 from ngramspec.server.toolbox import Toolbox
@@ -46,7 +46,7 @@ async def messages(call: Call) -> Response:
 
 async def count_tokens(call: Call) -> Response:
     task = await asyncio.to_thread(read_request, call.fields, counting=True)
-    return json_response({"input_tokens": await count_prompt(call, task)})
+    return JsonResponse({"input_tokens": await count_prompt(call, task)})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def _make_guided_grammar(source: Fields, name: str, kind: str) -> str:
 def _read_guided_format(source: Fields, name: str, kind: str) -> JsonFormat:
     schema = {} if kind == "json_object" else source.data[name]
     if isinstance(schema, str):
+        source.check_json(name, schema)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):

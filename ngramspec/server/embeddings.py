@@ -17,7 +17,7 @@ from ngramspec.llama.embedder import Embedder
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.fields import MAX_ITEMS
-from ngramspec.server.json_text import Encoded, json_response
+from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.openai_completions import is_prompt_list, read_tokens
 
 Vectors = NDArray[np.float32]
@@ -26,7 +26,7 @@ Vectors = NDArray[np.float32]
 NO_LIMIT = 2**31
 """More tokens than any request contains."""
 
-MAX_NUMBERS = 2**24
+MAX_NUMBERS = 2**23
 """Maximum number of numbers in a response."""
 
 LARGEST = 32760.0
@@ -55,7 +55,7 @@ async def embeddings(call: Call) -> Response:
             }
             for i, (vector,) in enumerate(vectors)
         )
-        return json_response(
+        return JsonResponse(
             {
                 "object": "list",
                 "data": Encoded.join(data),
@@ -75,7 +75,7 @@ async def embedding(call: Call) -> Response:
 
     def encode() -> Response:
         lists = (Encoded.join(vector.tolist() for vector in vectors) for vectors in results)
-        return json_response(Encoded.join({"index": i, "embedding": vectors} for i, vectors in enumerate(lists)))
+        return JsonResponse(Encoded.join({"index": i, "embedding": vectors} for i, vectors in enumerate(lists)))
 
     return await asyncio.to_thread(encode)
 
@@ -90,7 +90,7 @@ async def ollama_embed(call: Call) -> Response:
         texts = await asyncio.to_thread(_read_texts, call, "input", fields.boolean("truncate", True))
     vectors = await _embed(call, embedder, texts, width)
     lists = await asyncio.to_thread(Encoded.join, (vector.tolist() for (vector,) in vectors))
-    return json_response(
+    return JsonResponse(
         {
             "model": fields.string("model") or call.model.name,
             "embeddings": lists,
@@ -105,10 +105,10 @@ async def ollama_embeddings(call: Call) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
     embedder = _embedder(call, pools=True)
     if not call.fields.string("prompt"):
-        return json_response({"embedding": []})
+        return JsonResponse({"embedding": []})
     texts = await asyncio.to_thread(_read_texts, call, "prompt", True)
     ((vector,),) = await _embed(call, embedder, texts)
-    return json_response({"embedding": vector.tolist()})
+    return JsonResponse({"embedding": vector.tolist()})
 
 
 def _embedder(call: Call, *, pools: bool = False) -> Embedder:

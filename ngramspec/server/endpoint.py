@@ -19,8 +19,8 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.server import ollama
 from ngramspec.server.call import COUNTERS, Call, Counters
 from ngramspec.server.errors import ApiError, error_body, to_api_error
-from ngramspec.server.fields import LIST_FIELD, Fields
-from ngramspec.server.json_text import json_response
+from ngramspec.server.fields import LIST_FIELD, MAX_VALUES, Fields
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.state import Server
 
 
@@ -77,7 +77,7 @@ def error_response(error: ApiError, endpoint: Endpoint | None, scope: Scope) -> 
     counters: Counters = scope[COUNTERS]
     counters.error, counters.field = error.type, error.param or (error.code if isinstance(error.code, str) else "")
     default_format = ollama.error_body if scope["path"].startswith("/api/") else error_body
-    response = json_response((default_format if endpoint is None else endpoint.format_error)(error), error.status)
+    response = JsonResponse((default_format if endpoint is None else endpoint.format_error)(error), error.status)
     if error.is_final:
         response.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic obey it
     return response
@@ -101,9 +101,6 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
             raise too_large
     return bytes(body)
 
-
-MAX_VALUES = 400_000
-"""Maximum number of values in the JSON of a request, because the other requests wait while it is read."""
 
 MAX_DIGITS = 1000
 """Maximum number of digits of a whole number in the JSON of a request. The time to read them grows with the square."""

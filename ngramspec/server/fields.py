@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 
 from ngramspec.server.errors import ApiError, bad_field
 
+MAX_VALUES = 400_000
+"""Maximum number of values in JSON, because Python keeps its lock, and the other requests wait, while it is parsed."""
+
 MAX_ITEMS = 10_000
 """Maximum number of objects in a list: messages, parts of a message, tools."""
 
@@ -148,6 +151,10 @@ class Fields:
         """Raise an ApiError for a field with more than `maximum` items."""
         if count > maximum:
             raise bad_field(self.path + name, f"{self.path}{name} must have at most {maximum:,} {noun}, got {count:,}")
+
+    def check_json(self, name: str, text: str) -> None:
+        """Raise an ApiError for JSON in a string of a request that has too many values to be parsed."""
+        self.check_count(name, sum(map(text.count, ",[{")), MAX_VALUES, "JSON values")
 
     def parts(self, name: str, read: Callable[[Fields], str]) -> list[str]:
         """Return the texts of a field that is a string, or a list of objects from which `read` gets the texts."""

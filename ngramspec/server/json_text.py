@@ -10,33 +10,45 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 _MARK = secrets.token_hex(16)  # no client can know it
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A part of an object that is JSON already, because the encoder keeps Python's lock until an object is complete."""
+    """A part of an object that is JSON already, in several texts.
 
-    text: str
+    The encoder keeps Python's lock until an object is complete, and so does a copy of a large text.
+    """
+
+    parts: list[str]
 
     @classmethod
     def join(cls, items: Iterable[Any]) -> Encoded:
         """Return a list whose items are encoded one at a time."""
-        return cls(f"[{','.join(map(encode_json, items))}]")
+        parts = [part for item in items for part in (",", *_encode_parts(item))]
+        return cls(["[", *parts[1:], "]"])
 
 
 def encode_json(data: Any) -> str:
     """Return an object as JSON on one line; nan and infinity, which JSON lacks, raise a ValueError."""
-    texts: list[str] = []
+    return "".join(_encode_parts(data))
+
+
+def _encode_parts(data: Any) -> list[str]:
+    encoded: list[Encoded] = []
 
     def keep(value: Encoded) -> str:
-        texts.append(value.text)
+        encoded.append(value)
         return _MARK
 
     encoder = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=keep)
-    start, *parts = encoder.encode(data).split(f'"{_MARK}"')
-    return start + "".join([text + part for text, part in zip(texts, parts, strict=True)])
+    start, *texts = encoder.encode(data).split(f'"{_MARK}"')
+    parts = [start]
+    for value, text in zip(encoded, texts, strict=True):
+        parts += (*value.parts, text)
+    return parts
 
 
 quote = encode_basestring_ascii
@@ -48,6 +60,27 @@ def members(fields: Mapping[str, Any]) -> str:
     return f",{encode_json(fields)[1:-1]}" if fields else ""
 
 
-def json_response(data: Any, status: int = 200) -> Response:
-    """Return a JSON response."""
-    return Response(encode_json(data), status, media_type="application/json")
+MAX_SENT = 2**20
+"""Number of characters of a response, which are ASCII, from which they are sent, so that no large text is copied."""
+
+
+class JsonResponse(Response):
+    """A JSON response."""
+
+    media_type = "application/json"
+
+    def __init__(self, data: Any, status: int = 200) -> None:
+        super().__init__(status_code=status)
+        self.encoded = Encoded(_encode_parts(data))
+        self.headers["content-length"] = str(sum(map(len, self.encoded.parts)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        parts, n_waiting = list[str](), 0
+        for part in self.encoded.parts:
+            parts.append(part)
+            n_waiting += len(part)
+            if n_waiting > MAX_SENT:
+                await send({"type": "http.response.body", "body": "".join(parts).encode(), "more_body": True})
+                parts, n_waiting = [], 0
+        await send({"type": "http.response.body", "body": "".join(parts).encode(), "more_body": False})

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.chat_template.template import ChatPrompt
 from ngramspec.fill_in import Limits
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.request import Request
@@ -18,13 +19,13 @@ from ngramspec.server.call import Call
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.fields import MAX_ITEMS
-from ngramspec.server.json_text import Encoded, json_response
+from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.openai_completions import fill_in_prompt, is_prompt_list, read_prompts, read_requests
 from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_max_tokens
-from ngramspec.server.sampling_fields import MAX_TOKENS, check_token, read_sampling
+from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.telemetry import read_telemetry
 from ngramspec.tool_calls.deltas import Delta
 
@@ -64,9 +65,9 @@ def _check_sizes(call: Call, requests: Sequence[Request], name: str) -> None:
     if count > MAX_ALTERNATIVES and count * n_tokens > MAX_LOGPROBS:
         problem = f"must be at most {MAX_ALTERNATIVES}, or {MAX_LOGPROBS:,} divided by the number of tokens to generate"
         raise fields.field_error(name, f"{problem} ({n_tokens:,}), got {count:,}")
-    sampling, texts = requests[0].sampling, "for all answers together"  # each answer has all settings
-    fields.check_count("logit_bias", len(sampling.logit_bias) * len(requests), MAX_TOKENS, f"tokens {texts}")
-    fields.check_count("grammar", len(sampling.grammar or "") * len(requests), MAX_SIZE, f"characters {texts}")
+    # Each answer has all settings.
+    n_characters = len(requests[0].sampling.grammar or "") * len(requests)
+    fields.check_count("grammar", n_characters, MAX_SIZE, "characters for all answers together")
 
 
 class NativeReply(Reply):
@@ -169,9 +170,9 @@ async def tokenize(call: Call) -> Response:
             else:
                 tokens.append(check_token(vocabulary, piece, "content"))
         if not fields.boolean("with_pieces"):
-            return json_response({"tokens": tokens})
+            return JsonResponse({"tokens": tokens})
         shown = ({"id": token, "piece": _decode_piece(vocabulary.display_piece(token))} for token in tokens)
-        return json_response({"tokens": Encoded.join(shown)})
+        return JsonResponse({"tokens": Encoded.join(shown)})
 
     return await asyncio.to_thread(respond_with_tokens)
 
@@ -192,18 +193,21 @@ async def detokenize(call: Call) -> Response:
         pieces = {token: vocabulary.display_piece(token) for token in set(tokens)}  # lists may be long
         return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
 
-    return json_response({"content": await asyncio.to_thread(join)})
+    return JsonResponse({"content": await asyncio.to_thread(join)})
 
 
 async def apply_template(call: Call) -> Response:
     """Return the prompt of a chat as text, without the first control token if `/completion` adds it."""
-    model, (task, _) = call.model, await asyncio.to_thread(read_chat, call.fields)
-    task = replace(task, json_format=read_response_format(call.fields))
-    prompt = await asyncio.to_thread(render_prompt, model, task)
-    vocabulary = model.vocabulary
+    vocabulary = call.model.vocabulary
+
+    def render() -> ChatPrompt:
+        task, _ = read_chat(call.fields)
+        return render_prompt(call.model, replace(task, json_format=read_response_format(call.fields)))
+
+    prompt = await asyncio.to_thread(render)
     bos = vocabulary.ends[0]
     adds_bos = vocabulary.tokenize("")[:1] == vocabulary.tokenize(bos, special=True, add_bos=False)
-    return json_response({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
+    return JsonResponse({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
 
 
 # --------------------------------------------------------------------------- fill-in-the-middle

@@ -19,7 +19,7 @@ from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat
 from ngramspec.server.constraint_fields import JsonFormat
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import encode_json, json_response, members, quote
+from ngramspec.server.json_text import JsonResponse, encode_json, members, quote
 from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.openai_completions import fill_in_prompt, read_requests, read_tokens
 from ngramspec.server.reply import Reply, logprobs_content, respond
@@ -228,7 +228,7 @@ class OllamaReply(Reply):
     def load_response(self, unload: bool) -> Response:
         """Return the response to a request without a prompt. The model is always loaded and never unloaded."""
         ending = {"done": True, "done_reason": "unload" if unload else "load"}
-        return json_response(self._head() | self._fields() | ending)
+        return JsonResponse(self._head() | self._fields() | ending)
 
     def response_body(self) -> dict[str, Any]:
         (answer,) = self.answers

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.call import Call
-from ngramspec.server.json_text import encode_json, json_response
+from ngramspec.server.json_text import JsonResponse, encode_json
 from ngramspec.server.ollama import timestamp
 from ngramspec.server.state import ServedModel
 from ngramspec.tool_calls.families import reasoning_tags
@@ -23,12 +23,12 @@ _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_pe
 
 
 async def version(call: Call) -> Response:
-    return json_response({"version": VERSION})
+    return JsonResponse({"version": VERSION})
 
 
 async def tags(call: Call) -> Response:
     """Return the list of models, which has one entry."""
-    return json_response({"models": [{**_entry(call.model), "modified_at": timestamp(call.server.started_at)}]})
+    return JsonResponse({"models": [{**_entry(call.model), "modified_at": timestamp(call.server.started_at)}]})
 
 
 async def processes(call: Call) -> Response:
@@ -38,7 +38,7 @@ async def processes(call: Call) -> Response:
         "size_vram": 0,
         "context_length": call.model.n_ctx,
     }
-    return json_response({"models": [_entry(call.model) | process]})
+    return JsonResponse({"models": [_entry(call.model) | process]})
 
 
 async def show(call: Call) -> Response:
@@ -55,7 +55,7 @@ async def show(call: Call) -> Response:
         metadata["general.parameter_count"] = model.meta["n_params"]
     sampling = {name: getattr(call.server.sampling, name) for name in _PARAMETERS}
     parameters = {"num_ctx": model.n_ctx, **sampling}
-    return json_response(
+    return JsonResponse(
         {
             "modelfile": f"FROM {model.path}\n",
             "parameters": "\n".join([f"{name:<30} {value}" for name, value in parameters.items()]),

@@ -19,7 +19,7 @@ from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.drafted_text import DraftedText, Span
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import encode_json, json_response, members, quote
+from ngramspec.server.json_text import JsonResponse, encode_json, members, quote
 from ngramspec.server.native_answer import verbose_field
 from ngramspec.server.reasoning import read_reasoning_variables, read_thinking_budget
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, logprobs_content, prediction_usage, totals
@@ -43,8 +43,12 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
-    fields = call.fields
-    conversation, toolbox = await asyncio.to_thread(read_chat, fields)
+    task, toolbox = await asyncio.to_thread(_read_request, call.fields)
+    return await answer_chat(call, task, ChatReply(call, read_n_answers(call.fields), toolbox))
+
+
+def _read_request(fields: Fields) -> tuple[ChatTask, Toolbox]:
+    conversation, toolbox = read_chat(fields)
     task = replace(
         conversation,
         parallel=fields.boolean("parallel_tool_calls", "functions" not in fields),
@@ -55,14 +59,14 @@ async def chat_completions(call: Call) -> Response:
         post_sampling=fields.boolean("post_sampling_probs"),
         prediction=read_prediction(fields),
     )
-    return await answer_chat(call, task, ChatReply(call, read_n_answers(fields), toolbox))
+    return task, toolbox
 
 
 async def input_tokens(call: Call) -> Response:
     """Return the number of tokens of the prompt of a chat."""
     task, _ = await asyncio.to_thread(read_chat, call.fields)
     count = await count_prompt(call, task)
-    return json_response({"object": "response.input_tokens", "input_tokens": count})
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
 def read_logprobs(fields: Fields) -> int | None:
@@ -213,6 +217,7 @@ def _read_function_call(function: Fields) -> dict[str, Any]:
         arguments = dump_arguments(arguments)
     else:
         arguments = function.string("arguments")
+        function.check_json("arguments", arguments or "")
     return {"type": "function", "function": {"name": function.require_string("name"), "arguments": arguments or "{}"}}
 
 

@@ -199,7 +199,7 @@ class CompletionReply(Reply):
                 top.setdefault(token_text(self._model, alternative), clamp_logprob(logprob))
             table["tokens"].append(token_text(self._model, token))
             table["token_logprobs"].append(None if entry is None else clamp_logprob(entry.logprob))
-            table["top_logprobs"].append(None if entry is None else Encoded(encode_json(top)))
+            table["top_logprobs"].append(None if entry is None else Encoded([encode_json(top)]))
             table["text_offset"].append(offset)
         return table
 
@@ -277,8 +277,8 @@ def read_requests(
     fields, count = call.fields, read_n_answers(call.fields, len(prompts))
     refuse_budget(fields)
     common = read_shared_fields(call, sampling, read_max_tokens(fields), read_stop(fields))
-    requests = [replace(common, prompt=prompt, logprobs=logprobs, **more) for prompt in prompts]
-    return [choice for request in requests for choice in repeat_with_seeds(request, count)]
+    choices = repeat_with_seeds(replace(common, logprobs=logprobs, **more), count, len(prompts))
+    return [replace(choice, prompt=prompt) for prompt in prompts for choice in choices]
 
 
 def fill_in_prompt(model: ServedModel, before: str, after: str, **more: Any) -> list[int]:

@@ -30,7 +30,7 @@ from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
 from ngramspec.server.highlighting import highlight
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import JsonResponse
 
 
 def hash_source(text: str) -> str:
@@ -88,7 +88,7 @@ async def page(call: Call) -> Response:
 
 async def markdown(call: Call) -> Response:
     """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
-    return json_response(await asyncio.to_thread(_render_request, call.fields))
+    return JsonResponse(await asyncio.to_thread(_render_request, call.fields))
 
 
 def _render_request(fields: Fields) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ngramspec.server.answer import Answer, TextEvent, TextReader
 from ngramspec.server.call import COUNTERS, Call
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.generate import run_requests
-from ngramspec.server.json_text import Encoded, encode_json, json_response
+from ngramspec.server.json_text import MAX_SENT, Encoded, JsonResponse, encode_json
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 from ngramspec.version import __version__
@@ -73,9 +73,6 @@ def chunk(data: Any, name: str | None = None) -> str:
 DONE = chunk("[DONE]")
 """The last chunk of OpenAI's older streams."""
 
-_MAX_SENT = 2**20
-"""Maximum number of characters of a stream that are sent at once. They are ASCII, so any part of them is UTF-8."""
-
 _BATCH = 64
 """Maximum number of events of a whole response that are read before other clients have a turn."""
 
@@ -102,7 +99,7 @@ async def respond(
                 for number, event in running.next_events():
                     reply.add(number, event)
     # A response with logprobs, or with many answers, takes seconds.
-    return await asyncio.to_thread(lambda: json_response(reply.response_body()))
+    return await asyncio.to_thread(lambda: JsonResponse(reply.response_body()))
 
 
 async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> AsyncGenerator[str, None]:
@@ -137,8 +134,8 @@ class _Stream(Response):
             try:
                 chunks = self._first
                 while chunks:
-                    for start in range(0, len(chunks), _MAX_SENT):
-                        await send({**body, "body": chunks[start : start + _MAX_SENT].encode()})
+                    for start in range(0, len(chunks), MAX_SENT):  # of ASCII text
+                        await send({**body, "body": chunks[start : start + MAX_SENT].encode()})
                     chunks = await anext(self._chunks, "")
             except (ApiError, NGramSpecError) as error:
                 api_error = to_api_error(error, started=True)

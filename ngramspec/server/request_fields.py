@@ -38,9 +38,16 @@ def read_shared_fields(call: Call, sampling: Sampling, max_tokens: int | None, s
     )
 
 
-def repeat_with_seeds(request: Request, count: int) -> list[Request]:
-    """Repeat a request `count` times, each time with the next seed."""
-    sampling = request.sampling
+def repeat_with_seeds(request: Request, count: int, n_prompts: int = 1) -> list[Request]:
+    """Repeat a request `count` times, each time with the next seed.
+
+    It raises an ApiError if too many biases apply to all answers to `n_prompts` prompts.
+    """
+    sampling, n_answers = request.sampling, count * n_prompts
+    n_biases = len(sampling.logit_bias) * n_answers
+    if n_answers > 1 and n_biases > MAX_TOKENS:
+        limit = f"at most {MAX_TOKENS:,} tokens for all answers together"
+        raise bad_field("logit_bias", f"logit_bias must have {limit}, got {n_biases:,}")
     return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
 
 

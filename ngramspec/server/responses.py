@@ -31,7 +31,7 @@ from ngramspec.server.call import Call
 from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
 from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import Encoded, JsonResponse, encode_json
 from ngramspec.server.reasoning import NO_REASONING
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_prediction
 from ngramspec.server.responses_reply import ResponseReply
@@ -56,7 +56,7 @@ async def responses(call: Call) -> Response:
 async def input_tokens(call: Call) -> Response:
     """Return the number of tokens of the prompt of a chat."""
     task, _, _ = await asyncio.to_thread(read_request, call.fields)
-    return json_response({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 
 # --------------------------------------------------------------------------- the request
@@ -93,9 +93,9 @@ def _echo_fields(fields: Fields, task: ChatTask, format: dict[str, Any]) -> dict
         "metadata": metadata.data if metadata else {},
         "parallel_tool_calls": task.parallel,
         "reasoning": {"effort": None, "summary": None} | (dict(reasoning.data) if reasoning else {}),
-        "text": {"format": format},
+        "text": {"format": Encoded([encode_json(format)])},  # a stream has these three times
         "tool_choice": fields.data.get("tool_choice") or "auto",
-        "tools": fields.list("tools"),
+        "tools": Encoded.join(fields.list("tools")),
     }
 
 
@@ -162,6 +162,7 @@ def _read_call(item: Fields, kind: str, transcript: Transcript) -> None:
         arguments = dump_arguments({"input": item.require_string("input")})
     else:
         arguments = item.require_string("arguments") or "{}"
+        item.check_json("arguments", arguments)
     transcript.add_call(call, function_name(item.require_name("name"), item.string("namespace")), arguments)
 
 

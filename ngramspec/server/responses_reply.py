@@ -177,7 +177,7 @@ class ResponseReply(Reply):
         if block.kind == "text":
             likely = ""
             if logprobs:
-                items = [logprobs_content(self._model, [entry]).text[1:-1] for entry in logprobs]
+                items = ["".join(logprobs_content(self._model, [entry]).parts[1:-1]) for entry in logprobs]
                 self._logprobs += items
                 likely = ",".join(items)
             rest = f',"logprobs":[{likely}]{members(more) if more else ""}'
@@ -238,6 +238,6 @@ class ResponseReply(Reply):
             return {"type": "reasoning_text", "text": block.text}
         streamed = self._call.streamed  # these were encoded already
         logprobs = (
-            Encoded(f"[{','.join(self._logprobs)}]") if streamed else logprobs_content(self._model, block.logprobs)
+            Encoded(["[", ",".join(self._logprobs), "]"]) if streamed else logprobs_content(self._model, block.logprobs)
         )
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}

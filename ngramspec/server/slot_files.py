@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ngramspec.errors import TargetError
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import atomic_write
 
@@ -50,7 +50,7 @@ async def slot_action(call: Call) -> Response:
     fields = await _ACTIONS[action](call, number)
     if action != "erase":
         fields["timings"] = {f"{action}_ms": (time.perf_counter() - started_at) * 1000}
-    return json_response({"id_slot": number} | fields)
+    return JsonResponse({"id_slot": number} | fields)
 
 
 async def _save(call: Call, number: int) -> dict[str, Any]:

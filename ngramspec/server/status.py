@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from ngramspec.batching.request import Slot
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import LIST_FIELD, describe_value
-from ngramspec.server.json_text import json_response
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.native_answer import generation_settings
 from ngramspec.server.reply import FINGERPRINT
 from ngramspec.server.request_fields import read_scales
@@ -19,7 +20,7 @@ from ngramspec.server.request_fields import read_scales
 async def health(call: Call) -> Response:
     """Return the status "ok" if the model is loaded."""
     call.server.require_model()
-    return json_response({"status": "ok"})
+    return JsonResponse({"status": "ok"})
 
 
 async def models(call: Call) -> Response:
@@ -27,7 +28,7 @@ async def models(call: Call) -> Response:
     name = call.model.name
     details = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
     ollama_entry = {"name": name, "model": name, "type": "model", "capabilities": ["completion"], "details": details}
-    return json_response({"object": "list", "data": [_model_entry(call)], "models": [ollama_entry]})
+    return JsonResponse({"object": "list", "data": [_model_entry(call)], "models": [ollama_entry]})
 
 
 async def model(call: Call) -> Response:
@@ -39,7 +40,7 @@ async def model(call: Call) -> Response:
             f"unknown model {describe_value(name)}; this server has only {call.model.name!r}",
             code="model_not_found",
         )
-    return json_response(_model_entry(call))
+    return JsonResponse(_model_entry(call))
 
 
 def _model_entry(call: Call) -> dict[str, Any]:
@@ -62,7 +63,7 @@ async def props(call: Call) -> Response:
     bos, eos = model.vocabulary.ends
     settings = generation_settings(call.server.sampling, -1, ())
     defaults = {"id": 0, "n_ctx": model.n_ctx, "speculative": model.speculative, "params": settings}
-    return json_response(
+    return JsonResponse(
         {
             "default_generation_settings": defaults,
             "total_slots": len(model.service.report().slots),
@@ -90,14 +91,14 @@ async def props(call: Call) -> Response:
 async def lora_adapters(call: Call) -> Response:
     """Return the LoRA adapters, with the scales of requests that do not set their own."""
     files = zip(call.model.adapters, call.model.service.scales, strict=True)
-    return json_response([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
+    return JsonResponse([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
 
 
 async def scale_lora_adapters(call: Call) -> Response:
     """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
     scales = read_scales(call, LIST_FIELD)
     call.model.service.set_scales(scales or (0.0,) * len(call.model.adapters))
-    return json_response({"success": True})
+    return JsonResponse({"success": True})
 
 
 async def slots(call: Call) -> Response:
@@ -108,7 +109,7 @@ async def slots(call: Call) -> Response:
     report = model.service.report()
     if call.fields.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in report.slots):
         raise ApiError(503, "no slot available")
-    return json_response([_slot_fields(call, slot) for slot in report.slots])
+    return JsonResponse([_slot_fields(call, slot) for slot in report.slots])
 
 
 def _slot_fields(call: Call, slot: Slot) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _slot_fields(call: Call, slot: Slot) -> dict[str, Any]:
         ],
     }
     if request is not None:
-        settings = generation_settings(request.sampling, max_tokens, ())
+        settings = generation_settings(replace(request.sampling, logit_bias=()), max_tokens, ())
         fields["params"] = {name: value for name, value in settings.items() if name not in _TEXTS}
     return fields
 

@@ -15,7 +15,7 @@ from ngramspec.server.call import Call
 from ngramspec.server.endpoint import Endpoint
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import Encoded, json_response
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.status import health
 
 MAX_INSTANCES = 128
@@ -79,7 +79,7 @@ class _Predictions:
         limit = asyncio.Semaphore(len(call.model.service.report().slots))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._predict(call, instance, limit)) for instance in instances]
-        return await asyncio.to_thread(json_response, {"predictions": [task.result() for task in tasks]})
+        return await asyncio.to_thread(JsonResponse, {"predictions": [task.result() for task in tasks]})
 
     async def _predict(self, call: Call, instance: Fields, limit: asyncio.Semaphore) -> Any:
         format_error: Callable[[ApiError], dict[str, Any]] = error_body
@@ -88,13 +88,14 @@ class _Predictions:
             endpoint = self._endpoints.get(name)
             if endpoint is None:
                 raise instance.field_error(_FORMAT, f"unknown format {name[:80]!r}; use one such as chatCompletions")
-            fields = {key: value for key, value in instance.data.items() if key not in (_FORMAT, "stream")}
+            fields = {**instance.data, "stream": False}
             format_error = endpoint.format_error
             async with limit:
                 response = await endpoint.handler(replace(call, fields=Fields(fields)))
         except (ApiError, NGramSpecError) as error:
             return format_error(to_api_error(error))
-        return Encoded(bytes(response.body).decode())
+        assert isinstance(response, JsonResponse)
+        return response.encoded
 
 
 def _to_camel_case(path: str) -> str:

@@ -13,9 +13,9 @@ from support.http import demo_vocabulary, get_error, make_server, send
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
-from ngramspec.server.endpoint import MAX_DIGITS, MAX_VALUES
+from ngramspec.server.endpoint import MAX_DIGITS
 from ngramspec.server.errors import MAX_MESSAGE
-from ngramspec.server.fields import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS
+from ngramspec.server.fields import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
 from ngramspec.server.llama_server import MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.request_fields import MAX_ALTERNATIVES
 from ngramspec.server.sampling_fields import MAX_TOKENS
@@ -76,6 +76,8 @@ BIASES = {"logit_bias": [[1, 1.0]] * (MAX_TOKENS // 2)}
         (NATIVE, PROMPT | {"n_probs": MAX_LOGPROBS // 8 + 1, "n_predict": 2, "n": 4}, MAX_LOGPROBS),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "logprobs": TOO_MANY}, MAX_LOGPROBS),
         (NATIVE, {"prompt": ["x"] * 3} | BIASES, MAX_TOKENS),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 2} | BIASES, MAX_TOKENS),
+        (CHAT, CHATTING | {"n": 3} | BIASES, MAX_TOKENS),
         (NATIVE, PROMPT | {"n": 128, "grammar": f'root ::= "{"x" * (MAX_SIZE // 128)}"'}, MAX_SIZE),
     ],
 )
@@ -101,6 +103,26 @@ def test_completion_rejects_mixed_prompt_beyond_the_context(tokens: list[Any]) -
 @pytest.mark.parametrize("value", [[0] * MAX_VALUES, [[]] * (MAX_VALUES // 2), [{}] * (MAX_VALUES // 2)])
 def test_serve_rejects_json_with_too_many_values(value: list[Any]) -> None:
     assert get_error(NATIVE, {"prompt": "x", "unknown": value}, 413)["code"] == 413
+
+
+JSON_TEXT = f"[{'[],' * (MAX_VALUES // 2)}[]]"
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": JSON_TEXT}}]}
+CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": JSON_TEXT}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (NATIVE, PROMPT | {"guided_json": JSON_TEXT}, "guided_json"),
+        (CHAT, CHATTING | {"structured_outputs": {"json": JSON_TEXT}}, "structured_outputs.json"),
+        (CHAT, {"messages": [CALL, USER]}, "messages[0].tool_calls[0].function.arguments"),
+        ("/v1/responses", {"input": [CALL_ITEM]}, "input[0].arguments"),
+    ],
+)
+def test_serve_rejects_json_in_strings_with_too_many_values(path: str, body: dict[str, Any], field: str) -> None:
+    error = get_error(path, body)
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field} must have at most {MAX_VALUES:,} JSON values")
 
 
 def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,15 +39,17 @@ def predict(*instances: Any) -> list[Any]:
 
 
 def test_vertex_predict_returns_predictions_of_several_formats_in_order() -> None:
-    chat, completion, tokens, messages = predict(
+    chat, completion, tokens, messages, ollama = predict(
         CHAT | {"stream": True},
         {"@requestFormat": "/completion", "prompt": "x"},
         {"@requestFormat": "tokenize", "content": "a"},
         {"@requestFormat": "messages", "max_tokens": 9, "messages": CHAT["messages"]},
+        {"@requestFormat": "apiChat", "messages": CHAT["messages"]},
     )
     assert chat["choices"][0]["message"]["content"] == completion["content"] == "Hello, world"
     assert tokens["tokens"]
     assert messages["type"] == "message"
+    assert ollama["done"]
 
 
 def test_vertex_predict_returns_error_of_an_instance_in_its_place() -> None:
