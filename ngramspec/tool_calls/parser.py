@@ -44,7 +44,7 @@ class AnswerParser:
     def __init__(
         self, family: Family, template: str | None, tools: Sequence[Tool], opening: str, parallel: bool = True
     ) -> None:
-        self.ended: bool | None = None if parallel else False
+        self.ended: bool | None = None if parallel or not tools else False
         self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
         tools_by_name = {tool.name: tool for tool in tools}
         if family.channels:
