@@ -187,14 +187,6 @@ def find_reasoning_tags(template: str | None) -> dict[str, str]:
     return {start: end for start, end in _REASONING_TAGS.items() if start.strip() in source or end in source}
 
 
-_TEXT_MARKS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|content|>")
-
-
-def find_text_marks(template: str | None) -> tuple[str, ...]:
-    """Return the marks that the models of a chat template write around the text of answers (Cohere, Solar)."""
-    return tuple(mark for mark in _TEXT_MARKS if mark in (template or ""))
-
-
 _HARMONY_REASONING = {"<|channel|>analysis<|message|>": "<|end|>"}
 
 

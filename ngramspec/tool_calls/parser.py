@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from ngramspec.tool_calls.calls import ReadCall, read_arguments
+from ngramspec.tool_calls.calls import read_arguments
 from ngramspec.tool_calls.deltas import Delta, Deltas, Reader, Reads, Tool, Tools
-from ngramspec.tool_calls.families import HERMES, Family, family_of, find_open_tag, find_reasoning_tags, find_text_marks
+from ngramspec.tool_calls.families import HERMES, Family, family_of, find_open_tag, find_reasoning_tags
 
 _CALL_START = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # start of a call without a mark before it
 _SHORT, _NEAR = 12, 80
@@ -22,7 +23,7 @@ def parser_for(
     `opening` is the text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning. Without `parallel`,
     the answer ends after its first call.
     """
-    return AnswerParser(family_of(template) or HERMES, template, tools, opening, parallel)
+    return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening, parallel)
 
 
 def reasoning_parser(template: str | None, *, opening: str = "") -> AnswerParser:
@@ -30,7 +31,7 @@ def reasoning_parser(template: str | None, *, opening: str = "") -> AnswerParser
 
     If the template mentions no tags around reasoning, they are <think> and </think>.
     """
-    return AnswerParser(HERMES, template if find_reasoning_tags(template) else f"{template}<think>", (), opening)
+    return AnswerParser(HERMES, (), find_reasoning_tags(template) or find_reasoning_tags("<think>"), opening)
 
 
 class AnswerParser:
@@ -42,16 +43,13 @@ class AnswerParser:
     """
 
     def __init__(
-        self, family: Family, template: str | None, tools: Sequence[Tool], opening: str, parallel: bool = True
+        self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str, parallel: bool = True
     ) -> None:
         self.ended: bool | None = None if parallel or not tools else False
         self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
         tools_by_name = {tool.name: tool for tool in tools}
-        if family.channels:
-            self._reads = _read_channels(self._reader, self._answer, tools_by_name)
-        else:
-            tags, marks = find_reasoning_tags(template), find_text_marks(template)
-            self._reads = _read_answer(self._reader, self._answer, tools_by_name, family, tags, marks, opening)
+        reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
+        self._reads = reads(self._reader, self._answer, tools_by_name)
 
     def push(self, text: str) -> list[Delta]:
         """Parse a further piece of the answer, including control tokens."""
@@ -70,13 +68,7 @@ class AnswerParser:
 
 
 def _read_answer(
-    reader: Reader,
-    answer: Deltas,
-    tools: Tools,
-    family: Family,
-    tags: Mapping[str, str],
-    text_marks: Sequence[str],
-    opening: str,
+    reader: Reader, answer: Deltas, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
 ) -> Reads[None]:
     """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
     tag: str | None = find_open_tag(tags, opening)
@@ -87,29 +79,28 @@ def _read_answer(
         reader.at = 0
     else:
         yield from reader.read_until((tags[tag],), answer.add_reasoning)
-    starts: dict[str, ReadCall] = dict.fromkeys(text_marks, _skip_mark)
-    bare = None
-    if tools:
-        starts, bare = {**starts, **family.starts}, family.bare
+    if not tools:
+        yield from reader.read_until((), answer.add_content)
+        return
     reader.ran_out = False
     # If a limit cut the text within a call, the rest of the text belongs to the call.
     while not (answer.is_full or (reader.cut and reader.ran_out)):
         # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
-        if bare:
+        if family.bare:
             before = reader.at
             yield from reader.skip_space()
-            if (yield from bare(reader, answer, tools)):
+            if (yield from family.bare(reader, answer, tools)):
                 continue
             reader.at = before
             match = _CALL_START.match(reader.peek_rest()) if reader.cut else None
             if match and any(name.startswith(match[1]) for name in tools):
                 return
-        while (start := (yield from reader.read_until(starts, answer.add_content))) is not None:
+        while (start := (yield from reader.read_until(family.starts, answer.add_content))) is not None:
             before = reader.at - len(start)
             yield from reader.skip_all(start)
             end = reader.at
             reader.ran_out = False
-            if (yield from starts[start](reader, answer, tools)):
+            if (yield from family.starts[start](reader, answer, tools)):
                 break
             reader.at = before
             if _is_cut_call(reader, start, tools):
@@ -117,11 +108,6 @@ def _read_answer(
             answer.add_content((yield from reader.read(end - before)))
         else:
             return
-
-
-def _skip_mark(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    yield from ()
-    return True
 
 
 def _is_cut_call(reader: Reader, start: str, tools: Tools) -> bool:

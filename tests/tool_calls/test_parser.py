@@ -564,25 +564,6 @@ def test_parser_separates_reasoning_from_content() -> None:
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("<|START_THINKING|> <|START_RESPONSE|> <|END_RESPONSE|>", "<|START_RESPONSE|>Hi there.<|END_RESPONSE|>"),
-        ("<|START_THINKING|> <|START_TEXT|> <|END_TEXT|>", "<|START_TEXT|>Hi there.<|END_TEXT|>"),
-        ("<|content|>", "<|content|>Hi there."),
-    ],
-)
-def test_parser_omits_marks_around_text(template: str, text: str) -> None:
-    """The models of Cohere and Solar write control tokens around the text of answers."""
-    reasoning = "<|START_THINKING|>Hm.<|END_THINKING|>" if "THINK" in template else ""
-    for tools in (TOOLS, ()):
-        for pieces in ([reasoning + text], list(reasoning + text)):
-            parser = parser_for(template, tools)
-            deltas = [*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()]
-            assert joined(deltas) == ("Hi there.", "Hm." if reasoning else "", [])
-    assert joined(parse([text], "hermes"))[0] == text
-
-
 def test_reasoning_parser_separates_reasoning_and_keeps_calls_as_text() -> None:
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     for source in (None, "no tags", "<think>"):
