@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from typing import Any
 
@@ -25,7 +26,9 @@ _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true
 _NEXT_PARTS = {",}": "key", ",]": "item"}  # parts after a comma, by the bracket that ends the list or object
 _WORD = re.compile(r"[A-Za-z0-9+.-]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_HEX = re.compile(r"[0-9a-fA-F]{4}")
+_ESCAPE = re.compile(r'\\["\\/bfnrt]|(?:\\u[0-9a-fA-F]{4}){1,2}')
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _ESCAPES = [f"\\{character}" for character in '"\\/bfnrtu']
 _JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
 _PYTHON_WORDS = {word: name for name, word in _JSON_WORDS.items()}
@@ -125,8 +128,8 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a value as JSON, without halves of surrogate pairs."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def escape(text: str) -> str:
@@ -145,15 +148,18 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
         if character == "\\":
             # An escape is read only when it is complete, so that half an escape is never emitted.
             start = reader.at
-            escape_start = yield from reader.take(*_ESCAPES)
-            code = (yield from reader.read(4)) if escape_start == "\\u" else ""
-            if escape_start is not None and (escape_start != "\\u" or _HEX.fullmatch(code)):
-                emit(f"{escape_start}{code}")
-            elif reader.cut and reader.ran_out:
+            text = (yield from reader.take(*_ESCAPES)) or ""
+            text += (yield from reader.read(4)) if text == "\\u" else ""
+            end = reader.at
+            if _SURROGATE.fullmatch(text):
+                text += yield from reader.read(6)
+                if not _PAIR.fullmatch(text):
+                    text, reader.at = "\\ufffd", end  # many parsers of JSON reject half of a pair
+            if reader.cut and reader.ran_out:
                 return False
-            else:
-                emit("\\\\")
-                reader.at = start + 1
+            if not _ESCAPE.fullmatch(text):
+                text, reader.at = "\\\\", start + 1
+            emit(text)
         elif character:
             emit(escape((yield from reader.read(1))))
         else:
@@ -173,7 +179,8 @@ def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
     if not _SCALAR.fullmatch(word):
         reader.at = start
         return False
-    emit("".join(held) + word)
+    is_number = word not in _JSON_WORDS
+    emit("".join(held) + (to_json(word) if is_number and math.isinf(float(word)) else word))  # too large for a number
     return True
 
 

@@ -37,7 +37,7 @@ class AnswerParser:
     def __init__(
         self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str, parallel: bool = True
     ) -> None:
-        self.ended: bool | None = None if parallel else False
+        self.ended: bool | None = None if parallel or not tools else False
         self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
         tools_by_name = {tool.name: tool for tool in tools}
         reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)

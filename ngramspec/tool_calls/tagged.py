@@ -92,12 +92,11 @@ def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
 
 def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse a call: the name of an existing tool, then keys and values."""
-    name, marker = yield from reader.read_before(_GLM.parameter, *_GLM.ends)
-    name = name.strip()
-    if marker is None or name not in tools:
-        return False
-    reader.at -= len(marker)
-    return (yield from _read_tagged(reader, answer, name, True, tools[name], _GLM))
+    parts: list[str] = []
+    yield from reader.run(_NAME, parts.append)
+    yield from reader.skip_space()
+    name = "".join(parts).strip()
+    return name in tools and (yield from _read_tagged(reader, answer, name, False, tools[name], _GLM))
 
 
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:

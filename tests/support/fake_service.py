@@ -156,7 +156,12 @@ class FakeService:
             listener(done("prefilled"))
             return
         scripted_request = Request(
-            request.prompt, request.max_tokens, acceptance=ScriptedVerifier(), stop=request.stop, rules=request.rules
+            request.prompt,
+            request.max_tokens,
+            acceptance=ScriptedVerifier(),
+            stop=request.stop,
+            rules=request.rules,
+            controls=request.controls,
         )
         text = Text(scripted_request, self.vocabulary, n_ctx=self.n_ctx, n_vocab=self.vocabulary.n_vocab)
         text.begin(Drafts(None), ModelBase())

@@ -423,6 +423,17 @@ DAMAGED = [
         '<|tool_call_start|>[get-weather(city="Paris"), a.b(user-id=3)]<|tool_call_end|>',
         [("get-weather", PARIS), ("a.b", {"user-id": 3})],
     ),
+    # Some parsers of JSON reject halves of surrogate pairs, and numbers that are too large.
+    Damage(
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "\\ud83d\\ude00\\ud83d \\ude00\\ud83d", "days": 1e999}}',
+        [("weather", {"city": "😀� ��", "days": "1e999"})],
+    ),
+    Damage(
+        "qwen-coder",
+        "<function=weather><parameter=at>['\\ud83d\\ude00', '\\ude00']</parameter><parameter=days>1e999</parameter>",
+        [("weather", {"at": ["😀", "�"], "days": "1e999"})],
+    ),
     # One of several calls is not valid.
     Damage("lfm2", '<|tool_call_start|>[clock(), weather("Paris"), clock()]', [TWO[1]] * 2, 'weather("Paris")'),
     Damage("gemma", "```tool_code\nclock()\nprint(open('x'))\n```", TWO[1:], "print(open('x'))"),
@@ -484,6 +495,8 @@ def test_parser_without_parallel_calls_ends_after_first_call(answer: Answer) -> 
         assert answer.content.startswith(content)
     if answer.family not in {"gemma", "lfm2"}:  # their calls are parsed as a whole
         assert "clock" not in answer.text[:n_read]
+    for tools, parallel in ((TOOLS, True), ((), False)):
+        assert parser_for(TEMPLATES[answer.family], tools, parallel=parallel).ended is None
 
 
 def test_parser_with_deeply_nested_brackets_does_not_raise() -> None:
