@@ -83,7 +83,7 @@ class Conflicts:
             waiting += [(a, b) for a in after[p] for b in after[q] if masks[a] & masks[b]]
         return list(conflicts)
 
-    def _place(self, node: Node, positions: _Positions, owner: Lexeme, start: int) -> _Ends:  # noqa: PLR0911, PLR0912
+    def _place(self, node: Node, positions: _Positions, owner: Lexeme, start: int) -> _Ends:  # noqa: PLR0911
         """Number the characters of a node; return whether it may be empty, and its first and last characters.
 
         It raises an OverflowError if the lexeme has too many characters.
