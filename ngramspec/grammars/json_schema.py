@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from llguidance import LLMatcher
@@ -147,6 +148,18 @@ def _find_unwritable(value: Any) -> int | float | None:
     return value if abs(value) >= 2**63 or float(value) != value else None
 
 
+def _find_problem(key: str, value: Any) -> str | None:
+    """Return why llguidance would hang on a keyword or enforce another value; `None` otherwise."""
+    if key in {"const", "enum"} and (number := _find_unwritable(value)) is not None:
+        return f"{str(number)[:40]} in {key} has more digits than llguidance can write; use a string"
+    if key == "multipleOf" and isinstance(value, int | float) and math.isfinite(value):
+        # It makes a state for each remainder: 100,003 take a second, and 2^32 / 10 or more have no end.
+        n_digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
+        if n_digits > 5 or value > 10**8:
+            return f"multipleOf {str(value)[:40]} has more than 5 significant digits or is too large"
+    return None
+
+
 class _Preparation:
     """One pass over a schema that brings it into the form for llguidance; `omitted_keys`: keywords to remove."""
 
@@ -208,9 +221,9 @@ class _Preparation:
             return value in FORMATS and key not in self._omitted_keys if isinstance(value, str) else True
         if key == "pattern" and not self._strict and isinstance(value, str):
             return key not in self._omitted_keys and _is_pattern(value)
-        if key in {"const", "enum"} and (number := _find_unwritable(value)) is not None:
+        if (problem := _find_problem(key, value)) is not None:
             if self._strict:
-                raise _make_error(f"{str(number)[:40]} in {key} has more digits than llguidance can write; use a string")
+                raise _make_error(problem)
             return False
         return key not in self._omitted_keys and not (key in _EMPTY and value in _EMPTY[key])
 

@@ -197,6 +197,9 @@ REFUSED: list[tuple[object, str]] = [
     ({"const": -(2**63)}, "-9223372036854775808 in const has more digits"),
     ({"enum": ["a", {"b": [175928847299117063]}]}, "175928847299117063 in enum has more digits"),
     ({"const": 2**64 - 1}, "18446744073709551615 in const has more digits"),
+    ({"type": "integer", "multipleOf": 2**31}, "multipleOf 2147483648 has more than 5"),
+    ({"type": "number", "multipleOf": 1e9}, "multipleOf 1000000000.0 has more than 5"),
+    ({"type": "number", "multipleOf": 0.999999999}, "multipleOf 0.999999999 has more than 5"),
     ({"type": "integer", "enum": [-1e19]}, "-1e\\+19 in enum has more digits"),
     ({"required": ["a"], "additionalProperties": False}, "Unsatisfiable schema: required property 'a'"),
     ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, "min/maxProperties only"),
@@ -224,6 +227,7 @@ LEFT_OUT: list[tuple[dict[str, object], list[str], list[str]]] = [
     ({"properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, ['{"a": 1}'], ['{"d": 1}']),
     ({"properties": {"n": {"type": "number", "maximum": 1e300, "minimum": 1e299}}}, ['{"n": 5}'], ['{"n": "x"}']),
     ({"type": "integer", "minimum": 2**64}, ["5"], ['"x"']),
+    ({"type": "integer", "multipleOf": 2**31}, ["5"], ['"x"']),
     ({"properties": {"n": {"type": "integer", "const": 2**64 - 1}}}, ['{"n": 5}'], ['{"n": "x"}']),
     ({"patternProperties": {"^a": {}, "a$": {"type": "null"}}}, ['{"ab": 1}'], []),
 ]
