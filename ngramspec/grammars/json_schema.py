@@ -1,6 +1,6 @@
 """JSON schemas as expressions of a `Lark` grammar; llguidance does the work.
 
-Five things are settled here, because the standard leaves them open or llguidance decides otherwise:
+Six things are settled here, because the standard leaves them open or llguidance decides otherwise:
 
 - An object with `properties` or `required` contains only the properties that the schema names, unless the schema
   mentions others (`additionalProperties`, `patternProperties`). Models would add properties without end.
@@ -8,13 +8,16 @@ Five things are settled here, because the standard leaves them open or llguidanc
 - A schema without `type` is of the type that its other keywords are about, and an array with `prefixItems` contains no
   further items unless `items` allows them.
 - White space is what models write: nothing, a space, or one or two line ends and an indentation.
+- Lengths of 2^32 or more and bounds outside of 64 bits, or of +-10^18 if numbers need not be integers, limit nothing.
 - A schema that is not strict loses what no engine supports, such as `not`, `if`, `uniqueItems` and lookarounds.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from llguidance import LLMatcher
@@ -37,6 +40,8 @@ _SIZES = {
     "array": ("minItems", "maxItems"),
     "string": ("minLength", "maxLength"),
 }
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_MAX_INTEGER = 2**63 - 1
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
@@ -45,7 +50,7 @@ _TYPES: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties", "patternProperties", *_SIZES["object"]}),
     "array": frozenset({"items", "prefixItems", *_SIZES["array"]}),
     "string": frozenset({"pattern", *_SIZES["string"]}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "number": frozenset({*_BOUNDS, "multipleOf"}),
 }
 """Keywords that are about one type each."""
 
@@ -59,7 +64,7 @@ _EMPTY: Mapping[str, tuple[Any, ...]] = {
 _LENIENT = (
     (),
     ("multipleOf", "patternProperties", "minProperties", "maxProperties"),
-    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"),
+    (*_BOUNDS, "minLength", "maxLength", "minItems", "maxItems"),
     ("allOf", "format", "pattern"),
 )
 """Keywords that are left out one group after the other until a schema that is not strict compiles."""
@@ -130,6 +135,31 @@ def _is_pattern(pattern: str) -> bool:
     return failure(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))) is None
 
 
+def _find_unwritable(value: Any) -> int | float | None:
+    """Return the first number in a value that llguidance writes as another one, or fails on; `None` without one.
+
+    It reads numbers as doubles and writes integers with 64 bits.
+    """
+    if isinstance(value, list | dict):
+        inner = value.values() if isinstance(value, dict) else value
+        return next((number for number in map(_find_unwritable, inner) if number is not None), None)
+    if not isinstance(value, int | float) or abs(value) <= 2**53 or value == _MAX_INTEGER:
+        return None
+    return value if abs(value) >= 2**63 or float(value) != value else None
+
+
+def _find_problem(key: str, value: Any) -> str | None:
+    """Return why llguidance would hang on a keyword or enforce another value; `None` otherwise."""
+    if key in {"const", "enum"} and (number := _find_unwritable(value)) is not None:
+        return f"{str(number)[:40]} in {key} has more digits than llguidance can write; use a string"
+    if key == "multipleOf" and isinstance(value, int | float) and math.isfinite(value):
+        # It makes a state for each remainder: 100,003 take a second, and 2^32 / 10 or more have no end.
+        n_digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
+        if n_digits > 5 or value > 10**8:
+            return f"multipleOf {str(value)[:40]} has more than 5 significant digits or is too large"
+    return None
+
+
 class _Preparation:
     """One pass over a schema that brings it into the form for llguidance; `omitted_keys`: keywords to remove."""
 
@@ -167,6 +197,7 @@ class _Preparation:
             kind := next((kind for kind in _TYPES if _TYPES[kind] & keywords.keys()), None)
         ):
             prepared_schema["type"] = kind
+        self._fit_bounds(prepared_schema)
         if "prefixItems" in keywords:
             prepared_schema.setdefault("items", False)
         if closed and not (inner_closed and keywords.keys() & {*_IN_PLACE}):
@@ -190,7 +221,35 @@ class _Preparation:
             return value in FORMATS and key not in self._omitted_keys if isinstance(value, str) else True
         if key == "pattern" and not self._strict and isinstance(value, str):
             return key not in self._omitted_keys and _is_pattern(value)
+        if (problem := _find_problem(key, value)) is not None:
+            if self._strict:
+                raise _make_error(problem)
+            return False
         return key not in self._omitted_keys and not (key in _EMPTY and value in _EMPTY[key])
+
+    def _fit_bounds(self, schema: dict[str, Any]) -> None:
+        """Round large bounds inwards, since llguidance reads them as doubles, and remove those that limit nothing."""
+        types = schema.get("type")
+        is_integer = types == "integer" or (isinstance(types, list) and "integer" in types and "number" not in types)
+        limit = _MAX_INTEGER if is_integer else 10**18
+        for key in _BOUNDS & schema.keys():
+            value = schema[key]
+            if not isinstance(value, int | float) or not abs(value) > 2**53:
+                continue
+            sign = 1 if key.endswith("aximum") else -1
+            top = sign * value - (is_integer and key.startswith("exclusive"))  # the values are at most this, times sign
+            if top > limit + 1 or (top < -limit and not self._strict):
+                del schema[key]
+            elif top < -limit:
+                raise _make_error(f"{key} {str(value)[:40]} is beyond what llguidance can express")
+            elif is_integer and sign > 0 and top >= limit:
+                schema[key] = limit  # which llguidance reads exactly, unlike other bounds of this size
+            else:
+                rounded = float(min(top, 2**63 - 1024))  # that is the last double below 2^63
+                rounded = math.nextafter(rounded, -math.inf) if rounded > top else rounded
+                schema[key] = sign * (int(rounded) if is_integer else rounded)
+        if isinstance(length := schema.get("maxLength"), int) and length >= 2**32:
+            del schema["maxLength"]
 
     # ------------------------------------------------------------------ objects
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ PERSON = {
 X = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
 Y = {"properties": {"b": {"type": "null"}}}
 NAME = 'q"\\\u00e9\n'
+INT64 = ["0", "-1", str(2**63 - 1), str(-(2**63) + 1024)]
 SETTLED: list[tuple[object, list[str], list[str]]] = [
     # Objects contain the named properties only, unless the schema mentions others.
     (
@@ -65,6 +67,27 @@ SETTLED: list[tuple[object, list[str], list[str]]] = [
         [],
     ),
     ({"enum": [12, 1, "12", 'a"']}, ["1", "12", '"12"', '"a\\""'], ["13", '"1"']),
+    # llguidance reads bounds as doubles, and those of integers as integers of 64 bits.
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, INT64, [str(-(2**63) - 1), str(2**63)]),
+    (
+        {"type": ["integer", "null"], "minimum": -1e19, "maximum": 1e19},
+        ["null", *INT64, str(2**64), str(-(2**64))],
+        ["1.5"],
+    ),
+    ({"type": "integer", "exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63}, INT64, [str(2**63)]),
+    ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, ["0", str(2**64 - 1)], ["-1"]),
+    ({"type": "integer", "maximum": 2**53 + 3}, [str(2**53)], [str(2**53 + 4)]),
+    ({"type": "integer", "exclusiveMaximum": 2**60}, [str(2**60 - 1000)], [str(2**60)]),
+    ({"type": "integer", "minimum": -(2**60) - 1}, [str(-(2**60))], [str(-(2**60) - 2)]),
+    ({"minimum": -(2**63), "maximum": 2**63 - 1}, ["-1.5", *INT64, "1e18"], []),
+    (
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1.7976931348623157e308},
+        ["0.5", "1" + "0" * 300],
+        ["0", "-1"],
+    ),
+    ({"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38}, ["-1.5", "6.02e23"], []),
+    ({"type": "string", "minLength": 1, "maxLength": 2**63 - 1}, ['"a"'], ['""']),
+    ({"enum": [2**53, 2**63 - 1, 2**62, 0.1, -1e18]}, [str(2**53), str(2**63 - 1), str(2**62), "0.1"], ["1"]),
     (
         {
             "$ref": "#/x/s",
@@ -83,6 +106,37 @@ def test_schema_grammar_settles_cases_left_open_by_standard(schema: object, good
     grammar = grammar_of(schema)
     assert [text for text in good if not is_allowed(grammar, text)] == []
     assert [text for text in bad if is_allowed(grammar, text)] == []
+
+
+PLAIN_ESCAPES = [r"\u0041", r"\u00e9", r"\ud83d\ude00"]
+ESCAPES = [r"\"", r"\\", r"\b", r"\f", r"\n", r"\r", r"\t", r"\u0008", r"\u001F", *PLAIN_ESCAPES, r"\/"]
+
+
+@pytest.mark.parametrize(
+    ("make", "gap"),
+    [
+        (lambda value: {"type": "string"}, [r"\/"]),
+        (lambda value: {"type": "string", "minLength": 3, "maxLength": 3}, [r"\/"]),
+        (lambda value: {}, [r"\/"]),
+        (lambda value: {"additionalProperties": {"pattern": "^x[^q]y$"}}, [*PLAIN_ESCAPES, r"\/"]),
+        (lambda value: {"additionalProperties": {"const": value}}, [*PLAIN_ESCAPES, r"\/"]),
+        (lambda value: {"additionalProperties": {"enum": ["", value]}}, [*PLAIN_ESCAPES, r"\/"]),
+    ],
+    ids=["string", "length", "object", "pattern", "const", "enum"],
+)
+def test_schema_grammar_allows_escapes_except_known_gaps(make: Callable[[str], object], gap: list[str]) -> None:
+    """Each character can be written without the escapes in the gaps, which llguidance does not know."""
+    missing = []
+    for escape in ESCAPES:
+        text = f'"x{escape}y"'
+        schema = make(json.loads(text))
+        grammar = grammar_of(schema)
+        if schema == {} or "additionalProperties" in schema:
+            text = f'{{"k": {text}}}'
+        shortest = json.dumps(json.loads(text), ensure_ascii=False)
+        assert is_allowed(grammar, shortest)
+        missing += [escape] * (not is_allowed(grammar, text))
+    assert missing == gap
 
 
 def judge(seeds: range, texts: int) -> Counter[str]:
@@ -138,6 +192,15 @@ REFUSED: list[tuple[object, str]] = [
     ({"enum": []}, "Unsatisfiable"),
     ({"type": "integer", "minimum": "1"}, ".*minimum"),
     ({"properties": [1]}, "properties must be an object"),
+    ({"type": "integer", "minimum": 2**64}, "minimum 18446744073709551616 is beyond"),
+    ({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, "maximum -9223372036854775808 is beyond"),
+    ({"const": -(2**63)}, "-9223372036854775808 in const has more digits"),
+    ({"enum": ["a", {"b": [175928847299117063]}]}, "175928847299117063 in enum has more digits"),
+    ({"const": 2**64 - 1}, "18446744073709551615 in const has more digits"),
+    ({"type": "integer", "multipleOf": 2**31}, "multipleOf 2147483648 has more than 5"),
+    ({"type": "number", "multipleOf": 1e9}, "multipleOf 1000000000.0 has more than 5"),
+    ({"type": "number", "multipleOf": 0.999999999}, "multipleOf 0.999999999 has more than 5"),
+    ({"type": "integer", "enum": [-1e19]}, "-1e\\+19 in enum has more digits"),
     ({"required": ["a"], "additionalProperties": False}, "Unsatisfiable schema: required property 'a'"),
     ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, "min/maxProperties only"),
     ({"allOf": [{"$ref": "#"}, {"type": "object"}]}, "it is nested too deeply"),
@@ -162,7 +225,10 @@ LEFT_OUT: list[tuple[dict[str, object], list[str], list[str]]] = [
     ({"type": "array", "items": {"type": "null"}, "uniqueItems": True}, ["[null, null]"], ["[1]"]),
     ({"type": "string", "pattern": "(?=a)b", "maxLength": 2}, ['"xy"'], ['"xyz"', "5"]),
     ({"properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, ['{"a": 1}'], ['{"d": 1}']),
-    ({"properties": {"n": {"type": "number", "maximum": 1e300, "minimum": -1e300}}}, ['{"n": 5}'], ['{"n": "x"}']),
+    ({"properties": {"n": {"type": "number", "maximum": 1e300, "minimum": 1e299}}}, ['{"n": 5}'], ['{"n": "x"}']),
+    ({"type": "integer", "minimum": 2**64}, ["5"], ['"x"']),
+    ({"type": "integer", "multipleOf": 2**31}, ["5"], ['"x"']),
+    ({"properties": {"n": {"type": "integer", "const": 2**64 - 1}}}, ['{"n": 5}'], ['{"n": "x"}']),
     ({"patternProperties": {"^a": {}, "a$": {"type": "null"}}}, ['{"ab": 1}'], []),
 ]
 
