@@ -1,9 +1,13 @@
 """The compiled core: modules that are plain Python too, and run as such where no C compiler is at hand."""
 
 import os
+from glob import glob
+from tempfile import TemporaryDirectory
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 MODULES = (
     "ngramspec.cost.curve",
@@ -24,14 +28,33 @@ MODULES = (
     "ngramspec.policies.cost",
 )
 
-extensions = cythonize(
-    [Extension(name, [name.replace(".", "/") + ".py"]) for name in MODULES], build_dir="build/cython"
-)
-for extension in extensions:
-    # Only now: cythonize makes new extensions, which do not inherit it.
-    extension.optional = True
-    if os.name == "posix":
-        # Debug information was a third of the wheel's size and of the build time; -O3 vectorizes loops.
-        extension.extra_compile_args = ["-g0", "-O3"]
 
-setup(ext_modules=extensions)
+class BuildCore(build_ext):
+    """Build command that, in the source tree, compiles only the modules that changed."""
+
+    def run(self) -> None:
+        self.in_tree = self.inplace  # setuptools resets `inplace` during the build
+        super().run()
+
+    def build_extension(self, ext: Extension) -> None:
+        sources = [*ext.sources, *ext.depends]
+        if self.force or not self.in_tree or newer_group(sources, self.get_ext_filename(ext.name)):
+            ext.sources = cythonize([Extension(ext.name, ext.sources)], build_dir=self.build_temp)[0].sources
+            super().build_extension(ext)
+
+
+extensions = [
+    Extension(
+        name,
+        [name.replace(".", "/") + ".py"],
+        depends=glob("ngramspec/**/*.pxd", recursive=True),
+        optional=True,
+        # Debug information was a third of the wheel's size and of the build time; -O3 vectorizes loops.
+        extra_compile_args=["-g0", "-O3"] if os.name == "posix" else [],
+    )
+    for name in MODULES
+]
+
+# C code and objects, more than 40 MB, must not stay in the user's folder.
+with TemporaryDirectory() as folder:
+    setup(cmdclass={"build_ext": BuildCore}, ext_modules=extensions, options={"build": {"build_base": folder}})

@@ -112,6 +112,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.exhaustive
+def test_build_leaves_only_metadata_in_the_source(built: Path) -> None:
+    assert {file.name for file in (built / "source").iterdir() if not file.is_symlink()} == {"ngramspec.egg-info"}
+
+
+@pytest.mark.exhaustive
 def test_wheel_contains_exactly_the_package_files(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
