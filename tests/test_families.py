@@ -24,7 +24,7 @@ from ngramspec_cli.serve_run import open_served_model
 from support.cli_runner import environment
 from support.family_models import write_family_model
 from support.http import run_server
-from support.templates import template_folder
+from support.templates import find_marks, template_folder
 
 from ngramspec.cost import measure
 from ngramspec.cost.calibration import Calibration
@@ -283,9 +283,6 @@ ROWS = [
 ]
 
 CASES = ("text", "call", "calls", "thoughts and call", "thoughts and text", "cut call")
-_MARK = re.compile(
-    r"<\|[^<>\s'\"{}]{1,40}\|>|<｜[^<>\s'\"{}]{1,40}｜>|\[/?[A-Z_]{3,20}\]|</?[a-z_]+(?::[a-z_]+)?>|<[|/]?[a-z_]+\|?>"
-)
 
 
 class Answer(NamedTuple):
@@ -552,7 +549,7 @@ class Served:
 
     def __init__(self, row: Row, folder: Path, opened: ExitStack) -> None:
         template = _read_template(row)
-        marks = [*_MARK.findall("".join([template, *self._written(row)])), *row.marks.split()]
+        marks = [*sorted(find_marks("".join([template, *self._written(row)]))), *row.marks.split()]
         path = write_family_model(folder / f"{row.template}.gguf", template, marks, row.end)
         self.row = row
         self._servers = {drafts: self._open(path, drafts) for drafts in (True, False)}
