@@ -141,9 +141,9 @@ class SpeculativeEvaluator(DraftedText):
         """Record the next token, which the owner has chosen."""
         self._next_token = token
         if self.active and self._guide is not None:
-            if self._guide.grammar.allows(token):
+            try:
                 self._guide.grammar.accept(token)
-            else:  # the owner's grammar allows control tokens inside texts, after which our state is invalid
+            except GrammarError:  # the owner's grammar allows control tokens inside texts, and ours has limits
                 self._guide = self.drafts.guide = None
 
     # ------------------------------------------------------------------ a token

@@ -17,6 +17,7 @@ import llama_cpp
 import pytest
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from llguidance import LLParserLimits
 from support.cli_runner import DEMO, environment, run_process
 from support.hold_pass import hold_one_pass
 from support.tiny_adapters import write_adapter
@@ -471,3 +472,12 @@ def test_llama_stream_left_open_at_exit_saves_state_silently(tmp_path: Path) -> 
     assert (done.code, done.err) == (0, "")
     assert costs.exists()
     assert list(tmp_path.rglob("*.npz"))
+
+
+def test_llama_generate_with_grammar_beyond_limits_of_drafts_equals_parent(
+    pair: Twins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ngramspec.llama.grammar.LIMITS", LLParserLimits(max_items_in_row=3, verbose_errors=False))
+    text = 'root ::= x{0,30}\nx ::= y "!"?\ny ::= [a-z ] | "(" root ")"'
+    grammar = LlamaGrammar.from_string(text, verbose=False)
+    pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0, grammar=grammar))
