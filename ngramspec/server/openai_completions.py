@@ -41,6 +41,9 @@ from ngramspec.server.request_fields import (
 from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.state import ServedModel
 
+MAX_SCORED = 2**22
+"""Maximum number of log-probabilities of prompts in a response; each takes about 100 bytes until it is sent."""
+
 
 async def completions(call: Call) -> Response:
     """Continue one or more texts."""
@@ -67,12 +70,16 @@ def _read_request(call: Call) -> tuple[list[Request], list[str]]:
         prompts = [fill_in_prompt(model, fields.data["prompt"], suffix)]
     else:
         prompts = read_prompts(model, fields)
+    scored = echo and logprobs is not None
+    if scored:
+        n_scored = sum(map(len, prompts)) * answers * (1 + (logprobs or 0))
+        fields.check_count("logprobs", n_scored, MAX_SCORED, "log-probabilities of all prompts")
     sampling = read_sampling(call, schemas=False)
     if form := read_response_format(fields):
         if sampling.grammar is not None:
             raise bad_field("response_format", "response_format cannot be combined with grammar")
         sampling = replace(sampling, grammar=form.make_grammar())
-    requests = read_requests(call, prompts, sampling, logprobs, scored=echo and logprobs is not None)
+    requests = read_requests(call, prompts, sampling, logprobs, scored=scored)
     texts = _decode_prompts(model, fields, prompts) if echo else [""] * len(prompts)
     return requests, [text for text in texts for _ in range(answers)]
 

@@ -17,6 +17,7 @@ from ngramspec.server.endpoint import MAX_DIGITS
 from ngramspec.server.errors import MAX_MESSAGE
 from ngramspec.server.fields import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
 from ngramspec.server.llama_server import MAX_LOGPROBS, MAX_TEXT
+from ngramspec.server.openai_completions import MAX_SCORED
 from ngramspec.server.request_fields import MAX_ALTERNATIVES
 from ngramspec.server.sampling_fields import MAX_TOKENS
 
@@ -77,12 +78,13 @@ BIASES = {"logit_bias": [[1, 1.0]] * (MAX_TOKENS // 2)}
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "logprobs": TOO_MANY}, MAX_LOGPROBS),
         (NATIVE, {"prompt": ["x"] * 3} | BIASES, MAX_TOKENS),
         ("/v1/completions", {"prompt": ["x"] * 2, "n": 2} | BIASES, MAX_TOKENS),
+        ("/v1/completions", {"prompt": [5] * 2000, "n": 128, "echo": True, "logprobs": 20}, MAX_SCORED),
         (CHAT, CHATTING | {"n": 3} | BIASES, MAX_TOKENS),
         (NATIVE, PROMPT | {"n": 128, "grammar": f'root ::= "{"x" * (MAX_SIZE // 128)}"'}, MAX_SIZE),
     ],
 )
 def test_serve_rejects_requests_for_too_large_responses(path: str, body: dict[str, Any], limit: int) -> None:
-    error = get_error(path, body)
+    error = get_error(path, body, n_ctx=4000)
     error = {"message": error} if isinstance(error, str) else error  # Ollama's errors are texts
     assert f"{limit:,}" in error["message"]
     assert {error["message"].split()[0].strip(":")} <= body.keys()

@@ -19,6 +19,12 @@ MESSAGES = [
     {"role": "user", "content": [TEXT]},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c", "content": "r"},
+    {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": [TEXT]}, {"type": "refusal", "refusal": "r"}],
+        "reasoning": "t",
+    },
+    {"role": "user", "content": "u"},
 ]
 USE = {"type": "tool_use", "id": "t", "name": "f", "input": {"at": [1]}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "is_error": False, "content": [TEXT]}
@@ -35,6 +41,10 @@ BODIES: dict[str, Any] = {
         "response_format": {"type": "json_schema", "json_schema": {"schema": TOOL["parameters"]}},
         "stream_options": {"include_usage": True},
         "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning": {"effort": "low", "enabled": True, "max_tokens": 9},
+        "thinking": {"type": "enabled", "budget_tokens": 9},
+        "think": True,
+        "enable_thinking": False,
         "logprobs": True,
         "top_logprobs": 2,
         **COMMON,
