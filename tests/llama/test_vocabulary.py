@@ -199,3 +199,30 @@ def test_continue_answer_with_name_of_control_token_keeps_it_as_text(marked_voca
     prompt = vocabulary.continue_answer(vocabulary.chat(messages), "", "a<|turn|>b")
     assert [token for token in prompt.tokens if token in marks] == [token for token in usual.tokens if token in marks]
     assert read(vocabulary, prompt.tokens) == read(vocabulary, usual.tokens).removesuffix("b") + "<|turn|>b"
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "template", "is_control"),
+    [
+        ("EOA", {"tokenizer.ggml.eot_token_id": 4096}, MARKED, True),
+        ("EOA", {"tokenizer.ggml.fim_pre_token_id": 4096}, MARKED, True),
+        ("EOA", {}, f"{MARKED}EOA", False),
+        ("<|tool_call>", {}, MARKED, True),
+        ("[INST]", {}, MARKED, True),
+        ("[INST]", {}, "chatml", False),
+        ("[INST]", {}, "llama2", True),
+        ("<td>", {}, MARKED, False),
+        ("\n\n\n\n", {}, f"{MARKED}\n\n\n\n", False),
+        ("|>", {}, MARKED, False),
+    ],
+)
+def test_user_defined_token_with_role_or_mark_is_control_token(
+    tmp_path: Path, name: str, ids: dict[str, int], template: str, is_control: bool
+) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", controls=[name], kind=gguf.TokenType.USER_DEFINED, ids=ids)
+    with Vocabulary(path) as vocabulary:
+        vocabulary.use_chat_template(template)
+        (token,) = vocabulary.tokenize(name, special=True, add_bos=False)
+        tokens = vocabulary.tokenize(name, add_bos=False)
+        assert (token not in tokens) == is_control
+        assert read(vocabulary, tokens) == name
