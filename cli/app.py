@@ -66,7 +66,7 @@ class Subcommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the imported command and the remaining arguments."""
-        if replacement := OTHER_NAMES.get(args[0]):
+        if replacement := f"chat {args[0]}" if args[0].endswith(".gguf") else OTHER_NAMES.get(args[0]):
             usage_error(f"there is no command {args[0]!r}; use ngramspec {replacement} (see ngramspec --help)")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
@@ -189,13 +189,17 @@ def _reject_unsupported(arguments: list[str], command: str, flags: Container[str
 def _format_usage_error(error: Any) -> str:
     """Format an error in the command line; pydantic's messages from newer versions of typer are replaced."""
     message: str = error.format_message()
+    if "extra argument" in message and ".gguf)" in message:
+        return f"{message}; pass one model"
     if "extra argument" in message and any("-p" in parameter.opts for parameter in error.ctx.command.params):
-        return f"{message.rstrip('.')}; pass a text with -p/--prompt"
+        return f"{message}; pass a text with -p/--prompt"
     if option := getattr(error, "option_name", ""):
         from .llama_options import REASONS
 
         if option in REASONS:
             return f"{option} is not supported: {REASONS[option]}"
+        if not option.startswith("--") and isinstance(error.ctx.command, Subcommands):
+            return f"{option} must follow a command, such as ngramspec chat"
     cause = error.__cause__
     if not hasattr(cause, "errors"):
         return message

@@ -54,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After Ctrl-C, list failed tests without their tracebacks."""
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.config.option.tbstyle = "no"
+
+
 def processor_seconds() -> float:
     """Return the processor time of this process and, if the system counts it, of its ended children."""
     return sum(psutil.Process().cpu_times()[:4])

@@ -55,6 +55,9 @@ CONTRADICTIONS = [
     ("complete -t all", "'all' is neither a whole number of at least 1 nor 'auto' (see"),
     ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is below the minimum of 64 (see"),
     ("run m.gguf hello", "there is no command 'run'; use ngramspec chat (see ngramspec --help)"),
+    ("m.gguf", "there is no command 'm.gguf'; use ngramspec chat m.gguf (see ngramspec --help)"),
+    ("-m m.gguf", "-m must follow a command, such as ngramspec chat (see ngramspec --help)"),
+    ("chat a.gguf b.gguf", "(b.gguf); pass one model (see ngramspec chat --help)"),
     *((f"{command} a.gguf -m b.gguf", "two models were given: a.gguf and -m b.gguf") for command in WITH_MODEL),
     *((f"{command} -m a.gguf -hf b/c", "two models were given: a.gguf and -hf b/c") for command in ("info", "serve")),
     *(
