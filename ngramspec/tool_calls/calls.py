@@ -218,6 +218,8 @@ def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
                 answer.add_content(call.text)
             if answer.is_full:
                 break
+        if marker != "```":
+            yield from reader.skip(end)
         return True
 
     return read

@@ -256,10 +256,14 @@ class Reader:
                 return longest
 
     def skip(self, *ends: str) -> Reads[None]:
-        """Skip white space, closing brackets and several strings, or the beginning of one at the end of the text."""
+        """Skip white space, closing brackets and several strings, or the beginning of one at the end of the text.
+
+        Repetitions are skipped too, except of fences, because a second fence begins something.
+        """
         yield from self.run(_CLOSING, lambda _: None)
-        while (yield from self.take(*ends)):
+        while mark := (yield from self.take(*ends)):
             yield from self.run(_CLOSING, lambda _: None)
+            ends = tuple(end for end in ends if end != "```" or mark != end)
         if self.ended and any(end.startswith(self.peek_rest()) for end in ends):
             self.at = len(self._text)
 

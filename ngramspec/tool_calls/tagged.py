@@ -30,7 +30,7 @@ _HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
 _QUOTE = '<|"|>'
 _BARE = re.compile(r"[^,}\]<]*")
 _GEMMA_NAME = re.compile(r'[^:,{}\[\]<"]*')
-_GEMMA_START, _GEMMA_END = _GEMMA_MARKS = ("<|tool_call>", "<tool_call|>")
+_GEMMA_MARKS = ("<|tool_call>", "<tool_call|>")
 _NAME = re.compile(r'[^<>"{\n]*')
 _REST = re.compile(r"[^<>\n]*")
 _ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
@@ -42,10 +42,10 @@ class Tags:
 
     starts: tuple[str, ...]  # marks that begin a call
     parameter: str  # mark before the name of a parameter
-    name_end: str  # mark after the name
-    value: str  # mark before the value; if it is ">", attributes may come before it
-    value_end: str  # mark at the end of the value
+    value_end: str  # mark at the end of a value
     ends: tuple[str, ...]  # marks at the end of the call
+    name_end: str = ""  # mark after the name; "" for attributes and ">"
+    value: str = ""  # mark before the value
     lines: bool = False  # whether line breaks surround the value
 
     @property
@@ -57,13 +57,11 @@ class Tags:
 _QWEN = Tags(
     ("<tool_call>", "<function="),
     "<parameter=",
-    "",
-    ">",
     "</parameter>",
     ("</function>", "</function/>", *_HERMES_ENDS),
     lines=True,
 )
-_GLM = Tags(("<tool_call>",), "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", _HERMES_ENDS)
+_GLM = Tags(("<tool_call>",), "<arg_key>", "</arg_value>", _HERMES_ENDS, "</arg_key>", "<arg_value>")
 
 
 def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
@@ -109,8 +107,6 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
     tags = Tags(
         (item, *list_ends),
         f'<{mark}parameter name="',
-        '"',
-        ">",
         f"</{mark}parameter>",
         (f"</{mark}invoke>", f"</{mark}invoke/>", *list_ends.values()),
     )
@@ -180,7 +176,7 @@ def _read_tagged(
 
 def _read_key(reader: Reader, tool: Tool | None, tags: Tags) -> Reads[tuple[str, frozenset[str] | None]]:
     """Parse the name of a parameter, up to its value; return its types too."""
-    if tags.value == ">":
+    if not tags.name_end:
         key, attributes = yield from _read_name(reader)
         if 'string="true"' in (attributes or ""):  # DeepSeek's attribute
             return key, _TEXT
@@ -188,7 +184,8 @@ def _read_key(reader: Reader, tool: Tool | None, tags: Tags) -> Reads[tuple[str,
         parts: list[str] = []
         yield from reader.run(_NAME, parts.append)
         yield from reader.skip_all(tags.name_end)
-        yield from reader.skip_all(tags.value)
+        while (yield from reader.take(tags.value)):
+            pass
         key = "".join(parts).strip()
     return key, _types(tool, key)
 
@@ -307,7 +304,7 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     answer.begin_call(name)
     answer.add_arguments("{")
     yield from _read_rest(reader, answer.add_arguments)
-    yield from reader.skip(_GEMMA_END)
+    yield from reader.skip(_GEMMA_MARKS[1])
     return True
 
 

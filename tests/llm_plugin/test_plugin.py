@@ -239,6 +239,13 @@ def test_llm_plugin_returns_incomplete_tool_call_as_text() -> None:
     assert without_tools.text() == "<tool_call>{}</tool_call>"
 
 
+def test_llm_plugin_with_template_for_single_calls_ends_after_call() -> None:
+    model, told = answering(f"{CALL}\n{CALL}", f"{CALL}\n{CALL}")
+    assert len(model.prompt("What is 6 times 7?", tools=[multiply]).tool_calls()) == 2
+    told.allows_parallel_calls = False
+    assert len(model.prompt("What is 6 times 7?", tools=[multiply]).tool_calls()) == 1
+
+
 def test_llm_plugin_with_schema_and_tools_allows_tool_calls() -> None:
     model, told = answering('{"x": 1}', '{"x": 1}')
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}

@@ -175,7 +175,13 @@ ANSWERS = [
         thoughts="Hm.",
     ),
     Answer("gemma", 'So:\n```tool_code\n[weather(city="Paris"), clock()]\n```', TWO, content="So:"),
-    Answer("gemma", '```json\n{"name": "weather", "parameters": {"city": "Paris"}}\n```', TWO[:1]),
+    Answer(
+        "gemma",
+        '```json\n{"name": "weather", "parameters": {"city": "Paris"}}\n```\n'
+        '```json\n{"name": "clock", "parameters": {}}\n```',
+        TWO,
+    ),
+    Answer("gemma", '```tool_code\nweather(city="Paris")\n```\n```tool_code\nclock()\n```\nok', TWO, "ok"),
     Answer("lfm2", "<|tool_call_start|>[weather(city='Paris'), clock()]<|tool_call_end|>ok", TWO, content="ok"),
 ]
 # These texts contain no call.
@@ -400,6 +406,16 @@ DAMAGED = [
         "qwen-coder",
         "<function=weather><parameter=city>\na </function> b <parameter=x> c\n</tool_call>\nd\n</parameter></function>",
         [("weather", {"city": "a </function> b <parameter=x> c\n</tool_call>\nd"})],
+    ),
+    # White space in a value belongs to it, except the line breaks of Qwen's form.
+    *(
+        Damage(family, text, [("weather", {"city": "  a \n"})])
+        for family, text in (
+            ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>  a \n</arg_value></tool_call>"),
+            ("minimax", '<invoke name="weather">\n<parameter name="city">  a \n</parameter>\n</invoke>'),
+            ("qwen-coder", "<function=weather>\n<parameter=city>\n  a \n\n</parameter>\n</function>"),
+            ("gemma4", '<|tool_call>call:weather{city:<|"|>  a \n<|"|>}'),
+        )
     ),
     # Values are written like Python or JavaScript.
     Damage(
