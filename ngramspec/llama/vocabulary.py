@@ -286,6 +286,7 @@ class Vocabulary(NativeObject):
 
     @cached_property
     def _controls(self) -> dict[str, Control]:
+        self._check_open()
         controls = {}
         for token in range(self.n_vocab):
             attributes = llama.llama_vocab_get_attr(self._vocab, token)

@@ -71,6 +71,14 @@ def test_vocabulary_piece_is_empty_for_control_tokens(demo_vocabulary: Vocabular
             demo.piece(wrong)
 
 
+def test_vocabulary_closed_before_first_text_raises_value_error(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(write_vocabulary(tmp_path / "vocab.gguf"))
+    vocabulary.close()
+    for use in (vocabulary.tokenize, lambda _: vocabulary.controls):
+        with pytest.raises(ValueError, match="the vocabulary is closed"):
+            use("a")
+
+
 def test_vocabulary_rejects_unknown_architecture(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"broken\.gguf"):
         Vocabulary(write_gguf(tmp_path / "broken.gguf", architecture="unheard-of"))
