@@ -124,9 +124,7 @@ def complete(
     if beams is not None:
         check_beams(sampling_settings, rules, acceptance, load, {"--logprobs": logprobs, "--trace": trace})
     prediction_text = "" if prediction is None else _read_prediction(prediction, load, beams)
-    named = (model_option or load.hf_repo) is not None
-    model, source = _arguments(model, file, text_file, prompt_text, named=named)
-    model = choose_model(model, model_option)
+    model, source = _arguments(model, model_option, file, text_file, prompt_text, named=load.hf_repo is not None)
     # A mistake in the text must not cost a download.
     downloads = model is None or any(name.startswith(PREFIX) for name in (model, load.draft_model or ""))
     local_source = None if downloads else find(model, load)
@@ -211,15 +209,22 @@ def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
 
 
 def _arguments(
-    model: str | None, file: str | None, text_file: str | None, prompt: str | None, *, named: bool
+    model: str | None,
+    model_option: str | None,
+    file: str | None,
+    text_file: str | None,
+    prompt: str | None,
+    *,
+    named: bool,
 ) -> tuple[str | None, str]:
     """Return the model or `None`, and the text file or "-"; the help describes how they are distinguished.
 
-    `text_file` and `prompt` are the values of -f/--file and -p/--prompt, and `named` is true if an option names the
-    model.
+    `model_option`, `text_file` and `prompt` are the values of -m/--model, -f/--file and -p/--prompt, and `named` is
+    true if another option names the model.
     """
     has_text = text_file is not None or prompt is not None
-    if model is not None and file is None and (named or not has_text) and not _is_model(model):
+    is_text = named or model_option is not None or not has_text  # unless the argument looks like a model
+    if model is not None and file is None and is_text and not _is_model(model):
         model, file = None, model
     if file is not None and _is_model(file):
         if model is not None and _is_model(model):
@@ -232,7 +237,7 @@ def _arguments(
     source = text_file if file is None else file
     if source == "":
         usage_error("the name of the text file must not be empty")
-    return model, "-" if source is None else source
+    return choose_model(model, model_option), "-" if source is None else source
 
 
 def _is_model(argument: str) -> bool:

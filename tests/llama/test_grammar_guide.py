@@ -39,7 +39,7 @@ def guide(vocabulary: Vocabulary, grammar: str, done: str = "") -> GrammarGuide:
 def check_shape(draft: Draft) -> None:
     for field in fields(draft):
         value = getattr(draft, field.name)
-        if field.name not in ("tokens", "source", "repeats"):
+        if field.name not in ("tokens", "source", "repeats", "entropy"):
             assert len(value) in (0, len(draft.tokens)), field.name
     for token, law in zip(draft.tokens, draft.q, strict=False):
         assert law[token] > 0
