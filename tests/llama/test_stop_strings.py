@@ -81,5 +81,6 @@ def test_serve_and_complete_with_control_token_in_stop_string_end_before_it(env:
     serve(env, client, "--no-draft").ok()
     assert len(texts) == 4
     assert all(expected == text for expected, text in texts), texts
-    done = run(env, "complete", DEMO, "--no-draft", "--grammar", grammar, "--stop", stop, stdin=b"x").ok()
+    small = ("-t", "1", "-c", "64", "--exact", "off", "--no-draft")
+    done = run(env, "complete", DEMO, *small, "--grammar", grammar, "--stop", stop, stdin=b"x").ok()
     assert done.raw.decode().strip() == "abc"
