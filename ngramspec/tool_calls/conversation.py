@@ -164,12 +164,16 @@ def _split_turns(messages: Sequence[Message]) -> Iterator[Message]:
 
 def _add_answers(messages: Sequence[Message]) -> Iterator[Message]:
     """Yield messages with an empty answer between calls or their results and the user's turn (Mistral)."""
-    is_open = False
+    needs_answer = False
+    role = ""  # of the last message that is not a result
     for message in messages:
-        if is_open and message["role"] == "user":
+        if needs_answer and message["role"] == "user":
             yield {"role": "assistant", "content": ""}
         yield message
-        is_open = message["role"] == "tool" or "tool_calls" in message
+        if message["role"] == "tool":
+            needs_answer = needs_answer or role == "user"  # without a call, results belong to that turn
+        else:
+            needs_answer, role = "tool_calls" in message, message["role"]
 
 
 def _simplify(tool: Tool) -> Tool:

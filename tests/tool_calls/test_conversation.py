@@ -156,6 +156,15 @@ def test_template_adapt_adds_answer_before_user_only_if_required() -> None:
 
 
 @pytest.mark.parametrize(
+    "roles", ["tool user", "system tool user", "user assistant tool user", "user tool [answer] user"]
+)
+def test_template_adapt_with_results_of_no_call_adds_only_required_answers(roles: str) -> None:
+    turns = [{"role": role, "content": role} for role in roles.split() if role != "[answer]"]
+    messages, _ = make(ALTERNATING)[0].adapt(turns, [WEATHER])
+    assert [m["role"] if m["content"] else "[answer]" for m in messages] == roles.split()
+
+
+@pytest.mark.parametrize(
     "parameters",
     [
         {},
