@@ -96,7 +96,9 @@ async def respond(
         while running.unfinished:
             await running.arrival()
             for _ in range(_BATCH):
-                for number, event in running.next_events():
+                if not (events := running.next_events()):
+                    break
+                for number, event in events:
                     reply.add(number, event)
     # A response with logprobs, or with many answers, takes seconds.
     return await asyncio.to_thread(lambda: JsonResponse(reply.response_body()))
