@@ -90,14 +90,14 @@ class Vocabulary(NativeObject):
         (or another prefix) is added if the model requires it.
         """
         at = 0
-        if special or not (match := self._marks.search(text)):
+        if special or not (match := self._found_names.search(text)):
             return self._tokenize(text, special=special, add_bos=add_bos)
         tokens = self._tokenize("", add_bos=add_bos)[:1]
         while match:
             # llama.cpp would find the name, so it gets the first character and the others separately.
             end = match.start() + 1
             tokens += self._tokenize_inner(text[at:end]) if at else self._tokenize(text[:end])
-            at, match = end, self._marks.search(text, end)
+            at, match = end, self._found_names.search(text, end)
         return tokens + self._tokenize_inner(text[at:])
 
     def _tokenize_inner(self, text: str) -> list[int]:
@@ -298,7 +298,7 @@ class Vocabulary(NativeObject):
         return controls
 
     @cached_property
-    def _marks(self) -> re.Pattern[str]:
+    def _found_names(self) -> re.Pattern[str]:
         """Names of the control tokens that llama.cpp finds in every text, because their type is "user-defined"."""
         attribute = partial(llama.llama_vocab_get_attr, self._vocab)
         return make_pattern(
@@ -422,7 +422,7 @@ _PARTS_OF_TEMPLATE: tuple[Any, ...] = (
     Vocabulary._tool_template,
     Vocabulary._chat,
     Vocabulary._controls,
-    Vocabulary._marks,
+    Vocabulary._found_names,
     Vocabulary._template_text,
 )
 
