@@ -1,6 +1,6 @@
 """Tests of tool calls from the request to the response and back, for every template of llama.cpp and every family.
 
-A tiny model has the family's marks as tokens of their own and the template in its metadata. A grammar dictates its
+A tiny model has the family's marks as separate tokens and the template in its metadata. A grammar dictates its
 answer, with the ids of the marks. The table `ROWS` states how models with these templates write calls and reasoning;
 the forms are in `FORMS`. Each answer is asked for in four APIs, whole and streamed, with and without drafts, greedy and
 with a seed, and sent back as history with results of its calls. Without llama.cpp's templates, the tests are skipped.
@@ -286,7 +286,7 @@ CASES = ("text", "call", "calls", "thoughts and call", "thoughts and text", "cut
 
 
 class Answer(NamedTuple):
-    """What a client reads in a response; arguments are JSON."""
+    """The parts of a response that a client reads; arguments are JSON."""
 
     text: str = ""
     thoughts: str = ""
@@ -693,7 +693,7 @@ def check_case(served: Served, case: str, *, is_sample: bool) -> Iterator[str]:
 
 def check_forced_call(served: Served) -> Iterator[str]:
     """Yield what is wrong with a call that the request demands and the model's weights choose."""
-    # With random weights, white space may go on forever.
+    # With random weights, white space may continue forever.
     bias = {str(token): -30 for token in range(served.vocabulary.n_vocab) if served.vocabulary.piece(token).isspace()}
     fields = {"tool_choice": "required", "parallel_tool_calls": False, "reasoning_budget_tokens": 3, "logit_bias": bias}
     api = APIS["chat"]._replace(fields=APIS["chat"].fields | fields)
@@ -710,7 +710,7 @@ def check_forced_call(served: Served) -> Iterator[str]:
 
 
 def check(row: Row, folder: Path, *, is_sample: bool = False) -> list[str]:
-    """Return what is wrong with the answers of a model with a template, a line for each.
+    """Return what is wrong with the answers of a model with a template, one text for each mistake.
 
     With `is_sample`, each API is asked either for the whole answer or for the stream, in turns.
     """
