@@ -198,7 +198,8 @@ def _format_usage_error(error: Any) -> str:
 
         if option in REASONS:
             return f"{option} is not supported: {REASONS[option]}"
-        if not option.startswith("--") and isinstance(error.ctx.command, Subcommands):
+        is_early = error.ctx is not None and isinstance(error.ctx.command, Subcommands)
+        if is_early and not option.startswith("--"):
             return f"{option} must follow a command, such as ngramspec chat"
     cause = error.__cause__
     if not hasattr(cause, "errors"):

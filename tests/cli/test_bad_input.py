@@ -57,6 +57,7 @@ CONTRADICTIONS = [
     ("run m.gguf hello", "there is no command 'run'; use ngramspec chat (see ngramspec --help)"),
     ("m.gguf", "there is no command 'm.gguf'; use ngramspec chat m.gguf (see ngramspec --help)"),
     ("-m m.gguf", "-m must follow a command, such as ngramspec chat (see ngramspec --help)"),
+    *((f"chat {option}", f"Option '{option}' requires an argument.") for option in ("-m", "-n", "--temp")),
     ("chat a.gguf b.gguf", "(b.gguf); pass one model (see ngramspec chat --help)"),
     *((f"{command} a.gguf -m b.gguf", "two models were given: a.gguf and -m b.gguf") for command in WITH_MODEL),
     *((f"{command} -m a.gguf -hf b/c", "two models were given: a.gguf and -hf b/c") for command in ("info", "serve")),
