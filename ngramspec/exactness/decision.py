@@ -135,17 +135,28 @@ class ExactnessSelector:
         known = self.comparisons
         with suppress(TargetError):
             for setting in self._model.settings:
-                while known.largest(setting) is None:
-                    before = known.sizes.get(setting, ())
+                if known.largest(setting) is None:
                     with self._model.trial(setting) as trial:
-                        known.sizes[setting] = (*before, trial.largest_agreeing(DEPTHS[len(before)]))
-                    self._save()
+                        self._compare_sizes(setting, trial)
                 if known.agree(setting):
                     return
             if self._text and known.rounding is None:
                 with self._model.trial("fast") as trial:
                     known.rounding = trial.rounding(self._text)
                 self._save()
+
+    def _compare_sizes(self, setting: str, trial: Any) -> None:
+        """Compare sizes at the depths that are missing, and under "exact" first threads, which then follow the load."""
+        known = self.comparisons
+        if setting == "exact" and setting not in known.threads:
+            known.threads[setting] = trial.threads_agree(DEPTHS[0])
+            self._save()
+        if known.threads.get(setting):
+            trial.follow_load()
+        while known.largest(setting) is None:
+            before = known.sizes.get(setting, ())
+            known.sizes[setting] = (*before, trial.largest_agreeing(DEPTHS[len(before)]))
+            self._save()
 
     def threads_agree(self, setting: str) -> bool:
         """Return True if the bits do not depend on the number of threads; compare them if that is not known."""

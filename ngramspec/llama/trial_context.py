@@ -22,6 +22,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
 from ngramspec.exactness.decision import DEPTHS, SIZES
 from ngramspec.llama.adapters import Adapter, open_context
@@ -66,6 +67,7 @@ class TrialContext:
         params.n_rs_seq = 0
         self._recurrent = is_recurrent(model)
         self._base_length = 0
+        self._depth: int | None = None  # depth of the text that `_start_text` keeps; `None` means another context
         self._ctx, self._passes, self._sequence = self._open(params)
         self.n_vocab, self.micro_batch = self._passes.n_vocab, int(params.n_ubatch)
 
@@ -80,6 +82,10 @@ class TrialContext:
     def use_threads(self, single: int, batch: int) -> None:
         """Set the numbers of CPU threads for the following passes: over one token, and over more."""
         llama.llama_set_n_threads(self._ctx, single, batch)
+
+    def follow_load(self) -> None:
+        """Let the load choose the number of threads of the following passes, which must not change their bits."""
+        self._passes.governor = ThreadGovernor(self._params.n_threads, self._params.n_threads_batch)
 
     # ------------------------------------------------------------------ measuring
 
@@ -115,7 +121,7 @@ class TrialContext:
         """Return True if a single token and a batch have the same bits with one thread and with all threads."""
         tail = self._start_text(depth)
         bits = []
-        for single, batch in ((self._params.n_threads, self._params.n_threads_batch), (1, 1)):
+        for single, batch in ((1, 1), (self._params.n_threads, self._params.n_threads_batch)):
             self.use_threads(single, batch)
             rows = self.evaluate(tail[:1]), self.evaluate(tail[1:BATCH], BATCH - 1)
             self.back()
@@ -137,9 +143,11 @@ class TrialContext:
     def _start_text(self, depth: int) -> Sequence[int]:
         """Keep a context of `depth` tokens and a few real ones, and return the tokens after it."""
         text = random_tokens(self.n_vocab, depth, REAL + SIZES[-1])
-        self.start(depth)
-        self.evaluate(text[:REAL])
-        self.keep()
+        if self._depth != depth:
+            self.start(depth)
+            self.evaluate(text[:REAL])
+            self.keep()
+            self._depth = depth
         return text[REAL:]
 
     def _compare_sizes(self, tail: Sequence[int]) -> Iterator[tuple[int, Logits, Logits]]:
@@ -156,6 +164,7 @@ class TrialContext:
     def start(self, depth: int, *, contents: bool = True) -> None:
         """Replace the cached tokens by `depth` tokens; without `contents` only the time of later passes is right."""
         self._sequence.clear()
+        self._depth = None
         if depth:
             self._sequence.restore([0] * depth, self._hollow(depth, OF_STRETCH if contents else 0))
 
