@@ -23,7 +23,7 @@ Only the logits that are read are requested, so no buffer grows with n_ctx x n_v
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -120,6 +120,7 @@ class Target(NativeObject):
         head: Whether to also load the model's own head, which drafts for its sequences, if the file contains one that
             this build supports.
         lora: Files of LoRA adapters, each with its scale.
+        on_note: Function that receives a note for the user before "auto" compares logits.
 
     Attributes:
         weights: The weights, with what the file says about them and the settings that they were loaded with.
@@ -167,6 +168,7 @@ class Target(NativeObject):
         draft_max: int | None = None,
         head: bool = False,
         lora: Sequence[Lora] = (),
+        on_note: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.texts, self._texts = texts, 1 if texts is None else texts
         cells = allow_int_range(1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE)
@@ -226,7 +228,7 @@ class Target(NativeObject):
         # Rounding is not needed for several sequences.
         self._bits = ExactnessSelector(self.trials, self.vocabulary.tokenize(SAMPLE) if texts is None else ())
         self._fixes_bits = exact != "off"
-        setting = self._choose_setting() if exact == "auto" else "exact" if exact == "on" else "fast"
+        setting = self._choose_setting(on_note) if exact == "auto" else "exact" if exact == "on" else "fast"
         try:
             self._open_context(n_ctx, setting)
         except ModelError:
@@ -269,7 +271,7 @@ class Target(NativeObject):
     def _aborts(self) -> bool:
         return self._texts > 1 and self.weights.architecture in ABORTS
 
-    def _choose_setting(self) -> str:
+    def _choose_setting(self, on_note: Callable[[str], object]) -> str:
         """Return the settings of `exact="auto"`."""
         # With several sequences on a GPU, the fastest settings are used. If rollback is not exact (see
         # `CacheSequence.exact_rollback`), a rejected draft may change last bits under all settings.
@@ -279,6 +281,8 @@ class Target(NativeObject):
             self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
             self.exact = "auto" if self.texts is None else "off"
             return "fast"
+        if not self._bits.comparisons.sizes:
+            on_note("comparing logits for --exact auto; this happens once per model and machine")
         self._bits.compare()
         self._set_exactness(self._bits.setting)
         return self._bits.setting

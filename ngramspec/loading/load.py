@@ -161,7 +161,7 @@ def open_resolved(
 
 def open_target(path: Path, settings: LoadSettings, on_note: OnNote = lambda _: None, **more: Any) -> Target:
     """Load only a model, from a checked file, without tuned settings; `more` are further arguments of `Target`."""
-    target = Target(path, **{**settings.target_arguments, **more})
+    target = Target(path, on_note=on_note, **{**settings.target_arguments, **more})
     for line in target.weights.notes:
         on_note(line)
     return target

@@ -221,7 +221,7 @@ def test_complete_with_any_load_clock_and_cache_keeps_bits(
     monkeypatch.setattr(target_module, "usable_cores", lambda: 2)
     model = write_model(tmp_path / "tiny.gguf", "llama")
     prompt = b"one two three four five six seven eight nine ten " * 13  # more than 512 tokens
-    results = []
+    done = []
     for home, threads, drafts in (
         ("fresh", (2,), ["--policy", "fixed"]),
         ("fresh", (1, 2, 2), ["--no-draft"]),
@@ -234,8 +234,11 @@ def test_complete_with_any_load_clock_and_cache_keeps_bits(
 
         monkeypatch.setattr(ThreadGovernor, "begin_call", choose)
         arguments = ["complete", model, *BITS, *([] if "--no-draft" in options else drafts), *options]
-        results.append(run(environment(tmp_path / home), *arguments, stdin=prompt).ok().json)
+        done.append(run(environment(tmp_path / home), *arguments, stdin=prompt).ok())
         monkeypatch.setattr(time, "perf_counter", count(0.0, 0.3).__next__)  # the following runs seem to take minutes
+    is_auto = "--exact" not in options
+    assert ["comparing logits" in one.err for one in done] == [is_auto, False, is_auto]
+    results = [one.json for one in done]
     assert results[0]["prompt_tokens"] > 512
     assert len({json.dumps([result[name] for name in ("exact", "text", "logprobs")]) for result in results}) == 1
     assert results[0]["exact"] is ("-fa" not in options)
