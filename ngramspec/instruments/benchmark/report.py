@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ngramspec.instruments.benchmark.figures import Spread, Summary
+from ngramspec.instruments.benchmark.figures import Spread, Summary, describe_gain
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
@@ -40,7 +40,14 @@ def benchmark_report(
     rows.sort(key=lambda row: row[1].category == OVERALL)
     caveat = benchmark.caveat
     cells = [
-        [*columns.values(), name, _range(s.plain), _range(s.drafted), _range(s.ratio, "x"), _same(s, caveat)]
+        [
+            *columns.values(),
+            name,
+            _range(s.plain),
+            _range(s.drafted),
+            _range(s.ratio if s.gain else None, "x"),
+            _same(s, caveat),
+        ]
         for name, s in rows
     ]
     return Report(
@@ -51,17 +58,9 @@ def benchmark_report(
         command=command,
         sections=[*_sections(rows, benchmark), *more],
         notes=_notes(benchmark),
-        headline=_headline(summaries),
-    )
-
-
-def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
-    """Return the speed-up over all runs of each policy; "" if none was measured."""
-    return "; ".join(
-        f"{f'{policy}: ' if len(summaries) > 1 else ''}{ratio.median:.2f} times as fast with drafts as without,"
-        f" from {ratio.low:.2f} to {ratio.high:.2f}"
-        for policy, rows in summaries.items()
-        if rows and (ratio := rows[-1].ratio) is not None
+        headline="; ".join(
+            f"{f'{policy}: ' if several else ''}{describe_gain(all)}" for policy, all in summaries.items()
+        ),
     )
 
 
@@ -70,7 +69,7 @@ Rows = Sequence[tuple[str, Summary]]
 
 
 def _gains(rows: Rows) -> Bars:
-    ratios = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
+    ratios = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio and s.gain}
     return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", ratios, ".2f")
 
 
@@ -84,20 +83,17 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
             str(s.prompts),
             speed(s.plain),
             speed(s.drafted),
-            *ratio(s.ratio),
+            *ratio(s.ratio if s.gain or benchmark.drafted.drafter is None else None),
             figure(s.predicted, ".2f", "x"),
             f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
         ]
         for name, s in rows
     ]
     about = (
-        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain for each run; its"
-        " median can differ from the ratio of the two medians. theory: expected by the formula of Leviathan et al., if"
-        " drafts take no time."
+        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain for each run, if"
+        " anything was drafted; its median can differ from the ratio of the two medians. theory: expected by the"
+        " formula of Leviathan et al., if drafts take no time."
     )
-    idle = [name for name, s in rows if not s.stats.drafted]
-    if idle and benchmark.drafted.drafter is not None:
-        about += f" Nothing was drafted in {', '.join(idle)}: the difference of those ratios from 1 is noise."
     headings = ["", "prompts", "plain", "drafted", "ratio", "from-to", "theory", "identical"]
     tables = [Table(headings, speeds, totals=totals)]
     if benchmark.drafted.drafter is not None:
