@@ -117,7 +117,6 @@ def document(
     return {
         **provenance(target),
         "complete": benchmark.complete,
-        "slowed_passes": benchmark.share_slowed,
         "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
         "settings": {
             "max_tokens": benchmark.max_tokens,

@@ -17,6 +17,7 @@ from ngramspec.cpu.cores import usable_cores
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.quants import (
+    MAX_SPREAD,
     PRECISION,
     QUANTISATIONS,
     SIZES,
@@ -74,14 +75,14 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
-    if costs and not timing.is_steady:
-        slower = f"passes lasted up to {timing.spread:.0%} longer than the fastest ones"
-        note(f"warning: {slower}; run tune again on an idle machine")
+    is_steady = timing.spread <= MAX_SPREAD
+    if not is_steady:
+        note(f"warning: passes lasted up to {timing.spread:.0%} longer than the fastest; measure on an idle machine")
     elif costs and outcome.error is None:
         keep_costs(measurement_path(shape, load.gpu_layers), costs)
-    conclusions = [recommend(costs)] if costs and timing.is_steady else []
+    conclusions = [recommend(costs)] if costs and is_steady else []
     steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
-    if timing.is_steady and (line := advice(own, steepness, costs)):
+    if is_steady and (line := advice(own, steepness, costs)):
         conclusions.append(line)
     heading = [
         f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
@@ -97,7 +98,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
         "complete": outcome.error is None,
         "timed_layers": models.layers,
-        "steady": timing.is_steady,
+        "steady": is_steady,
         "rounds": timing.rounds,
         "spread": timing.spread,
         "quantisations": {cost.name: _figures(cost) for cost in costs},

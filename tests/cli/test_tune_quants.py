@@ -43,7 +43,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_compares_all_quantisations_of_a_shape(
     home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quants, "MAX_SPREAD", math.inf)  # the machine may be busy
+    monkeypatch.setattr(tune_quants, "MAX_SPREAD", math.inf)  # the machine may be busy
     done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["shape"]["ff"], found["timed_layers"]) == (True, 96, 2)
@@ -65,7 +65,7 @@ def test_a_disturbed_measurement_is_shown_but_not_stored(home: dict[str, str], m
     monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size * next(slowdown))
     done = run(home, *QUANTS, TINY, "--json", "-")
     assert (done.json["steady"], done.json["conclusions"]) == (False, [])
-    assert "run tune again on an idle machine" in done.err
+    assert "measure on an idle machine" in done.err
     assert not measurement_path(parse_shape(TINY), 0).exists()
 
 

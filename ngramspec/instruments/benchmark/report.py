@@ -8,7 +8,6 @@ from ngramspec.instruments.benchmark.figures import Spread, Summary, describe_ga
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
-from ngramspec.steps import MAX_SLOWED_SHARE
 
 COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
 """Note on the columns of the table, which is the last note of a report."""
@@ -40,14 +39,7 @@ def benchmark_report(
     rows.sort(key=lambda row: row[1].category == OVERALL)
     caveat = benchmark.caveat
     cells = [
-        [
-            *columns.values(),
-            name,
-            _range(s.plain),
-            _range(s.drafted),
-            _range(s.ratio if s.gain else None, "x"),
-            _same(s, caveat),
-        ]
+        [*columns.values(), name, _range(s.plain), _range(s.drafted), _range(_ratio(s), "x"), _same(s, caveat)]
         for name, s in rows
     ]
     return Report(
@@ -68,8 +60,13 @@ Rows = Sequence[tuple[str, Summary]]
 """Name and summary of each row, the overall ones last."""
 
 
+def _ratio(summary: Summary) -> Spread | None:
+    """Return the ratio; `None` if nothing was drafted, because then it is noise."""
+    return summary.ratio if summary.gain else None
+
+
 def _gains(rows: Rows) -> Bars:
-    ratios = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio and s.gain}
+    ratios = {name: (ratio.median, ratio.low, ratio.high) for name, s in rows if (ratio := _ratio(s)) is not None}
     return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", ratios, ".2f")
 
 
@@ -83,7 +80,7 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
             str(s.prompts),
             speed(s.plain),
             speed(s.drafted),
-            *ratio(s.ratio if s.gain or benchmark.drafted.drafter is None else None),
+            *ratio(s.ratio if benchmark.drafted.drafter is None else _ratio(s)),
             figure(s.predicted, ".2f", "x"),
             f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
         ]
@@ -135,11 +132,6 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
 
 def _notes(benchmark: Benchmark) -> list[str]:
     notes = []
-    if benchmark.share_slowed > MAX_SLOWED_SHARE:
-        notes.append(
-            f"the machine was busy: other programs slowed {benchmark.share_slowed:.0%} of the decode calls down, which"
-            " widens the ranges; measure again when it is idle"
-        )
     if not benchmark.complete:
         notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
     if benchmark.caveat is not None:

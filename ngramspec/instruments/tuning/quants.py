@@ -32,11 +32,10 @@ RUN = 3
 MIN_ROUNDS, MAX_ROUNDS = 2, 8  # minimum and maximum number of rounds
 
 STEEP, IMPOSSIBLE = 2.0, 4.0
-"""Range of T(4) / T(1) for advice. From the first value on, a draft of three tokens costs as much as a second pass.
-From the second one on, something disturbed the measurement, because four passes over one token would be faster."""
+"""Range of T(4) / T(1) for advice: from the first one on, a draft of three tokens costs as much as a second pass; the
+second one shows a disturbance, because four passes over one token would be faster."""
 
-MAX_SPREAD = 0.3
-"""Maximum part by which medians may exceed minima. Above it, nothing is recommended or stored."""
+MAX_SPREAD = 0.3  # maximum part by which medians may exceed minima; above it, nothing is recommended or stored
 
 ANSWER, REQUEST = 250, 1000
 """Tokens of the answer and of the prompt in the request that quantisations are compared by."""
@@ -143,11 +142,6 @@ class QuantTiming:
         """Largest difference between the median and the minimum of one-token passes, as a part of the minimum."""
         one_token_times = [times for (name, size), times in self.times.items() if size == 1 and name in self.files]
         return max((statistics.median(times) / min(times) - 1 for times in one_token_times), default=0.0)
-
-    @property
-    def is_steady(self) -> bool:
-        """True if the times agree well enough to compare quantisations."""
-        return self.spread <= MAX_SPREAD
 
     def costs(self) -> list[QuantCost]:
         """Return the costs of the whole model, ordered by size; empty before the end of the first round."""

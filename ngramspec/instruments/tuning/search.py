@@ -23,9 +23,9 @@ MIN_GAIN = 1.03
 MAX_LOSSES = 1
 """Number of lost pairs after which a candidate is still compared; without it, one interruption would hide a gain."""
 
-STEADY, MIN_TIMES = 1.3, 10
-"""Maximum ratio between times of the present settings, without a tenth at each end, and their minimum number.
-Above it, pairs of the same settings disagree, and settings that are the fastest now need not be so later."""
+STEADY, MIN_TIMES = 1.4, 10
+"""Maximum ratio between times of the present settings, without a tenth at each end, and their minimum number. Above it,
+pairs of the same settings disagree. Processors that become hot slow down by less, and affect both sides of a pair."""
 
 TRYING = 0.5
 """Part of the time limit after which no further candidate is tried."""

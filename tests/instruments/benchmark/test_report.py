@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.mock_target import MockTarget
 
 from ngramspec.acceptance.settings import Acceptance
@@ -87,14 +86,3 @@ def test_benchmark_report_headline_states_gain_of_each_policy(tmp_path: Path) ->
     idle = replace(summaries[1], gain=None)
     report = benchmark_report(*SETUP, "c", made, {"cost": [idle]})
     assert (report.headline, row(report, 0)["gain"], report.bars.bars) == ("nothing was drafted", "-", [])
-
-
-@pytest.mark.parametrize(("slowed", "noted"), [(1, False), (2, True)])
-def test_benchmark_report_on_busy_machine_notes_slowed_calls(slowed: int, noted: bool, tmp_path: Path) -> None:
-    made = benchmark(tmp_path)
-    made.warm_up()
-    (run, *_) = made.measure()
-    run.stats.passes, run.stats.slowed = 20, slowed
-    made.runs[:] = [run]
-    report = benchmark_report(*SETUP, "c", made, {"cost": [a_summary(3)]})
-    assert [f"slowed {slowed / 20:.0%} of the decode calls" in note for note in report.notes[:1]] == [noted]

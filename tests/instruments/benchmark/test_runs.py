@@ -414,21 +414,16 @@ def test_summarise_returns_medians_of_paired_ratios() -> None:
 @pytest.mark.parametrize(
     ("seconds", "drafts", "words"),
     [
-        # Each pair has one plain run of a second.
-        ([0.5] * 6, 1, "2.00 times as fast with drafts as without"),
         ([0.9, 0.8, 0.85, 0.8, 0.7, 0.8], 1, "1.11 to 1.43 times as fast with drafts as without"),
-        ([1.25] * 6, 1, "0.80 times as fast with drafts as without"),
         ([0.9, 0.97, 1.04, 0.98, 0.9, 0.95], 1, "no difference that these runs can show"),
-        ([0.5] * 5, 1, "no difference that these runs can show: 5 of at least 6 pairs"),
         ([0.97] * 6, 0, "nothing was drafted"),
     ],
 )
 def test_describe_gain_reports_only_what_the_pairs_show(seconds: list[float], drafts: int, words: str) -> None:
-    runs = []
-    for repeat, one in enumerate(seconds):
-        drafted = a_run("a", "drafted", 8, one, repeat=repeat)
-        drafted.stats.drafted = drafts
-        runs += [a_run("a", "plain", 8, 1.0, repeat=repeat), drafted]
+    runs = [a_run("a", "drafted", 8, one, repeat=repeat) for repeat, one in enumerate(seconds)]
+    for run in runs:
+        run.stats.drafted = drafts
+    runs += [a_run("a", "plain", 8, 1.0, repeat=run.repeat) for run in runs]
     assert describe_gain(summarise(runs, None)) == words
 
 
