@@ -57,6 +57,9 @@ def test_format_gain_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
     none = {"tokens": (1,), "drafted": (), "accepted": 0}
     assert gain(**none) == "no drafts: 4 tokens at once cost 3.8 times one token"
     assert gain(curve=None, **none) == "no drafts"
+    disturbed = CostCurve({1: 0.1, 4: 0.54})
+    assert gain(curve=disturbed, **none) == "no drafts"
+    assert gain(curve=disturbed, plain_seconds=0.1, drafted=(1,)) == "no gain"
 
 
 def test_format_gain_a_disturbed_answer_is_unknown() -> None:
