@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ import ngramspec
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.exactness.decision import ANSWER, DEPTHS, ExactnessSelector
+from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -91,8 +90,10 @@ def info(
             console.print(_advice(target, len(report.classes)))
             return
         if auto is not None:
-            auto.measure(math.inf)
-            console.print(_choice(auto))
+            auto.compare()
+            is_same = auto.exactness(auto.setting).bit_identical
+            meaning = "bit-identical output with and without drafts" if is_same else "the fastest settings"
+            console.print(f"--exact auto: {meaning}")
 
 
 def _show(console: Console, facts: dict[str, str]) -> None:
@@ -177,16 +178,6 @@ def _rollback(target: Target) -> str:
     if (longest := target.sequences[0].max_batch) < MAX_EVALUATE:
         return f"recurrent state with snapshots: drafts of up to {longest - 1} tokens can be rolled back"
     return "drafts of any length can be rolled back"
-
-
-def _choice(auto: ExactnessSelector) -> str:
-    same = auto.exactness.bit_identical
-    line = "--exact auto: " + ("bit-identical output with and without drafts" if same else "the fastest settings")
-    prices = [price for way in ("exact", "padded") if (price := auto.measurements.relative_time(way)) is not None]
-    if not prices:
-        return line
-    cost = f"{min(prices):.2f} times as long with drafts, for {ANSWER} tokens after {DEPTHS[-1]}"
-    return f"{line} (bit-identical output takes {cost})"
 
 
 def _advice(target: Target, classes: int) -> str:

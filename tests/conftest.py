@@ -18,10 +18,12 @@ from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.exactness import decision
+from ngramspec.exactness.decision import ExactnessSelector
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
+
+COMPARE, COMPARE_THREADS = ExactnessSelector.compare, ExactnessSelector.threads_agree
 
 SECONDS = 2.0
 """Maximum processor time of a test that is not exhaustive, including the fixtures that it is the first to set up."""
@@ -121,10 +123,22 @@ def demo_vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="session", autouse=True)
 def _undecided() -> Iterator[None]:
-    """Disable measurements that choose settings, since they depend on the load of the machine."""
+    """Let no batch sizes agree, and all numbers of threads, without the seconds that comparisons take."""
+
+    def disagree(selector: ExactnessSelector) -> None:
+        selector.comparisons.sizes = {"fast": (1,), "exact": (1,)}
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decision, "BUDGET", 0.0)
+        patch.setattr(ExactnessSelector, "compare", disagree)
+        patch.setattr(ExactnessSelector, "threads_agree", lambda *_: True)
         yield
+
+
+@pytest.fixture
+def _comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the comparisons that `_undecided` disables."""
+    monkeypatch.setattr(ExactnessSelector, "compare", COMPARE)
+    monkeypatch.setattr(ExactnessSelector, "threads_agree", COMPARE_THREADS)
 
 
 @pytest.fixture(scope="session", autouse=True)

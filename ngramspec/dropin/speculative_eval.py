@@ -8,7 +8,6 @@ rolled back when another token comes, and by `drop`, after which the cache conta
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import weakref
@@ -42,13 +41,13 @@ SAVE_AFTER = 1.0
 
 
 def _find_sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
-    """Return the sizes of passes that drafts may use; measure which sizes agree if that is not known."""
+    """Return the sizes of passes that drafts may use; compare them if their bits are not known."""
     sizes = range(1, sequence.max_batch + 1)
     if exact == "off" or not sequence.exact_rollback:
         return sizes if exact != "on" else (1,)
-    selector = ExactnessSelector(sequence, modes=("fast",))
-    selector.measure(math.inf if exact == "on" else None)
-    exactness = selector.exactness
+    selector = ExactnessSelector(sequence)
+    selector.compare()
+    exactness = selector.exactness("fast")
     agreeing = exactness.sizes or (exactness.agreeing if exact == "on" else sizes)
     return tuple(size for size in agreeing if size <= sequence.max_batch)
 

@@ -21,7 +21,7 @@ class SettingTrials:
     Attributes:
         by_name: Both settings.
         settings: Names of the settings to compare: "fast", and "exact" if its flash attention differs.
-        identity: Key of measurements under both.
+        identity: Key of comparisons under both.
     """
 
     def __init__(self, weights: Weights, fast: Settings) -> None:

@@ -34,15 +34,7 @@ from ngramspec.backend import Logits
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
-from ngramspec.exactness.decision import (
-    DECODING_MODES,
-    DEFAULT_LOGIT_SHIFT,
-    EXACT,
-    DecodingMode,
-    Exact,
-    ExactnessMode,
-    ExactnessSelector,
-)
+from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, EXACT, Exact, ExactnessMode, ExactnessSelector
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Lora, set_adapters
 from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType
@@ -116,9 +108,10 @@ class Target(NativeObject):
         cache_type_k, cache_type_v: Element types of the KV cache.
         mmap: Whether to map the file instead of reading it.
         exact: Choice of settings. "on" means those under which most batch sizes give bit-identical logits: on a CPU no
-            flash attention, and a separate cache for each of several sequences. "auto" measures their cost, unless it
-            is known, and chooses them or the fastest settings (see `ngramspec.exactness.decision`). With `texts` on a
-            GPU, "auto" means the fastest.
+            flash attention, and a separate cache for each of several sequences. "auto" compares logits, unless that was
+            done before, and chooses them or the fastest settings (see `ngramspec.exactness.decision`). With `texts` on
+            a GPU, "auto" means the fastest. Except with "off", `threads` that may change are fixed if bits depend on
+            their number.
         repack: Whether weights may be reordered for CPU kernels.
         n_seq: Maximum number of llama.cpp sequences that share the cells of a single text. `tree` and branches need
             several. `None` means as many as branches need on a GPU, if they may pay there, and 1 otherwise.
@@ -134,7 +127,6 @@ class Target(NativeObject):
         sequences: The sequences in the KV cache, by number.
         governor: Chooses the number of threads of each pass.
         exact: Resolved value with `texts`: "on" or "off", also if `exact` was "auto".
-        exact_price: Time that the same text with and without drafts would take, as a multiple; `None` if unknown.
         exactness: Mode of requests that "auto" has chosen.
         trials: Settings that the context can be opened with.
         heads: The model's own head, a draft model (see `ngramspec.llama.head`); `None` means that it is not loaded.
@@ -147,7 +139,6 @@ class Target(NativeObject):
     """
 
     heads: Heads | None = None
-    exact_price: float | None = None
     _embedders: tuple[Embedder, ...] = ()
     _submitted: Sequence[tuple[int, int]] = ()
     max_rows = MAX_EVALUATE
@@ -232,14 +223,17 @@ class Target(NativeObject):
         width = bindings.width_out(llama, self.weights.handle)
         self._states = [HiddenStates(width) for _ in range(self._texts if self.weights.has_head else 0)]
         self.exactness = ExactnessMode()
-        setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"
+        # Rounding is not needed for several sequences.
+        self._bits = ExactnessSelector(self.trials, self.vocabulary.tokenize(SAMPLE) if texts is None else ())
+        self._fixes_bits = exact != "off"
+        setting = self._choose_setting() if exact == "auto" else "exact" if exact == "on" else "fast"
         try:
             self._open_context(n_ctx, setting)
         except ModelError:
             if exact != "auto" or setting == "fast":
                 raise
             # The machine lacks memory for these settings, but may have enough for the others.
-            self._decide(("fast", "padded"))
+            self._set_exactness("fast")
             self._open_context(n_ctx, "fast")
         if self._states:
             for states in self._states:
@@ -275,22 +269,24 @@ class Target(NativeObject):
     def _aborts(self) -> bool:
         return self._texts > 1 and self.weights.architecture in ABORTS
 
-    def _decide(self, ways: Sequence[DecodingMode] = DECODING_MODES) -> DecodingMode:
-        """Choose how requests are decoded with `exact="auto"`."""
-        way: DecodingMode = "fast"
-        if self.texts is not None and (self.weights.on_gpu or self._aborts):
-            pass
-        # Here rollback is not exact (see `CacheSequence.exact_rollback`): a rejected draft may change last bits under
-        # all settings.
-        elif self.weights.is_recurrent and (self.weights.window or not self._count_snapshots(1, "fast")):
+    def _choose_setting(self) -> str:
+        """Return the settings of `exact="auto"`."""
+        # With several sequences on a GPU, the fastest settings are used. If rollback is not exact (see
+        # `CacheSequence.exact_rollback`), a rejected draft may change last bits under all settings.
+        if (self.texts is not None and (self.weights.on_gpu or self._aborts)) or (
+            self.weights.is_recurrent and (self.weights.window or not self._count_snapshots(1, "fast"))
+        ):
             self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
-        else:
-            auto = ExactnessSelector(self.trials, ways, self.vocabulary.tokenize(SAMPLE) if self.texts is None else ())
-            auto.measure()
-            self.exactness, way, self.exact_price = auto.exactness, auto.mode, auto.relative_time
+            self.exact = "auto" if self.texts is None else "off"
+            return "fast"
+        self._bits.compare()
+        self._set_exactness(self._bits.setting)
+        return self._bits.setting
+
+    def _set_exactness(self, setting: str) -> None:
+        self.exactness = self._bits.exactness(setting)
         if self.texts is not None:
-            self.exact = "on" if way == "exact" else "off"
-        return way
+            self.exact = "on" if self.exactness.bit_identical else "off"
 
     @property
     def _pooled(self) -> bool:
@@ -333,9 +329,9 @@ class Target(NativeObject):
             )
         if 0 < snapshots < self._longest:
             self.weights.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
-        # Flash attention on a CPU splits the context over the threads, so their number changes last bits.
-        is_exact = self.exact == "on" or self.exactness.bit_identical
-        adapts = (False, False) if is_exact and self.flash_attn != "off" and not self.weights.on_gpu else self._adapts
+        adapts = self._adapts
+        if any(adapts) and self._fixes_bits and not self._bits.threads_agree(setting):
+            adapts = (False, False)
         self.governor = ThreadGovernor(self.weights.present.threads, self.weights.present.threads_batch, adapts=adapts)
         self.n_batch = self.max_tokens = micro_batch_size(self.weights, settings)
         self.drafts_alone = self.weights.is_recurrent

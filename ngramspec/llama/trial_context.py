@@ -1,11 +1,11 @@
-"""`TrialContext`: a small context of a loaded model that measures a setting for `exact="auto"` and `tune`.
+"""`TrialContext`: a small context of a loaded model, for the comparisons of `exact="auto"` and the times of `tune`.
 
     with target.trials.trial("fast") as trial:
+        trial.largest_agreeing(1024)        # size up to which passes agree bit for bit with single tokens
         trial.begin(1024)                   # length of the context
         trial.seconds(8)                    # time of a pass over 8 tokens
-        trial.identity(1024).agreeing       # the sizes of passes that agree bit for bit with single tokens
 
-Kernels may treat batch sizes differently depending on the length of the context, and a trial must not take seconds. So
+Kernels may treat batch sizes differently depending on the length of the context, and a trial must not take long. So
 a long context is created without evaluating most of it. In a second context, llama.cpp's passes are stopped at their
 first operation. Their cells then have positions but no contents (zeros), and are copied. Attention over zeros takes the
 same time, but zeros can be summed in any order. So some tokens of every stretch are real, and the caller evaluates the
@@ -14,17 +14,17 @@ last tokens before those that it compares.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
-from ngramspec.exactness.decision import DEPTHS, MAX_DRAFT_SIZE, SIZES, Identity
+from ngramspec.exactness.decision import DEPTHS, SIZES
 from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
@@ -41,8 +41,10 @@ REAL, N_COMPARED = 13, 8
 context differently.
 """
 
+BATCH = 5  # number of tokens that are evaluated to compare threads: one, and a pass over the others
+
 READ = 9 * MIN_PREFILL + SIZES[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
-ROOM = DEPTHS[1] + 2 * MIN_PREFILL + SIZES[-1]  # size of a context that fits all of these tokens
+ROOM = max(DEPTHS) + 2 * MIN_PREFILL + SIZES[-1]  # size of a context that fits all of these tokens
 
 
 class TrialContext:
@@ -55,9 +57,6 @@ class TrialContext:
         params: Parameters of the context; batches contain at least STRETCH tokens, also if they specify fewer.
         adapters: Adapters to apply.
 
-    Attributes:
-        deadline: Time by `time.perf_counter` when measuring must end. Later decode calls raise `TargetError`.
-
     Raises:
         TargetError: The machine lacks the memory for the context.
     """
@@ -68,7 +67,7 @@ class TrialContext:
         params.n_rs_seq = 0
         self._recurrent = is_recurrent(model)
         self._base_length = 0
-        self.deadline = math.inf
+        self._depth: int | None = None  # depth of the text that `_start_text` keeps; `None` means another context
         self._ctx, self._passes, self._sequence = self._open(params)
         self.n_vocab, self.micro_batch = self._passes.n_vocab, int(params.n_ubatch)
 
@@ -83,6 +82,10 @@ class TrialContext:
     def use_threads(self, single: int, batch: int) -> None:
         """Set the numbers of CPU threads for the following passes: over one token, and over more."""
         llama.llama_set_n_threads(self._ctx, single, batch)
+
+    def follow_load(self) -> None:
+        """Let the load choose the number of threads of the following passes, which must not change their bits."""
+        self._passes.governor = ThreadGovernor(self._params.n_threads, self._params.n_threads_batch)
 
     # ------------------------------------------------------------------ measuring
 
@@ -105,24 +108,25 @@ class TrialContext:
         self.back()
         return seconds
 
-    def single(self) -> float:
-        """Return the seconds of a pass over one token, to estimate the time of measuring."""
-        self.begin(0)
-        self.seconds(1)
-        return self.seconds(1)
+    def largest_agreeing(self, depth: int) -> int:
+        """Return the last of `SIZES` before the first whose bits differ from single tokens, after `depth` tokens."""
+        largest = 1
+        for size, rows, singles in self._compare_sizes(self._start_text(depth)):
+            if rows.tobytes() != singles.tobytes():
+                break
+            largest = size
+        return largest
 
-    def identity(self, depth: int) -> Identity:
-        """Compare sizes of passes bit by bit, after a context of `depth` tokens and a few real ones."""
-        text = random_tokens(self.n_vocab, depth, REAL + SIZES[-1])
-        self.start(depth)
-        self.evaluate(text[:REAL])
-        self.keep()
-        logits = self._by_size(text[REAL:])
-
-        def agreeing(with_size: int) -> tuple[int, ...]:
-            return tuple(n for n in SIZES if _equal(logits[n], logits[with_size]))
-
-        return Identity(agreeing(1), tuple(n for n in agreeing(MAX_DRAFT_SIZE) if n > 1))
+    def threads_agree(self, depth: int) -> bool:
+        """Return True if a single token and a batch have the same bits with one thread and with all threads."""
+        tail = self._start_text(depth)
+        bits = []
+        for single, batch in ((1, 1), (self._params.n_threads, self._params.n_threads_batch)):
+            self.use_threads(single, batch)
+            rows = self.evaluate(tail[:1]), self.evaluate(tail[1:BATCH], BATCH - 1)
+            self.back()
+            bits.append(np.concatenate(rows).tobytes())
+        return bits[0] == bits[1]
 
     def rounding(self, text: Sequence[int]) -> float:
         """Return the largest difference of a logit between passes and single tokens after a text.
@@ -133,24 +137,34 @@ class TrialContext:
         self.start(0)
         self.read(text[: READ - SIZES[-1]], MIN_PREFILL)
         self.keep()
-        logits = self._by_size(text[READ - SIZES[-1] : READ])
-        return max(float(np.abs(rows - logits[1][: len(rows)]).max()) for rows in logits.values())
+        pairs = self._compare_sizes(text[READ - SIZES[-1] : READ])
+        return max(float(np.abs(rows - singles).max()) for _, rows, singles in pairs)
 
-    def _by_size(self, tail: Sequence[int]) -> dict[int, Logits]:
-        """Return the logits after the first `N_COMPARED` tokens that follow the kept state, by the size of the pass."""
+    def _start_text(self, depth: int) -> Sequence[int]:
+        """Keep a context of `depth` tokens and a few real ones, and return the tokens after it."""
+        text = random_tokens(self.n_vocab, depth, REAL + SIZES[-1])
+        if self._depth != depth:
+            self.start(depth)
+            self.evaluate(text[:REAL])
+            self.keep()
+            self._depth = depth
+        return text[REAL:]
+
+    def _compare_sizes(self, tail: Sequence[int]) -> Iterator[tuple[int, Logits, Logits]]:
+        """Yield each size of passes, its logits after the first tokens of `tail`, and those of single tokens."""
         singles = np.concatenate([self.evaluate([token]) for token in tail[:N_COMPARED]])
         self.back()
-        logits = {1: singles}
         for size in SIZES[1:]:
-            logits[size] = self.evaluate(tail[:size], min(size, N_COMPARED))
+            rows = self.evaluate(tail[:size], min(size, N_COMPARED))
             self.back()
-        return logits
+            yield size, rows, singles[: len(rows)]
 
     # ------------------------------------------------------------------ contents
 
     def start(self, depth: int, *, contents: bool = True) -> None:
         """Replace the cached tokens by `depth` tokens; without `contents` only the time of later passes is right."""
         self._sequence.clear()
+        self._depth = None
         if depth:
             self._sequence.restore([0] * depth, self._hollow(depth, OF_STRETCH if contents else 0))
 
@@ -198,8 +212,6 @@ class TrialContext:
 
     def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
         """Append tokens in one pass, and return the logits after the first `rows` of them, or after the last for 1."""
-        if time.perf_counter() > self.deadline:
-            raise TargetError("measuring takes too long")
         # As in decoding, a pass that could contain a draft computes the logits after all of its tokens. A pass of a
         # prefill computes only those after its last token.
         n_rows = len(tokens) if rows > 1 else 1
@@ -219,8 +231,3 @@ class TrialContext:
 def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
     """Return random tokens, which suffice because kernels are chosen by shape and not by content."""
     return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, count)]
-
-
-def _equal(a: Logits, b: Logits) -> bool:
-    rows = min(len(a), len(b))
-    return a[:rows].tobytes() == b[:rows].tobytes()

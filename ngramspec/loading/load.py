@@ -154,11 +154,6 @@ def open_resolved(
     decoder = SpeculativeDecoder(
         target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
     )
-    if drafter is not None and target.exact_price is not None and texts is None:
-        on_note(
-            "drafts may change a text here where rounding decides: ruling that out (--exact on) takes"
-            f" {target.exact_price:.2f} times as long"
-        )
     if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.sequences[0].can_rollback:
         on_note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
     return LoadedModel(target, decoder, memory, settings, changes, draft_model)

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from support.cli_runner import DEMO
 from architectures.files import names, write_models
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
+from ngramspec.exactness.decision import Exact
+from ngramspec.llama import target as target_module
 from ngramspec.llama.target import Target
 from ngramspec.models.find import resolve
 
@@ -62,11 +65,16 @@ def test_exact_mode_on_smollm2_keeps_logits_for_any_threads(monkeypatch: pytest.
     check_threads(resolve("smollm2", {}).path, monkeypatch)
 
 
-def test_target_with_flash_attention_in_exact_mode_fixes_thread_count() -> None:
-    for flash_attn, adapts in (("auto", True), ("on", False)):
-        with Target(DEMO, n_ctx=64, exact="on", flash_attn=flash_attn, n_gpu_layers=0) as target:
-            assert target.governor.adapts is adapts
-    with Target(DEMO, n_ctx=64, exact="off", flash_attn="on", n_gpu_layers=0) as target:
-        assert target.governor.adapts
-    with Target(DEMO, n_ctx=64, threads=2) as target:
-        assert not target.governor.adapts
+@pytest.mark.usefixtures("_comparing")
+@pytest.mark.parametrize(
+    ("exact", "flash_attn", "adapts"),
+    [("on", "auto", True), ("on", "on", False), ("auto", "auto", True), ("auto", "on", False), ("off", "on", True)],
+)
+def test_target_fixes_thread_count_if_bits_depend_on_it(
+    exact: Exact, flash_attn: Any, *, adapts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(target_module, "usable_cores", lambda: 2)
+    path = write_models(tmp_path, ["llama"])["llama"]
+    with Target(path, n_ctx=64, exact=exact, flash_attn=flash_attn, n_gpu_layers=0) as target:
+        assert target.governor.adapts is adapts

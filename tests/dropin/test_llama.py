@@ -26,7 +26,6 @@ from support.twins import Twins, count_cached_tokens, generate_states, read_stat
 import ngramspec
 from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness import decision
 from ngramspec.llama.llama_class import BorrowedSequence
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return"
@@ -388,9 +387,9 @@ def test_llama_can_be_pickled_and_closed_during_generation(
     twin.close()
 
 
+@pytest.mark.usefixtures("_comparing")
 def test_llama_by_default_measures_and_keeps_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(decision, "BUDGET", 60.0)
     settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     ours, parent = ngramspec.Llama(str(DEMO), **settings), llama_cpp.Llama(str(DEMO), **settings)
     text = "one two three four five six seven eight nine ten " * 6

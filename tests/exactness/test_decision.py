@@ -1,86 +1,62 @@
-"""Tests of `exact="auto"` on a mock model: the order of measurements, their storage, and the choice."""
+"""Tests of `exact="auto"` on a mock model: the choice, the comparisons that it needs, and their storage."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mock_target import Clock, MockTarget
+from support.mock_target import MockTarget
 
-from ngramspec.cpu.cores import CpuLoad, CpuSeconds
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.exactness import decision
-from ngramspec.exactness.decision import (
-    DEFAULT_LOGIT_SHIFT,
-    DEPTHS,
-    PASSES,
-    SIZES,
-    DecodingMode,
-    ExactnessMode,
-    ExactnessSelector,
-    Identity,
-    Times,
-)
+from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, SIZES, ExactnessMode, ExactnessSelector
 
-ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
-FAST_STEPS = [*(f"fast {depth}" for depth in DEPTHS), "times"]
-ALL_STEPS = FAST_STEPS + [f"exact {depth}" for depth in DEPTHS]
+pytestmark = pytest.mark.usefixtures("_comparing")
 
-
-def slow(seconds: float) -> Times:
-    """Return the times of a way for which a pass of any size takes the same time."""
-    return Times((seconds,) * len(PASSES), 0.001)
+TO_7 = SIZES[:7]
+Both = tuple[int, int]
 
 
 class Model:
-    """Model with two settings; a trial finds `identity_of` and `times_of`, and a pass takes `single` seconds."""
+    """Model whose trials find that sizes agree up to a given one at each depth; it is its own trial."""
 
-    settings: tuple[str, ...] = ("fast", "exact")
     identity = "mock"
-    clock: Clock
-    measured: list[str]
 
-    def __init__(self, single: float = 0.001, slowdown: float = 1.0) -> None:
-        self.single, self.slowdown = single, slowdown
-        self.opened: list[str] = []
-        self.identity_of = {"fast": SPLIT, "exact": ALL}
-        self.times_of = {"fast": slow(0.01), "exact": slow(0.01), "padded": slow(0.02)}
+    def __init__(self, settings: Sequence[str] = ("fast", "exact"), **largest: Both) -> None:
+        self.settings = settings
+        self.largest = {"fast": (1, 16), "exact": (16, 16)} | largest
+        self.compared: list[tuple[str, int] | str] = []
+        self.fails_after = 99
 
     def trial(self, setting: str) -> Any:
-        self.opened.append(setting)
-        return Trial(self, setting)
+        self.setting = setting
+        return self
 
-
-class Trial:
-    deadline = math.inf
-
-    def __init__(self, model: Model, setting: str) -> None:
-        self.model, self.setting = model, setting
-
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> Model:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def note(self, what: str) -> None:
-        clock, model = self.model.clock, self.model
-        ends = clock.now + model.single * decision.COST * model.slowdown
-        clock.now = min(ends, self.deadline)
-        if ends > self.deadline:
-            raise TargetError("measuring takes too long")
-        model.measured.append(what)
+    def note(self, comparison: tuple[str, int] | str) -> None:
+        if len(self.compared) >= self.fails_after:
+            raise TargetError("not enough memory")
+        self.compared.append(comparison)
 
-    def single(self) -> float:
-        return self.model.single
+    def largest_agreeing(self, depth: int) -> int:
+        self.note((self.setting, depth))
+        return self.largest[self.setting][decision.DEPTHS.index(depth)]
 
-    def identity(self, depth: int) -> Identity:
-        self.note(f"{self.setting} {depth}")
-        return self.model.identity_of[self.setting]
+    def threads_agree(self, _: int) -> bool:
+        self.note(f"{self.setting} threads")
+        return self.setting == "exact"
+
+    def follow_load(self) -> None:
+        assert self.setting == "exact"
 
     def rounding(self, text: Sequence[int]) -> float:
         assert [*text] == [1, 2]
@@ -88,157 +64,102 @@ class Trial:
         return 0.5
 
 
-@pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of measurements in order; each takes its expected time."""
-    monkeypatch.setattr(Model, "clock", clock := Clock(0.0), raising=False)
-    monkeypatch.setattr(Model, "measured", done := list[str](), raising=False)
-    monkeypatch.setattr(decision, "time", clock)
-    monkeypatch.setattr(decision, "BUDGET", 0.1 * decision.COST + 2)
-
-    def times(trials: Mapping[str, Trial]) -> dict[str, Times]:
-        fast = trials["fast"]
-        fast.note("times")
-        return {way: fast.model.times_of[way] for way in (*trials, "padded")}
-
-    monkeypatch.setattr(decision, "times", times)
-    return done
-
-
-def idle() -> CpuLoad:
-    """Return the load of a machine on which nothing else runs."""
-    return CpuLoad(lambda: CpuSeconds(0.0, 0.0), running=lambda: None)
-
-
-def chosen(model: Model, folder: Path, **options: Any) -> tuple[DecodingMode, ExactnessMode]:
+def choose(model: Model, folder: Path, text: Sequence[int] = (1, 2)) -> tuple[str, ExactnessMode]:
     """Return the choice of a process that loads the model."""
-    auto = ExactnessSelector(model, folder=folder, **{"load": idle()} | options)
-    auto.measure()
-    return auto.mode, auto.exactness
+    selector = ExactnessSelector(model, text, folder)
+    selector.compare()
+    return selector.setting, selector.exactness(selector.setting)
 
 
-def test_exact_auto_selects_settings_with_agreeing_sizes(tmp_path: Path, measured: list[str]) -> None:
-    assert chosen(Model(), tmp_path, text=[1, 2]) == ("exact", ExactnessMode(SIZES, bit_identical=True))
-    assert measured == ALL_STEPS
+def same_bits(*sizes: int) -> ExactnessMode:
+    return ExactnessMode(sizes, bit_identical=True)
 
 
-def test_exact_auto_measures_only_what_decides(tmp_path: Path, measured: list[str]) -> None:
+FAST, EXACT = [("fast", 1024), ("fast", 0)], ["exact threads", ("exact", 1024), ("exact", 0)]
+ROUNDED = ExactnessMode(max_logit_shift=0.5)
+CHOICES = {  # sizes that agree at each depth, the choice, and the comparisons that it needs
+    "fast differ": ({}, "exact", same_bits(*SIZES), FAST[:1] + EXACT),
+    "fast differ later": ({"fast": (16, 6)}, "exact", same_bits(*SIZES), FAST + EXACT),
+    "fast agree": ({"fast": (16, 16)}, "fast", same_bits(*SIZES), FAST),
+    "fast agree for drafts": ({"fast": (7, 16)}, "fast", same_bits(*TO_7), FAST),
+    "exact agree for drafts": ({"exact": (16, 7)}, "exact", same_bits(*TO_7), FAST[:1] + EXACT),
+    "exact differ": ({"exact": (16, 6)}, "fast", ROUNDED, [*FAST[:1], *EXACT, "rounding"]),
+    "exact differ first": ({"exact": (1, 16)}, "fast", ROUNDED, [*FAST[:1], *EXACT[:2], "rounding"]),
+    "only fast": ({"settings": ("fast",)}, "fast", ROUNDED, [*FAST[:1], "rounding"]),
+    "only fast, few sizes": (
+        {"settings": ("fast",), "fast": (3, 16)},
+        "fast",
+        ExactnessMode(max_logit_shift=0.5, agreeing=(1, 2, 3)),
+        [*FAST, "rounding"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "setting", "exactness", "compared"), CHOICES.values(), ids=CHOICES)
+def test_exact_auto_chooses_by_agreeing_sizes_alone(
+    model: dict[str, Any], setting: str, exactness: ExactnessMode, compared: list[Any], tmp_path: Path
+) -> None:
+    first, later = Model(**model), Model(**model)
+    assert choose(first, tmp_path) == (setting, exactness)
+    assert first.compared == compared
+    assert choose(later, tmp_path) == (setting, exactness)
+    assert later.compared == [], "the first process stored what it found"
+    ExactnessSelector(later, folder=tmp_path).forget()
+    assert choose(later, tmp_path) == (setting, exactness)
+    assert later.compared == compared
+
+
+@pytest.mark.parametrize("fails_after", range(4))
+def test_exact_auto_after_failed_comparison_decodes_single_tokens_exactly(fails_after: int, tmp_path: Path) -> None:
     model = Model()
-    model.identity_of["fast"] = ALL
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(SIZES, bit_identical=True))
-    assert measured == FAST_STEPS[:2]
-    model.identity_of["fast"], model.settings = SPLIT, ("fast",)
-    assert chosen(model, tmp_path / "other", modes=("fast", "exact"))[0] == "fast"
-    assert measured == FAST_STEPS[:2] * 2
+    model.fails_after = fails_after
+    assert choose(model, tmp_path) == ("exact", same_bits(1))
+    model.fails_after = 99
+    assert choose(model, tmp_path) == ("exact", same_bits(*SIZES))
+    assert model.compared == FAST[:1] + EXACT
 
 
-def test_exact_auto_with_expensive_exact_settings_measures_rounding(tmp_path: Path, measured: list[str]) -> None:
+def test_exact_auto_without_memory_or_exact_settings_guarantees_nothing(tmp_path: Path) -> None:
+    model = Model(("fast",))
+    model.fails_after = 0
+    assert choose(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
+
+
+def test_threads_agree_compares_each_setting_once(tmp_path: Path) -> None:
     model = Model()
-    model.times_of["exact"] = slow(0.012)
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
-    assert measured == FAST_STEPS
-    assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(max_logit_shift=0.5))
-    assert measured == [*FAST_STEPS, "rounding"]
+    for _ in range(2):
+        selector = ExactnessSelector(model, folder=tmp_path)
+        assert [selector.threads_agree(setting) for setting in ("fast", "exact")] == [False, True]
+    assert model.compared == ["fast threads", "exact threads"]
+    model.fails_after = 0
+    assert not ExactnessSelector(model, folder=tmp_path / "other").threads_agree("exact")
 
 
-def test_exact_auto_with_free_padding_selects_padded(tmp_path: Path, measured: list[str]) -> None:
+def test_exactness_modules_import_no_clock_and_no_load() -> None:
+    modules = set()
+    for path in Path(decision.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            modules |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            modules |= {node.module} if isinstance(node, ast.ImportFrom) else set()
+    assert not [name for name in modules if name and name.startswith(("time", "datetime", "psutil", "ngramspec.cpu"))]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "\0", '{"sizes": {"fast": [9, 1]}}', '{"sizes": {"fast": [1, 1, 1]}}', '{"threads": {"fast": 3}}'],
+)
+def test_exact_auto_with_damaged_file_compares_again(content: str, tmp_path: Path) -> None:
+    (tmp_path / "mock-bits.json").write_text(content)
     model = Model()
-    model.times_of["padded"] = model.times_of["fast"]
-    assert chosen(model, tmp_path) == ("padded", ExactnessMode(SIZES[1:], bit_identical=True))
-    assert measured == FAST_STEPS
-
-
-def test_exact_auto_in_later_process_keeps_stored_choice(tmp_path: Path, measured: list[str]) -> None:
-    first = chosen(Model(), tmp_path)
-    later = Model()
-    later.times_of["exact"] = slow(9.0)
-    later.identity_of["exact"] = SPLIT
-    assert chosen(later, tmp_path) == first
-    assert (measured, later.opened) == (ALL_STEPS, [])
-
-
-def test_exact_auto_in_concurrent_processes_keeps_first_choice(tmp_path: Path) -> None:
-    late = Model()
-    late.times_of["exact"] = slow(9.0)
-    both = [
-        ExactnessSelector(model, folder=tmp_path, load=idle()) for model in (Model(), late)
-    ]  # Both have read an empty folder.
-    for auto in both:
-        auto.measure()
-    assert [auto.mode for auto in both] == ["exact", "exact"]
-
-
-def test_exact_auto_with_slow_model_measures_one_step_per_load(tmp_path: Path, measured: list[str]) -> None:
-    found = []
-    for number in range(len(ALL_STEPS)):
-        found.append(chosen(Model(0.1), tmp_path))
-        assert len(measured) == number + 1
-    assert measured == ALL_STEPS
-    assert found[0] == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
-    assert [way for way, _ in found] == ["fast"] * 4 + ["exact"]
-
-
-def test_exact_auto_with_very_slow_model_measures_only_without_limit(tmp_path: Path, measured: list[str]) -> None:
-    assert chosen(Model(4.0), tmp_path)[0] == "fast"
-    assert measured == []
-    ExactnessSelector(Model(4.0), folder=tmp_path, load=idle()).measure(math.inf)
-    assert measured == ALL_STEPS
-    assert chosen(Model(4.0), tmp_path)[0] == "exact"
-
-
-def test_exact_auto_with_slowed_step_stops_in_time(tmp_path: Path, measured: list[str]) -> None:
-    model = Model(0.05, slowdown=50)
-    assert chosen(model, tmp_path)[0] == "fast"
-    assert measured == []
-    assert model.clock.now <= decision.BUDGET + decision.GRACE
-    assert chosen(Model(), tmp_path)[0] == "exact"
-
-
-def test_exact_auto_under_load_postpones_timing(tmp_path: Path, measured: list[str]) -> None:
-    busy = idle()
-    busy.cores = 1.0
-    assert chosen(Model(), tmp_path, load=busy)[0] == "fast"
-    assert measured == FAST_STEPS[:2]
-    assert chosen(Model(), tmp_path)[0] == "exact"
-    assert measured == ALL_STEPS
-
-
-def test_exact_auto_after_load_during_timing_drops_times(tmp_path: Path) -> None:
-    model, used = Model(0.01), iter((0.0, 0.0, 100.0))
-    load = CpuLoad(lambda: CpuSeconds(next(used), 0.0), lambda: model.clock.now, running=lambda: 0)
-    auto = ExactnessSelector(model, folder=tmp_path, load=load)
-    auto.measure()
-    assert not auto.measurements.times
-
-
-def test_exact_auto_without_memory_for_trial_selects_fast(tmp_path: Path) -> None:
-    def refuse(_: str) -> Any:
-        raise TargetError("no memory")
-
-    model = Model()
-    model.trial = refuse  # type: ignore[method-assign]
-    assert chosen(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": {"fast": [1]}}', "\0"])
-def test_exact_auto_with_damaged_file_measures_again(content: str, tmp_path: Path, measured: list[str]) -> None:
-    (tmp_path / "mock-exact.json").write_text(content)
-    assert chosen(Model(), tmp_path)[0] == "exact"
-    assert measured == ALL_STEPS
+    assert choose(model, tmp_path)[0] == "exact"
+    assert model.compared == FAST[:1] + EXACT
 
 
 def test_exact_auto_without_model_identity_stores_nothing(tmp_path: Path) -> None:
     model = Model()
     model.identity = ""
-    assert chosen(model, tmp_path)[0] == "exact"
+    assert choose(model, tmp_path)[0] == "exact"
     assert not list(tmp_path.iterdir())
-
-
-def test_exact_auto_after_forget_measures_again(tmp_path: Path, measured: list[str]) -> None:
-    chosen(Model(), tmp_path)
-    ExactnessSelector(Model(), folder=tmp_path, load=idle()).forget()
-    chosen(Model(), tmp_path)
-    assert measured == ALL_STEPS * 2
 
 
 @pytest.mark.parametrize("exact", ["auto", "on", "off"])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,17 @@ import numpy as np
 import pytest
 from support.cli_runner import DEMO, environment, run
 from support.decoder_loop import Oracle, drive, make_decoder
+from support.tiny_models import write_model
 
 from ngramspec.backend import Logits
 from ngramspec.cost.measure import probe
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.exactness import decision
-from ngramspec.exactness.decision import Measurements
+from ngramspec.exactness.decision import Comparisons
 from ngramspec.grammars.json_schema import schema_grammar
+from ngramspec.llama import target as target_module
 from ngramspec.llama.cache_tree import Branch
 from ngramspec.llama.target import LEAVES, Target
 from ngramspec.models.find import smollm
@@ -145,11 +149,9 @@ def test_drafts_without_exact_mode_change_text_only_at_near_ties(prompt: str) ->
 
 
 @pytest.fixture
-def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the load measure which batch sizes agree, but ignore the cost of settings, since the machine may be busy."""
+def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, _comparing: None) -> None:
+    """Let a load compare batch sizes, and store the results for the other tests of this module."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(decision, "BUDGET", math.inf)
-    monkeypatch.setattr(Measurements, "relative_time", lambda *_: 1.0)
 
 
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
@@ -168,7 +170,7 @@ def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampl
         pytest.param(SMOLLM, 2, id="smollm2", marks=[needs_smollm, pytest.mark.exhaustive]),
     ],
 )
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("compared")
 def test_exact_auto_with_agreeing_batch_sizes_keeps_text(model: Path, threads: int) -> None:
     cases = [(0, Sampling()), (2500, Sampling(temperature=0.8, seed=4))]
     with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
@@ -181,11 +183,11 @@ def test_exact_auto_with_agreeing_batch_sizes_keeps_text(model: Path, threads: i
 
 @pytest.mark.exhaustive
 @needs_smollm
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("compared")
 def test_fast_mode_with_different_text_counts_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMOLLM is not None
     close = 0
-    monkeypatch.setattr(Measurements, "choose", lambda *_: "fast")
+    monkeypatch.setattr(Comparisons, "choose", lambda *_: "fast")
     with Target(SMOLLM, n_ctx=1024, threads=2) as target:
         if target.exactness.bit_identical:
             pytest.skip("all sizes agree on this machine")
@@ -199,17 +201,44 @@ def test_fast_mode_with_different_text_counts_close_calls(monkeypatch: pytest.Mo
     assert close, "settings that differ in the last bits, and yet no token that this could have decided"
 
 
-@pytest.mark.exhaustive
-def test_complete_in_each_process_returns_same_exactness_and_text(tmp_path: Path) -> None:
-    environ = environment(tmp_path)
-    # `info` measures without a time limit, even on a busy machine.
-    assert run(environ, "info", DEMO, "-t", "2", "-c", "2048").code == 0
-    arguments = ["complete", DEMO, "-n", "40", "-t", "2", "-c", "2048", "--json"]
-    results = [
-        json.loads(run(environ, *arguments, *more, stdin=TEXT[:2200].encode()).out) for more in ([], ["--no-draft"], [])
-    ]
-    assert len({result["exact"] for result in results}) == 1
-    assert len({result["text"] for result in results}) == 1 or not results[0]["exact"]
+BITS = ["-c", "1024", "-n", "12", "--json", "--logprobs", "1"]
+"""Arguments of a `complete` that returns log probabilities, which show a change of bits before the text does."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="auto"),
+        pytest.param(["--exact", "on"], id="on", marks=pytest.mark.exhaustive),
+        pytest.param(["-fa", "on", "--no-draft"], id="flash attention"),
+    ],
+)
+@pytest.mark.usefixtures("_comparing")
+def test_complete_with_any_load_clock_and_cache_keeps_bits(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_call = ThreadGovernor.begin_call
+    monkeypatch.setattr(target_module, "usable_cores", lambda: 2)
+    model = write_model(tmp_path / "tiny.gguf", "llama")
+    prompt = b"one two three four five six seven eight nine ten " * 13  # more than 512 tokens
+    results = []
+    for home, threads, drafts in (
+        ("fresh", (2,), ["--policy", "fixed"]),
+        ("fresh", (1, 2, 2), ["--no-draft"]),
+        ("other", (2, 1), ["--policy", "fixed"]),
+    ):
+        numbers = cycle(threads)
+
+        def choose(governor: ThreadGovernor, size: int, numbers: Iterator[int] = numbers) -> int:
+            return next(numbers) if governor.adapts else begin_call(governor, size)
+
+        monkeypatch.setattr(ThreadGovernor, "begin_call", choose)
+        arguments = ["complete", model, *BITS, *([] if "--no-draft" in options else drafts), *options]
+        results.append(run(environment(tmp_path / home), *arguments, stdin=prompt).ok().json)
+        monkeypatch.setattr(time, "perf_counter", count(0.0, 0.3).__next__)  # the following runs seem to take minutes
+    assert results[0]["prompt_tokens"] > 512
+    assert len({json.dumps([result[name] for name in ("exact", "text", "logprobs")]) for result in results}) == 1
+    assert results[0]["exact"] is ("-fa" not in options)
 
 
 def test_complete_with_exact_off_measures_and_counts_nothing(tmp_path: Path) -> None:
@@ -217,4 +246,4 @@ def test_complete_with_exact_off_measures_and_counts_nothing(tmp_path: Path) -> 
     arguments = ["complete", DEMO, "-n", "10", "-t", "2", "-c", "512", "--exact", "off", "--json"]
     result = json.loads(run(environ, *arguments, stdin=b"def f(x):\n").out)
     assert (result["exact"], result["close_calls"]) == (False, 0)
-    assert not list(tmp_path.rglob("*-exact.json"))
+    assert not list(tmp_path.rglob("*-bits.json"))

@@ -85,10 +85,7 @@ def test_target_limits_micro_batch_in_exact_mode_and_rejects_invalid(tmp_path: P
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
         assert (target.n_batch, target.weights.present.threads_batch) == (64, 2)
         with target.trials.trial("fast") as trial:
-            assert trial.identity(1024).agreeing[0] == 1
-            trial.deadline = 0.0
-            with pytest.raises(TargetError, match="takes too long"):
-                trial.identity(1024)
+            assert trial.largest_agreeing(1024) >= 1
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:
         assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:

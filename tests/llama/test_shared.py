@@ -19,7 +19,7 @@ from support.cli_runner import DEMO
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import probe
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness.decision import Measurements
+from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.context_size import GRAIN
@@ -223,13 +223,16 @@ def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, m
             assert (shared.exact, shared.flash_attn) == (exact, flash)
             shared.evaluate_together([Part(sequence, [5], 1) for sequence in shared.sequences])
 
+    def agree(selector: ExactnessSelector) -> None:
+        selector.comparisons.sizes = {"fast": (1,), "exact": (7, 7)}
+
     def refuse(shared: Target, n_ctx: int, setting: str) -> None:
         if setting == "exact":
             raise ModelError("no memory")
         open_context(shared, n_ctx, setting)
 
-    auto("llama", "off", "auto")  # measures nothing
-    monkeypatch.setattr(Measurements, "choose", lambda _, ways: ways[-1])
+    auto("llama", "off", "auto")  # no sizes agree
+    monkeypatch.setattr(ExactnessSelector, "compare", agree)
     auto("llama", "on", "off")
     auto("minimax-01", "off", "auto")
     open_context = Target._open_context
