@@ -138,9 +138,7 @@ def warn_if_busy() -> Iterator[Disturbance]:
     found = Disturbance()
     yield found
     after, cores = read_cpu_seconds(), logical_cores()
-    share = (after.system - before.system - (after.process - before.process)) / max(
-        0.001, cores * (time.monotonic() - began)
-    )
+    share = (after.others - before.others) / max(0.001, cores * (time.monotonic() - began))
     if share > BUSY:
         found.is_large = True
         note(f"warning: other programs used {share:.0%} of this machine's cores; measure again without them")
