@@ -68,26 +68,25 @@ class _Choice:
         self._usual, self._calls = 1.0, deque[float](maxlen=CALLS)  # slowness before the trial, and of the last calls
 
     def record(self, slowness: float) -> bool:
-        """Take the time of a call, as a multiple of the fastest of its size; return True if the number changed."""
-        calls, before = self._calls, self.number
+        """Take the time of a call, as a multiple of the fastest of its size; return True if a trial started or ended."""
+        calls = self._calls
         calls.append(slowness)
         fastest = min(calls)  # the lower quartile of three
         if self.number == self.home:
             self._wait -= 1
-            if self._wait < 0 and len(calls) == CALLS and (fastest >= SLOW or self.home != self.guess):
-                self._usual, self.number = fastest, self._neighbour()
+            if self._wait >= 0 or len(calls) < CALLS or (fastest < SLOW and self.home == self.guess):
+                return False
+            self._usual, self.number = fastest, self._neighbour()
         elif len(calls) < CALLS and fastest < SLOW * self._usual:
             return False
         elif fastest <= BETTER * self._usual:
             self.home, self._wait, self._pause = self.number, 0, FIRST_PAUSE
             self.changes += 1
-            calls.clear()
         else:
             self.number, self._wait, self._pause = self.home, self._pause, min(LAST_PAUSE, 2 * self._pause)
             self._upwards = not self._upwards
-        if self.number != before:
-            calls.clear()
-        return self.number != before
+        calls.clear()
+        return True
 
     def _neighbour(self) -> int:
         """Return the number to try: half as many threads, because one busy core slows all, or a quarter more."""
