@@ -68,7 +68,7 @@ class _Choice:
         self._usual, self._calls = 1.0, deque[float](maxlen=CALLS)  # slowness before the trial, and of the last calls
 
     def record(self, slowness: float) -> bool:
-        """Take the time of a call, as a multiple of the fastest of its size; return True if a trial started or ended."""
+        """Take the time of a call as a multiple of the fastest of its size; return True if a trial starts or ends."""
         calls = self._calls
         calls.append(slowness)
         fastest = min(calls)  # the lower quartile of three
