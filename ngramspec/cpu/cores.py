@@ -176,10 +176,11 @@ class CpuLoad:
 
     def sample(self) -> CpuSeconds | None:
         """Return the number of cores used, after a new read if one is due; `None` if unknown."""
-        with self._lock:
-            if self.clock() - self._ended >= self.INTERVAL:
-                self._update()
-            return self._cores
+        if self.clock() - self._ended >= self.INTERVAL:
+            with self._lock:
+                if self.clock() - self._ended >= self.INTERVAL:  # no other thread read in the meantime
+                    self._update()
+        return self._cores
 
     def wait(self) -> None:
         """Wait until the next sample is due, so that it is about the present."""
