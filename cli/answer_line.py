@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cpu.cores import CpuLoad
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.steps import SHORT, Stats
@@ -88,6 +89,7 @@ def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGo
 def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
     if stats.disturbance == "speed":
         return f"decoding took {stats.seconds / stats.expected_seconds:.1f}x the expected time"
-    if governor is not None and governor.state.other_cores >= 0.1 and not governor.is_quiet:
-        return f"other programs use {governor.state.other_cores:.1f} cores"
+    used = None if governor is None else governor.state.other_cores
+    if used is not None and used > CpuLoad.QUIET:
+        return f"other programs use {used:.1f} cores"
     return "other programs were running"
