@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from rich.table import Table
 
 from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE
-from ngramspec.cpu.cores import logical_cores, physical_cores
+from ngramspec.cpu.cores import logical_cores, physical_cores, process_load
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import candidates
@@ -122,7 +122,10 @@ def tune(
             flash_free=base_load.cache_type_v in UNQUANTISED,
             quantised_cache=base_load.cache_type_k == base_load.cache_type_v == "f16" and base_load.flash_attn != "off",
         )
+        load_of_others = process_load()
+        load_of_others.wait()
         tuning = Tuning(bench.seconds, target.weights.present, trials, time_limit, load_seconds)
+        tuning.is_quiet = lambda: load_of_others.is_quiet
         note(f"timing up to {len(trials)} settings for at most {time_limit:g} seconds")
         outcome = run_timed(tuning.run(), tuning.seconds)
     if isinstance(outcome.error, NGramSpecError):
@@ -187,7 +190,7 @@ def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
 def _table(document: Mapping[str, Any]) -> list[str | Table]:
     times, together = document["present_seconds"], document["together"]
     if not times:
-        return ["Nothing was compared."]
+        return []
     rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", "", ""]]
     for name, one in (document["compared"] | ({f"{TOGETHER}, new pairs": together} if together else {})).items():
         if (speed := one["speed"]) is not None:

@@ -36,6 +36,10 @@ CONFIRMING = pairs_needed() + 2
 LOSING = 2 * (MAX_LOSSES + 1)
 """Mean number of pairs until an equally fast candidate has lost too often."""
 
+THREADS = frozenset({"threads", "threads_batch"})
+"""Parameters whose best value depends on the load: next to a busy program, one thread can be many times as fast."""
+
+BUSY = "other programs use cores, and the number of threads follows them"  # reason for skipping numbers of threads
 NO_TIME = "no time left"  # reason for skipping a candidate that a longer limit would include
 TOGETHER = "together"  # name of the combined winners in the last comparison
 
@@ -102,11 +106,13 @@ class Tuning:
     seconds: float = 60.0  # time limit of the search
     load_seconds: float = 0.0  # duration of loading the weights, which some candidates repeat
     clock: Callable[[], float] = time.monotonic  # function that returns the time in seconds
+    is_quiet: Callable[[], bool] = lambda: True  # function that returns whether no other program uses the cores
     left_out: dict[str, str] = field(default_factory=dict)  # candidates without a result, with the reason
     comparisons: dict[str, Comparison] = field(default_factory=dict)  # comparisons by the name of the candidate
     together: Comparison | None = None  # comparison of the combined winners; `None` without winners
     complete: bool = False  # whether the search is finished
     _start: float = 0.0
+    _was_busy: bool = False  # whether other programs used cores during the search
     _durations: dict[tuple[Settings, Measure], float] = field(default_factory=dict)  # seconds of each last call
     # A coin decides the order in each pair, so that no load, not even a periodic one, can favour one side.
     _coin: random.Random = field(default_factory=lambda: random.Random(0))
@@ -117,9 +123,10 @@ class Tuning:
         Raises:
             NGramSpecError: The times of the present settings disagree, so nothing can be compared.
         """
-        self._start = self.clock()
+        self._start, self._was_busy = self.clock(), not self.is_quiet()
         yield from self._try()
         yield from self._compare(self.comparisons, CONFIRMING)
+        self._drop_threads()
         if winners := [self.candidates[name] for name in self.winners.values()]:
             changes = {name: value for winner in winners for name, value in winner.change.items()}
             if changes.get("flash_attn") == "off":
@@ -131,11 +138,21 @@ class Tuning:
                 yield from self._compare({TOGETHER: self.together}, 0)
         self.complete = True
 
+    def _drop_threads(self) -> None:
+        """Leave out numbers of threads if other programs used cores."""
+        names = [name for name in self.comparisons if self.candidates[name].parameter in THREADS]
+        for name in names if self._was_busy else ():
+            del self.comparisons[name]
+            self.left_out[name] = BUSY
+
     def _try(self) -> Iterator[str]:
         """Time each candidate and the present settings, and begin a comparison of those with enough time."""
         planned = 0.0  # seconds that comparing the candidates so far will probably take
         for name, candidate in self.candidates.items():
             yield name
+            if self._was_busy and candidate.parameter in THREADS:
+                self.left_out[name] = BUSY
+                continue
             if (seconds := self._warm_up(name, candidate, TRYING * self.seconds - planned)) is None:
                 continue
             needed = pairs_needed(chance=CHANCE / (len(self.comparisons) + 1)) + CONFIRMING
@@ -144,6 +161,7 @@ class Tuning:
                 continue
             planned += LOSING * seconds
             self.comparisons[name] = Comparison(candidate, CHANCE)
+        self._drop_threads()
         for comparison in self.comparisons.values():
             comparison.chance = CHANCE / len(self.comparisons)
 
@@ -199,6 +217,7 @@ class Tuning:
         start = self.clock()
         seconds = self.timer(settings, measure)
         known[settings, measure] = self.clock() - start
+        self._was_busy = self._was_busy or not self.is_quiet()
         return seconds
 
     def _remaining(self, end: float) -> float:
@@ -252,4 +271,5 @@ class Tuning:
         """The faster settings; `None` if nothing is faster, or the search is not finished."""
         if not self.complete or self.together is None or not self.together.gains:
             return None
-        return replace(self.present, **self.together.candidate.change)
+        change = self.together.candidate.change
+        return None if self._was_busy and THREADS & change.keys() else replace(self.present, **change)

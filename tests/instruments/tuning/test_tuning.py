@@ -179,6 +179,19 @@ def test_tuning_with_faster_settings_recommends_and_confirms_them() -> None:
     assert tuning.times[SINGLE] == pytest.approx(0.01 * 9 / 8, rel=0.05)
 
 
+@pytest.mark.parametrize("since", [0.0, 10.0, 600.0])
+def test_tuning_while_cores_are_used_recommends_no_number_of_threads(since: float) -> None:
+    """Next to two busy programs, two threads are 13 times as fast, in every pair and until the program ends."""
+    machine = Machine({("flash_attn", "off", 0): 0.8}, load=lambda _, threads: 1.0 if threads == 2 else 13.0)
+    tuning = tuning_of(machine, seconds=600.0)
+    tuning.is_quiet = lambda: machine.now - START < since
+    list(tuning.run())
+    assert tuning.best_settings is not None
+    changes = tuning.best_settings.changes(PRESENT)
+    assert ("threads" in changes) == (since == 600.0)
+    assert "flash_attn" in changes
+
+
 def test_tuning_rejects_combination_that_is_slower() -> None:
     class Quarrelling(Machine):
         def seconds(self, settings: Settings, measure: Measure) -> float:
