@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cpu.cores import CpuLoad
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.steps import SHORT, Stats
@@ -68,7 +71,9 @@ def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGo
     """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short."""
     if stats.passes < SHORT:
         return None
-    cost = "" if curve is None else f": 4 tokens at once cost {curve.ratio(4):.1f} times one token"
+    # Four passes over one token do the same, so a ratio of more than 4 shows a disturbance, not the hardware.
+    ratio = math.inf if curve is None else curve.ratio(4)
+    cost = f": 4 tokens at once cost {ratio:.1f} times one token" if ratio <= 4 else ""
     if not stats.drafted:
         return f"no drafts{cost}"
     if stats.disturbance is not None:
@@ -76,7 +81,7 @@ def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGo
     gain = stats.estimated_gain
     if gain is not None and round(gain, 2) > 1:
         return f"about {gain:.2f} times as fast as without drafts"
-    if cost and 2 * stats.accepted > stats.drafted:
+    if 2 * stats.accepted > stats.drafted:
         return f"no gain{cost}"
     return f"no gain: {stats.accepted} of {stats.drafted} draft tokens accepted"
 
@@ -84,6 +89,7 @@ def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGo
 def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
     if stats.disturbance == "speed":
         return f"decoding took {stats.seconds / stats.expected_seconds:.1f}x the expected time"
-    if governor is not None and governor.state.other_cores >= 0.1 and not governor.is_quiet:
-        return f"other programs use {governor.state.other_cores:.1f} cores"
+    used = None if governor is None else governor.state.other_cores
+    if used is not None and used > CpuLoad.QUIET:
+        return f"other programs use {used:.1f} cores"
     return "other programs were running"

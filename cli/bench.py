@@ -117,8 +117,10 @@ def bench(
     page with the gains, acceptance by position, the cost of a pass, the calibration of the acceptance estimates, and
     one text per category with its drafts in colour. All three include the command that reproduces the results.
 
-    A ratio of 1.20x means that drafting produces 1.2 times as many tokens per second. "theory" is the ratio expected
-    by the formula of Leviathan et al. from the measured acceptance and cost of a pass, if drafts take no time.
+    A ratio of 1.20x means that drafting produces 1.2 times as many tokens per second. The last line states an interval
+    for the median ratio, from a sign test over pairs of runs (2 % at each end), or that there is no clear difference.
+    "theory" is the ratio expected by the formula of Leviathan et al. from the measured acceptance and cost of a pass,
+    if drafts take no time.
 
     --against URL sends the same prompts to a running server, once each, alternating with ngramspec. It shows the tokens
     per second of both and whether the texts are the same. The API key is read from OPENAI_API_KEY.
@@ -174,8 +176,14 @@ def bench(
     summaries = {
         name: summarise(benchmark.runs_of(name), one.calibration.curve) for name, one in benchmark.policies.items()
     }
+    name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
+    drafted_from = f"memory {name}, {memory.n_stored_tokens} tokens" if memory and name else "no memory"
     order = "in rotating order; every repeat begins with a fresh drafter"
-    heading += [f"{benchmark.repeat} runs with and without drafts per prompt, {order}", f"tuned: {tuning}"]
+    heading += [
+        f"{benchmark.repeat} runs with and without drafts per prompt, {order}",
+        drafted_from,
+        f"tuned: {tuning}",
+    ]
     more = [] if orders is None else [alpha_section(orders, greedy=sampling_settings.greedy)]
     more += text_sections(benchmark) if post.html else ()
     inputs = {
@@ -193,9 +201,11 @@ def bench(
         "--repeat": benchmark.repeat,
         "--policy": None if policy == "cost" else policy,
         "-s": None if sampling_settings.greedy else sampling_settings.seed,
+        "--memory": name,
+        "--no-memory": load.no_memory or (memory is not None and name is None),
     }
     command = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
-    model_line = origin(target, source.label)
+    model_line = f"{origin(target, source.label)}; {drafted_from}"
     report = benchmark_report(source.label, columns(target), model_line, command, benchmark, summaries, more)
     verdict = "\n".join(verdicts(summaries, benchmark.caveat))
     output.write(

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from ngramspec.cost.paired import compare_pairs
 from ngramspec.instruments.benchmark.figures import Spread, Summary, verdicts
 from ngramspec.instruments.benchmark.report import ratio
 from ngramspec.instruments.benchmark.runs import Benchmark, Run
@@ -85,7 +86,9 @@ def show_against(server: RemoteServer, pairs: Sequence[Pair], heading: Sequence[
     if len(pairs) < total:
         parts.append(f"INCOMPLETE: stopped after {len(pairs)} of {total} prompts")
     table = figures_table(Table(headings, rows, totals=1))
-    print_report([*parts, "", "Tokens per second of decoding, medians over prompts:", table])
+    result = compare_pairs([pair["ratio"] for pair in pairs if pair["ratio"] is not None])
+    line = "no speed measured" if result is None else f"ngramspec, compared with this server: {result}"
+    print_report([*parts, "", "Tokens per second of decoding, medians over prompts:", table, line])
 
 
 def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
@@ -114,7 +117,6 @@ def document(
     return {
         **provenance(target),
         "complete": benchmark.complete,
-        "slowed_passes": benchmark.share_slowed,
         "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
         "settings": {
             "max_tokens": benchmark.max_tokens,

@@ -14,6 +14,7 @@ from rich.table import Table
 import ngramspec
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
+from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.llama.bindings import init_backend
@@ -154,6 +155,7 @@ def _layers(target: Target) -> str:
 
 
 def _threads(target: Target) -> str:
+    process_load().wait()
     state = target.governor.state
     return (
         f"{state.threads} for one token, {state.threads_batch} for drafts, {state.threads_prompt} for prompts:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
@@ -10,11 +11,12 @@ from typing import Annotated, Any
 
 from rich.table import Table
 
-from ngramspec.cpu.cores import logical_cores, physical_cores
+from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE
+from ngramspec.cpu.cores import logical_cores, physical_cores, process_load
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import candidates
-from ngramspec.instruments.tuning.search import FALSE_ALARMS, MIN_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
+from ngramspec.instruments.tuning.search import MIN_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 from ngramspec.llama.cache import UNQUANTISED
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.llama.target import Target
@@ -22,7 +24,7 @@ from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, load_tuned, save_tuned
+from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, save_tuned
 from ngramspec.sampling.option import allow_int_range, allow_range, option
 
 from .console import defer_signals, note, reraise, usage_error
@@ -31,7 +33,7 @@ from .options import Model, find, open_target
 from .output import Output, json_option
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import quant_note, tune_quants
-from .view import figures_table, print_report, run_timed, warn_if_busy
+from .view import figures_table, print_report, run_timed
 
 CONTEXT = 256
 """Context size in tokens for opening the model; measurements use separate contexts."""
@@ -47,7 +49,7 @@ def tune(
         False, help="Compare quantisations of MODEL, or of a shape, instead of settings; weights are random."
     ),
     time_limit: float = option(
-        60.0, help="Approximate measuring time in seconds, after loading the model.", allowed=allow_range(5, 86400)
+        60.0, help="Maximum measuring time in seconds, after loading the model.", allowed=allow_range(5, 86400)
     ),
     context_depth: int | None = option(
         None,
@@ -64,16 +66,17 @@ def tune(
 
     The command tries the following, if the machine supports them: thread counts for single tokens and for batches
     (prompts and drafts), flash attention, the number of prompt tokens per decode call, weights without rearrangement,
-    weights read into memory, and an 8-bit KV cache, which is only reported because it changes the text. The settings
-    take turns, and each round compares every candidate with the current settings. T(4) is a pass over four tokens.
+    weights read into memory, and an 8-bit KV cache, which is only reported because it changes the text. Each candidate
+    and the current settings are timed in pairs, in random order. T(4) is a pass over four tokens.
 
-    A setting is recommended only under three conditions. It saves at least 3 % of the time that it affects, in more
-    rounds than chance would explain (at most one false alarm in 20 runs). It makes nothing else slower. All winners
-    together win again in new measurements. Ctrl-C shows the results so far and saves nothing.
+    A setting is recommended only under three conditions. It is at least 1.03 times as fast for the passes that it
+    affects, in more pairs than chance would explain (at most one false alarm in 50 runs). It makes nothing else slower.
+    All winners together win again in new pairs. If the times of the current settings vary too much, the command ends
+    with an error. Ctrl-C shows the results so far and saves nothing.
 
-    --apply saves the recommendation for this model, build and machine. Other commands then use it, unless their options
-    override it, and print a note. If there is no recommendation, --apply deletes an earlier one. Settings can change
-    the rounding of logits: the command tests whether these do, and batch sizes are compared again for new settings.
+    --apply saves a recommendation for this model, build and machine. Other commands then use it, unless their options
+    override it, and print a note; --reset deletes it. Without a recommendation, nothing changes. Settings can change
+    the rounding of logits, so batch sizes are compared again for new settings.
 
     --quants answers another question: which file of a model to download. It measures what each quantisation costs on
     this machine, from Q4_0 to Q8_0, and recommends one. MODEL may be the name of a shape, such as qwen2.5-1.5b or
@@ -101,8 +104,10 @@ def tune(
         with defer_signals():
             return loading.open_target(source.path, trial_load, **target.weights.plan.arguments)
 
+    start = time.monotonic()
     with ExitStack() as stack:
         target = stack.enter_context(open_target(source, base_load))
+        load_seconds = time.monotonic() - start
         heading = _heading(target)
         # The long context exceeds neither the training context of the model nor the context size of later runs.
         deep = context_depth or DEPTH
@@ -117,23 +122,23 @@ def tune(
             flash_free=base_load.cache_type_v in UNQUANTISED,
             quantised_cache=base_load.cache_type_k == base_load.cache_type_v == "f16" and base_load.flash_attn != "off",
         )
-        tuning = Tuning(bench.seconds, target.weights.present, trials, time_limit)
-        note(f"timing {len(tuning.candidates)} settings for about {time_limit:g} seconds")
-        with warn_if_busy():
-            outcome = run_timed((name or "current settings" for name in tuning.run()), tuning.seconds)
-        same_bits = _test_same_bits(bench, tuning)
-    before = load_tuned(file)
-    # Without --apply, keep settings that are in use.
-    if tuning.complete and (apply or before is None or not before.applied):
-        today = datetime.now(UTC).date().isoformat()
-        changes = tuning.best_settings.changes(tuning.present) if tuning.best_settings else {}
-        ratio = tuning.gain.ratio if tuning.gain and changes else None
-        save_tuned(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
+        load_of_others = process_load()
+        load_of_others.wait()
+        tuning = Tuning(bench.seconds, target.weights.present, trials, time_limit, load_seconds)
+        tuning.is_quiet = lambda: load_of_others.is_quiet
+        note(f"timing up to {len(trials)} settings for at most {time_limit:g} seconds")
+        outcome = run_timed(tuning.run(), tuning.seconds)
+    if isinstance(outcome.error, NGramSpecError):
+        reraise(outcome)
+    best = tuning.best_settings
+    if apply and best is not None and tuning.together is not None and tuning.together.speed is not None:
+        changes, ratio = best.changes(tuning.present), 1 / tuning.together.speed.median
+        save_tuned(file, Tuned(changes, ratio, datetime.now(UTC).date().isoformat()))
     quantisation = None
     if {SINGLE, DRAFTS[0]} <= (times := tuning.times).keys():
         quantisation = quant_note(target, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
     advice = [] if quantisation is None else [quantisation]
-    document = {"load": asdict(load), **_document(target, tuning, deep, same_bits, applied=apply)}
+    document = {"load": asdict(load), **_document(target, tuning, deep, applied=apply)}
     document["advice"] = [*tuning.advice_names, *advice]
     output.write(
         lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *advice]),
@@ -152,45 +157,30 @@ def _heading(target: Target) -> list[str]:
     ]
 
 
-def _test_same_bits(bench: SettingsTimer, tuning: Tuning) -> bool | None:
-    """Return True if the recommended settings give the same bits as the present ones; `None` if untested."""
-    if tuning.best_settings is not None:
-        try:
-            return bench.alike(tuning.present, tuning.best_settings)
-        except NGramSpecError as error:
-            note(f"could not test whether the settings change the rounding: {error}")
-    return None
-
-
-def _document(target: Target, tuning: Tuning, depth: int, same_bits: bool | None, *, applied: bool) -> dict[str, Any]:
+def _document(target: Target, tuning: Tuning, depth: int, *, applied: bool) -> dict[str, Any]:
     """Return all measurements and their conditions; `depth` is the number of tokens in the long context."""
-    best, gain = tuning.best_settings, tuning.gain
-    recommendation = None
-    if best is not None:
-        changes = best.changes(tuning.present)
-        recommendation = {"options": flags(changes), "changes": changes, "same_bits": same_bits, "applied": applied}
-    limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": MIN_GAIN, "false_alarms": FALSE_ALARMS}
-    measures = sorted(tuning.times, key=lambda m: (m.deep, m))
+    best = tuning.best_settings
+    changes = None if best is None else best.changes(tuning.present)
+    limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": MIN_GAIN, "false_alarms": CHANCE}
     return {
         **provenance(target),
         "complete": tuning.complete,
         "settings": limits,
         "present": asdict(tuning.present),
-        "present_seconds": {m.label(depth): tuning.times[m] for m in measures},
-        "compared": {name: _comparison(c, depth) for name, c in tuning.comparisons.items()},
-        "together": _comparison(gain, depth) if gain else None,
-        "recommended": recommendation,
-        "trades": tuning.trades,
+        "present_seconds": {m.label(depth): seconds for m, seconds in tuning.times.items()},
+        "compared": {name: _comparison(one, depth) for name, one in tuning.comparisons.items()},
+        "together": _comparison(tuning.together, depth) if tuning.together else None,
+        "recommended": changes and {"options": flags(changes), "changes": changes, "applied": applied},
         "left_out": tuning.left_out,
     }
 
 
 def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
+    """Return the speed relative to the present settings, of the request and of each measure."""
     return {
-        **{name: getattr(comparison, name) for name in ("rounds", "ratio", "spread", "chance")},
-        "each": {m.label(depth): ratio for m, ratio in comparison.each.items()},
-        "faster": [m.label(depth) for m in comparison.faster],
-        "slower": [m.label(depth) for m in comparison.slower],
+        "speed": asdict(comparison.speed) if comparison.speed else None,
+        "each": {m.label(depth): asdict(paired) for m, paired in comparison.each.items()},
+        "gains": comparison.gains,
     }
 
 
@@ -198,67 +188,39 @@ def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
 
 
 def _table(document: Mapping[str, Any]) -> list[str | Table]:
-    times, comparisons = document["present_seconds"], document["compared"]
+    times, together = document["present_seconds"], document["together"]
     if not times:
-        return ["Interrupted before the end of the first round: no results."]
-    rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", ""]]
-    shown_comparisons = (
-        comparisons
-        if document["together"] is None
-        else {**comparisons, f"{TOGETHER}, new rounds": document["together"]}
-    )
-    for name, comparison in shown_comparisons.items():
-        each = [f"{comparison['each'][measure]:.3f}" if measure in comparison["each"] else "" for measure in times]
-        rows.append([name, *each, f"{comparison['ratio']:.3f}", f"{comparison['spread']:.3f}"])
-    count = next(iter(comparisons.values()))["rounds"]
+        return []
+    rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", "", ""]]
+    for name, one in (document["compared"] | ({f"{TOGETHER}, new pairs": together} if together else {})).items():
+        if (speed := one["speed"]) is not None:
+            each = [f"{one['each'][measure]['median']:.3f}" if measure in one["each"] else "" for measure in times]
+            ends = "-" if speed["interval"] is None else "{:.3f}-{:.3f}".format(*speed["interval"])
+            rows.append([name, *each, f"{speed['median']:.3f}", ends, str(speed["pairs"])])
     return [
-        figures_table(Figures(["time with current settings = 1", *times, "overall", "+-"], rows)),
-        f"Medians of {count} rounds; prefill is per token; +- is the range between the quartiles.",
+        figures_table(Figures(["speed with current settings = 1", *times, "overall", "from-to", "pairs"], rows)),
+        "Medians of pairs; prefill is per token; from-to is the interval that many more pairs would agree with.",
     ]
 
 
 def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
-    comparisons, gain, recommendation = document["compared"], document["together"], document["recommended"]
+    recommendation, left_out = document["recommended"], document["left_out"]
     lines: list[str] = []
     if not tuning.complete:
         lines.append("Interrupted: these are the results so far; there is no recommendation.")
-    elif recommendation is not None:
-        lines.append(
-            f"Recommended: {recommendation['options']}, {1 / gain['ratio']:.2f} times as fast where it matters,"
-            f" confirmed in {gain['rounds']} new rounds."
-        )
-        bits = {
-            True: "A test gave bit-identical logits.",
-            False: "It changes the rounding of logits, so texts may differ at near-ties between two tokens.",
-            None: "It may change the rounding of logits.",
-        }
-        lines.append(f"{bits[recommendation['same_bits']]} Batch sizes are compared again under these settings.")
+    elif recommendation is not None and tuning.together is not None:
+        lines.append(f"Recommended: {recommendation['options']}, {tuning.together.speed} where it matters.")
+        lines.append("It may change the rounding of logits, so texts may differ at near-ties between two tokens.")
         lines.append(
             "Saved: other commands use it for this model; ngramspec tune --reset deletes it."
             if recommendation["applied"]
             else "Not saved: --apply saves it for this model and machine."
         )
-    elif tuning.winners:
-        lines.append(
-            f"{' and '.join(tuning.winners.values())} looked faster at first, but not when measured again. None of the"
-            " settings tried is faster than your current ones."
-        )
-    elif comparisons:
-        lines.append(
-            f"None of the settings tried is faster than your current ones: none saves {MIN_GAIN:.0%} beyond noise"
-            " without making something else slower."
-        )
+    elif document["compared"]:
+        lines.append(f"{NO_DIFFERENCE.capitalize()}, so nothing is recommended or saved.")
     else:
         lines.append("No settings could be compared.")
-    for name in document["trades"]:
-        each = comparisons[name]["each"]
-        faster, slower = (
-            ", ".join(f"{measure} ({each[measure]:.2f})" for measure in comparisons[name][which])
-            for which in ("faster", "slower")
-        )
-        lines.append(f"Trade-off, not recommended: {name} makes {faster} faster and {slower} slower.")
     lines += [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advice_names]
-    left_out = document["left_out"]
     lines += [f"Not compared: {name}: {reason}." for name, reason in left_out.items() if reason != NO_TIME]
     if late := [name for name, reason in left_out.items() if reason == NO_TIME]:
         lines.append(f"Not compared for lack of time (raise --time-limit): {', '.join(late)}.")

@@ -17,6 +17,7 @@ from ngramspec.cpu.cores import usable_cores
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.quants import (
+    MAX_SPREAD,
     PRECISION,
     QUANTISATIONS,
     SIZES,
@@ -39,7 +40,7 @@ from ngramspec.sampling.option import options
 from .console import defer_signals, note, reraise, usage_error
 from .options import find
 from .output import Output
-from .view import figures_table, print_report, run_timed, warn_if_busy
+from .view import figures_table, print_report, run_timed
 
 DEPTH = 256
 """Default number of tokens in the context before each pass."""
@@ -70,16 +71,18 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         timing = QuantTiming(
             models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
         )
-        with warn_if_busy() as disturbance:
-            outcome = run_timed(_steps(models, timing), time_limit)
+        outcome = run_timed(_steps(models, timing), time_limit)
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
-    if costs and outcome.error is None and not disturbance.is_large:
+    is_steady = timing.spread <= MAX_SPREAD
+    if not is_steady:
+        note(f"warning: passes lasted up to {timing.spread:.0%} longer than the fastest; measure on an idle machine")
+    elif costs and outcome.error is None:
         keep_costs(measurement_path(shape, load.gpu_layers), costs)
-    conclusions = [recommend(costs)] if costs else []
+    conclusions = [recommend(costs)] if costs and is_steady else []
     steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
-    if line := advice(own, steepness, costs):
+    if is_steady and (line := advice(own, steepness, costs)):
         conclusions.append(line)
     heading = [
         f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
@@ -95,7 +98,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
         "complete": outcome.error is None,
         "timed_layers": models.layers,
-        "disturbed": disturbance.is_large,
+        "steady": is_steady,
         "rounds": timing.rounds,
         "spread": timing.spread,
         "quantisations": {cost.name: _figures(cost) for cost in costs},

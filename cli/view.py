@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -17,22 +16,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.cpu.cores import logical_cores, read_cpu_seconds
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.instruments.prompts import SkippedPrompt
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
 
-from .console import Outcome, capture_outcome, note, printable, progress_bar, write_stdout
+from .console import Outcome, capture_outcome, printable, progress_bar, write_stdout
 
 MAX_LISTED = 10
 """Maximum number of differences, skipped prompts and broken lines shown.
 
 The rest are only counted; --json contains all of them.
 """
-
-BUSY = 0.1
-"""Maximum share of the cores that other programs may use without a warning."""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
@@ -121,31 +116,6 @@ def run_timed(names: Iterable[str], seconds: float) -> Outcome:
     return outcome
 
 
-@dataclass(slots=True)
-class Disturbance:
-    """Disturbance of measurements by other programs."""
-
-    is_large: bool = False  # whether they used more than `BUSY` of the cores
-
-
-@contextmanager
-def warn_if_busy() -> Iterator[Disturbance]:
-    """Warn if other programs used the cores during the block, because other settings may be fastest without them.
-
-    The yielded `Disturbance` is updated after the block.
-    """
-    before, began = read_cpu_seconds(), time.monotonic()
-    found = Disturbance()
-    yield found
-    after, cores = read_cpu_seconds(), logical_cores()
-    share = (after.system - before.system - (after.process - before.process)) / max(
-        0.001, cores * (time.monotonic() - began)
-    )
-    if share > BUSY:
-        found.is_large = True
-        note(f"warning: other programs used {share:.0%} of this machine's cores; measure again without them")
-
-
 def _bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
     return progress_bar(TextColumn("{task.description}", markup=False), BarColumn(), *more, auto_refresh=False)
 
@@ -166,12 +136,8 @@ def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:
     """Return the result of tuning and its use in one line."""
     if tuning is None:
         return "no; ngramspec tune finds the fastest settings"
-    if not tuning.changes or tuning.ratio is None:
-        return f"no faster settings found ({tuning.date})"
     what = f"{flags(tuning.changes)}, {1 / tuning.ratio:.2f} times as fast where it matters ({tuning.date})"
-    if not tuning.applied:
-        return f"{what}; not used (ngramspec tune --apply saves it)"
-    return f"{what}{'; ignored here' if left_out else ''}"
+    return f"{what}; {'ignored here' if left_out else 'ngramspec tune --reset deletes it'}"
 
 
 def limit_lines(lines: Sequence[str], rest: str) -> list[str]:

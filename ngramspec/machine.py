@@ -119,12 +119,11 @@ _TUNABLE: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The stored result of a tuning."""
+    """The stored result of a tuning, which is applied when the model is loaded."""
 
-    changes: Mapping[str, Any]  # the faster settings (see `Settings.changes`); empty if nothing is faster
-    ratio: float | None  # time with the changes / time without them; `None` without changes
+    changes: Mapping[str, Any]  # the faster settings (see `Settings.changes`)
+    ratio: float  # time with the changes / time without them
     date: str  # the day, as in 2026-11-22
-    applied: bool  # whether the changes are applied when the model is loaded
 
 
 def tuning_path(key: str) -> Path:
@@ -147,11 +146,10 @@ def save_tuned(path: Path, tuned: Tuned) -> None:
     """Write the result to a file.
 
     Raises:
-        NGramSpecError: The file cannot be written. If `tuned.applied` is false, the error is ignored.
+        NGramSpecError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(tuned)))
     except OSError as error:
-        if tuned.applied:
-            raise NGramSpecError(f"cannot save the settings in {path}: {error.strerror or error}") from error
+        raise NGramSpecError(f"cannot save the settings in {path}: {error.strerror or error}") from error

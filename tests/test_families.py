@@ -552,14 +552,13 @@ class Served:
         marks = [*sorted(find_marks("".join([template, *self._written(row)]))), *row.marks.split()]
         path = write_family_model(folder / f"{row.template}.gguf", template, marks, row.end)
         self.row = row
-        self._servers = {drafts: self._open(path, drafts) for drafts in (True, False)}
-        for server in self._servers.values():
-            opened.callback(server.model.service.stop)  # type: ignore[union-attr]
-        self._clients = {
-            drafts: opened.enter_context(httpx.Client(base_url=opened.enter_context(run_server(server)), timeout=60))
-            for drafts, server in self._servers.items()
-        }
-        self.vocabulary = self._model.vocabulary
+        self._models = {drafts: self._open(path, drafts) for drafts in (True, False)}
+        for model in self._models.values():
+            opened.callback(model.service.stop)
+        self._server = Server()
+        url = opened.enter_context(run_server(self._server))
+        self._client = opened.enter_context(httpx.Client(base_url=url, timeout=60))
+        self.vocabulary = self._models[True].vocabulary
         question = [{"role": "user", "content": QUESTION}]
         self.opening = self.vocabulary.chat(question, TOOLS).opening
         self._ids = {
@@ -570,21 +569,15 @@ class Served:
         names = sorted(self._ids, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})")
 
-    @property
-    def _model(self) -> ServedModel:
-        model = self._servers[True].model
-        assert model is not None
-        return model
-
     @staticmethod
     def _written(row: Row) -> Iterator[str]:
         for case in CASES:
             yield write_answer(row, case, "")[0]
 
     @staticmethod
-    def _open(path: Path, drafts: bool) -> Server:
+    def _open(path: Path, drafts: bool) -> ServedModel:
         load = LoadSettings(ctx_size=N_CTX, threads=1, exact="on", no_memory=True, no_draft=not drafts)
-        return Server(model=open_served_model(load, ServeOptions(parallel=1), find(str(path), load)))
+        return open_served_model(load, ServeOptions(parallel=1), find(str(path), load))
 
     def tokenize(self, text: str) -> list[int]:
         return self.vocabulary.tokenize(text, special=True, add_bos=False)
@@ -607,11 +600,11 @@ class Served:
         limit: int,
     ) -> Any:
         """Return the whole response to a conversation, or the error of the server as a text."""
-        server = self._servers[drafts]
+        server = self._server
+        server.model, server.seed = self._models[drafts], 7
         server.sampling = Sampling(temperature=heat, seed=7, grammar=grammar)
-        server.seed = 7
         body = {api.messages: [{"role": "user", "content": QUESTION}, *turns], "stream": stream, **api.fields}
-        response = self._clients[drafts].post(api.path, json=body | api.limit(limit))
+        response = self._client.post(api.path, json=body | api.limit(limit))
         if response.status_code != 200:
             return f"{response.status_code} {response.text}"
         if not stream:
@@ -682,10 +675,12 @@ def check_case(served: Served, case: str, *, is_sample: bool) -> Iterator[str]:
         begun = tuple(call for call in answer.calls[:1] if is_cut and call[0] == CALLS[0][0])
         if answer != expected._replace(calls=begun or expected.calls):
             yield f"{how}: {answer}"
+        if is_sample and not answer.calls:
+            continue
         after = served.ask(api, api.history(body), None, stream=False, drafts=False, heat=0.0, limit=1)
         if isinstance(after, str):
             yield f"history of {how}: {after}"
-    for drafts, heat in VARIANTS if case in ("text", "calls") else ():
+    for drafts, heat in VARIANTS if case == "calls" or (case == "text" and not is_sample) else ():
         body = served.ask(APIS["chat"], [], grammar, stream=False, drafts=drafts, heat=heat, limit=limit)
         if isinstance(body, str) or APIS["chat"].read(body).normalized() != expected:
             yield f"{case}, drafts {drafts}, temperature {heat}: {body}"
@@ -712,7 +707,8 @@ def check_forced_call(served: Served) -> Iterator[str]:
 def check(row: Row, folder: Path, *, is_sample: bool = False) -> list[str]:
     """Return what is wrong with the answers of a model with a template, one text for each mistake.
 
-    With `is_sample`, each API is asked either for the whole answer or for the stream, in turns.
+    With `is_sample`, each API is asked either for the whole answer or for the stream, in turns, and only calls are sent
+    back as history.
     """
     with ExitStack() as opened:
         served = Served(row, folder, opened)

@@ -7,6 +7,7 @@ import ctypes.util
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -102,43 +103,32 @@ def cpu_quota() -> float:
         for line in OWN_CGROUPS.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
             if not controllers:
-                quotas += _quotas(CGROUPS, name, _read_v2)
+                quotas += _quotas(CGROUPS, name)
             elif "cpu" in controllers.split(","):
-                quotas += _quotas(CGROUPS / controllers, name, _read_v1)
-                quotas += _quotas(CGROUPS / "cpu", name, _read_v1)
+                quotas += [*_quotas(CGROUPS / controllers, name), *_quotas(CGROUPS / "cpu", name)]
     return min(quotas)
 
 
-def _quotas(root: Path, name: str, read: Callable[[Path], float]) -> Iterator[float]:
+def _quotas(root: Path, name: str) -> Iterator[float]:
     """Yield the quotas of a cgroup and of its parents. In a container, the root is the container's group."""
     folder = root / name.lstrip("/")
     for group in (folder, *folder.parents):
-        with suppress(OSError, ValueError):
-            yield read(group)
+        with suppress(OSError, ValueError):  # version 2; without a limit the quota is "max"
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            yield quota / period
+        with suppress(OSError, ValueError):  # version 1
+            quota, period = (int((group / f"cpu.cfs_{kind}_us").read_text()) for kind in ("quota", "period"))
+            yield quota / period if quota > 0 else math.inf
         if group == root:
             return
 
 
-def _read_v2(group: Path) -> float:
-    quota, period = (group / "cpu.max").read_text().split()
-    return math.inf if quota == "max" else int(quota) / int(period)
-
-
-def _read_v1(group: Path) -> float:
-    quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    return math.inf if quota <= 0 else quota / period
-
-
-# --------------------------------------------------------------------------- load by other programs
-
-
 class CpuSeconds(NamedTuple):
-    """CPU time since a fixed moment in the past, in seconds."""
+    """CPU time since a fixed moment, in seconds; per second of wall time, it is a number of cores."""
 
-    # Time of all programs on the allowed CPUs except those in `low`, and time that a hypervisor gave to other machines.
-    system: float
-    process: float  # time of all threads of this process
-    low: float = 0.0  # time of programs with lower priority than this process
+    others: float  # of other programs on the allowed CPUs, and what a hypervisor gave to other machines
+    own: float = 0.0  # of all threads of this process
+    low: float = 0.0  # of programs with lower priority than this process, which `others` does not contain
 
 
 def read_cpu_seconds() -> CpuSeconds:
@@ -151,106 +141,64 @@ def read_cpu_seconds() -> CpuSeconds:
             nice += getattr(times, "nice", 0.0)
     own = time.process_time()
     if hasattr(os, "getpriority") and os.getpriority(os.PRIO_PROCESS, 0) > 0:
-        return CpuSeconds(total + nice, own)  # the system reports this process and similar ones together
-    return CpuSeconds(total, own, nice)
-
-
-QUIET = 0.2
-"""Cores used by other programs up to which the machine counts as idle: about what a desktop uses at rest."""
-
-
-REPEATS, REPEAT_SECONDS = 5, 0.002
-"""Number of counts of running threads, and the time between two counts. The lowest count is used, because many threads
-run only for a moment."""
-
-
-def count_running() -> int | None:
-    """Return the number of running or ready threads of other programs; `None` if unknown for the allowed CPUs."""
-    if logical_cores() < (os.cpu_count() or 1):
-        return None
-    fewest = _count_running_once()
-    for _ in range(REPEATS - 1):
-        if not fewest:
-            break
-        time.sleep(REPEAT_SECONDS)
-        fewest = min(fewest, _count_running_once() or 0)
-    return fewest
-
-
-def _count_running_once() -> int | None:
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/stat").read_text().splitlines()
-        everything = int(next(line for line in lines if line.startswith("procs_running")).split()[1])
-        # The state is the first field after the name, which is in brackets and may contain any character.
-        stats = [(task / "stat").read_text() for task in Path("/proc/self/task").iterdir()]
-        return max(0, everything - sum(text.rpartition(")")[2].split()[0] == "R" for text in stats))
-    return None
+        return CpuSeconds(total + nice - own, own)  # the system reports this process and similar ones together
+    return CpuSeconds(total - own, own, nice)
 
 
 class CpuLoad:
-    """The number of cores that other programs use, averaged over a fraction of a second.
+    """The number of cores that programs use: CPU time between the last two reads of the counters, per second.
+
+    The load is unknown, and so never quiet, if there is only one read, or if the last two are more than `LONGEST`
+    seconds apart. The next read is due `INTERVAL` seconds after the last one, whatever that one took: it may have been
+    preempted. A read of more than `SLOW` seconds is repeated once, because its CPU time may be older or newer than
+    its time. If the second one is slow too, the load is overestimated and not underestimated: the time between two
+    reads is counted from the end of one to the start of the next.
 
     Args:
         read: Function that returns the CPU time used so far.
         clock: Function that returns the wall time in seconds.
-        running: Function that returns the number of running or ready threads of other programs; `None` if unknown.
-        count: Number of CPUs that this process may use.
     """
 
-    INTERVAL = 0.1  # minimum seconds between two samples; the system counts in steps of 10 ms
-    MEMORY = 0.2  # time constant of the average, in seconds
-    PAUSE = 0.15  # seconds without a decode call after which the average is out of date
-    SHARE = 0.005  # maximum share of the time spent on reading the counters, which takes long on many cores
+    INTERVAL, LONGEST, SLOW = 0.2, 10.0, 0.02
+    QUIET = 0.2  # cores used by other programs up to which the machine counts as idle, as with a desktop at rest
 
-    def __init__(
-        self,
-        read: Callable[[], CpuSeconds] = read_cpu_seconds,
-        clock: Callable[[], float] = time.perf_counter,
-        running: Callable[[], int | None] = count_running,
-        count: int | None = None,
-    ) -> None:
-        self.clock = clock
-        self._read, self._running = read, running
-        self._count = count or logical_cores()
-        self.cores = 0.0  # cores that other programs use, except those of lower priority
-        self.low_cores = 0.0  # cores that programs of lower priority use
-        self._before, self._at = read(), clock()
-        self.due = self._at + self.INTERVAL  # time of the next sample, by `clock`
-        self.call_ended = self._at  # time at which the last decode call ended
-        self._is_guess = True  # whether `cores` is a guess and not an average
+    def __init__(self, read: Callable[[], CpuSeconds], clock: Callable[[], float]) -> None:
+        self.clock, self._read = clock, read
+        self._cores: CpuSeconds | None = None
+        self._last, self._ended = read(), clock()
+        self._lock = threading.Lock()  # the engine's and the server's threads ask
 
     @property
     def is_quiet(self) -> bool:
         """True if other programs, including those with low priority, use too little CPU time to slow decode calls."""
-        return self.total_cores <= QUIET
+        cores = self.sample()
+        return cores is not None and cores.others + cores.low <= self.QUIET
 
-    @property
-    def total_cores(self) -> float:
-        """Number of cores that all other programs use."""
-        return self.cores + self.low_cores
+    def sample(self) -> CpuSeconds | None:
+        """Return the number of cores used, after a new read if one is due; `None` if unknown."""
+        if self.clock() - self._ended >= self.INTERVAL:
+            with self._lock:
+                if self.clock() - self._ended >= self.INTERVAL:  # no other thread read in the meantime
+                    self._update()
+        return self._cores
 
-    def sample(self) -> bool:
-        """Update the number of used cores if the last sample is old enough; return True if it was updated."""
-        now = self.clock()
-        if now < self.due:
-            return False
-        seconds = now - self._at
-        current = self._read()
-        reading_seconds = self.clock() - now
-        used = (current.system - self._before.system) - (current.process - self._before.process)
-        weight = 1.0 if self._is_guess else 1.0 - math.exp(-seconds / self.MEMORY)
-        self.cores += weight * (max(0.0, used / seconds) - self.cores)
-        self.low_cores += weight * ((current.low - self._before.low) / seconds - self.low_cores)
-        self._is_guess = False
-        if now - max(self.call_ended, self._at) > self.PAUSE and (running := self._running()) is not None:
-            # Programs that ran in the pause may have ended, and others may have started at its end.
-            self.cores, self.low_cores, self._is_guess = float(min(running, self._count)), 0.0, True
-        self._before, self._at = current, now
-        self.due = self.clock() + max(self.INTERVAL, reading_seconds / self.SHARE)
-        return True
+    def wait(self) -> None:
+        """Wait until the next sample is due, so that it is about the present."""
+        self.sample()
+        time.sleep(1.1 * self.INTERVAL)
+
+    def _update(self) -> None:
+        for _ in range(2):
+            began, now, ended = self.clock(), self._read(), self.clock()
+            if ended - began <= self.SLOW:
+                break
+        seconds = began - self._ended
+        used = (max(0.0, after - before) / seconds for before, after in zip(self._last, now, strict=True))
+        self._cores = CpuSeconds(*used) if seconds <= self.LONGEST else None
+        self._last, self._ended = now, ended
 
 
 @cache
 def process_load() -> CpuLoad:
     """Return the load that all models of this process share."""
-    return CpuLoad()
+    return CpuLoad(read_cpu_seconds, time.perf_counter)

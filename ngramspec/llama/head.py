@@ -306,8 +306,6 @@ class Heads:
             threads = self._governor.begin_call(end)
             llama.llama_set_n_threads(self._ctx, threads, threads)
         status = llama.llama_decode(self._ctx, batch)
-        if self._governor is not None:
-            self._governor.end_call()
         if status != 0:
             at = ", ".join(f"{len(feed.tokens)} tokens at position {feed.first}" for feed in feeds)
             raise TargetError(f"llama_decode returned {status} for {at} of a head")

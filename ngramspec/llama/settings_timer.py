@@ -9,21 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import psutil
 
-from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial_context import TrialContext, random_tokens
+from ngramspec.llama.trial_context import TrialContext
 from ngramspec.machine import LONG_READING, READING, Measure, Settings
 
 SLOW = 0.1  # duration in seconds above which a pass is timed once; a faster one is repeated after a warm-up
 
 REPEATS = 2  # number of timed passes after the warm-up, of which the fastest counts
-
-N_COMPARED = 600
-"""Number of tokens on which settings are compared bit by bit: more than the usual micro-batch."""
 
 SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded again
 
@@ -55,19 +50,6 @@ class SettingsTimer:
         if measure.is_prefill:
             return first / measure.size
         return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
-
-    def alike(self, first: Settings, second: Settings) -> bool:
-        """Return True if two settings give bit-identical logits after random tokens, for single tokens and a batch."""
-        return self._bits(first) == self._bits(second)
-
-    def _bits(self, settings: Settings) -> bytes:
-        trial = self._context(settings, deep=False)
-        text = random_tokens(self._target.vocabulary.n_vocab, 2, N_COMPARED)
-        trial.read(text[:-6], trial.micro_batch)
-        rows: list[Logits] = [trial.evaluate([token]) for token in text[-6:-4]]
-        rows.append(trial.evaluate(text[-4:], 4))
-        trial.back()
-        return np.concatenate(rows).tobytes()
 
     def _context(self, settings: Settings, *, deep: bool) -> TrialContext:
         """Return the context of these settings with their threads; a deep one contains `depth` tokens."""

@@ -203,7 +203,7 @@ def apply_tuning(path: Path, settings: LoadSettings, on_note: OnNote) -> tuple[L
         explicit_names.add("threads_batch")
     if settings.flash_attn == "off":
         explicit_names.add("micro_batch")  # tuning measured larger micro-batches only with flash attention
-    saved_changes = tuning.changes if tuning is not None and tuning.applied else {}
+    saved_changes = tuning.changes if tuning is not None else {}
     changes = {name: value for name, value in saved_changes.items() if name not in explicit_names}
     if changes:
         on_note(f"tuned: {flags(changes)} (--ignore-tuned ignores it, ngramspec tune --reset deletes it)")

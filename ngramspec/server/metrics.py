@@ -62,7 +62,8 @@ def _metrics(model: ServedModel) -> Iterator[Metric]:
         yield Metric(
             "ngramspec:threads_prompt", "gauge", "CPU threads of a decode call of a prompt.", state.threads_prompt
         )
-        yield Metric("ngramspec:other_cores", "gauge", "CPU cores that other programs use.", state.other_cores)
+        if state.other_cores is not None:
+            yield Metric("ngramspec:other_cores", "gauge", "CPU cores that other programs use.", state.other_cores)
 
 
 def _common_metrics(report: Report, embedder: Embedder | None) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from ngramspec_cli.answer_line import AnswerReport, format_gain, format_speed
 from support.mock_target import MockTarget
 
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cpu.cores import CpuLoad, CpuSeconds
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.steps import Stats, Step
@@ -57,13 +58,19 @@ def test_format_gain_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
     none = {"tokens": (1,), "drafted": (), "accepted": 0}
     assert gain(**none) == "no drafts: 4 tokens at once cost 3.8 times one token"
     assert gain(curve=None, **none) == "no drafts"
+    disturbed = CostCurve({1: 0.1, 4: 0.54})
+    assert gain(curve=disturbed, **none) == "no drafts"
+    assert gain(curve=disturbed, plain_seconds=0.1, drafted=(1,)) == "no gain"
 
 
 def test_format_gain_a_disturbed_answer_is_unknown() -> None:
-    governor = ThreadGovernor(2, 2, cores=2)
+    now, used = 0.0, 0.0
+    load = CpuLoad(lambda: CpuSeconds(used), lambda: now)
+    governor = ThreadGovernor(2, 2, load=load, cores=2)
     slowed = counted(replace(GAINING, is_quiet=False))
     assert format_gain(slowed) == "gain unknown: other programs were running"
-    governor._load.cores = 1.26
+    assert format_gain(slowed, governor=governor) == "gain unknown: other programs were running"
+    now, used = 1.0, 1.26
     assert format_gain(slowed, governor=governor) == "gain unknown: other programs use 1.3 cores"
     provisional = counted(replace(GAINING, expected_seconds=0.0))
     assert format_gain(provisional) == "gain unknown: other programs were running"

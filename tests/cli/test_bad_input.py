@@ -265,9 +265,9 @@ PAIRS = "=== prompt\nRepeat: one two three\n=== response\none two three four\n"
 CURVE = '{\n"1": 1.0,\n"4": 2.0\n}'
 SMALL_CHAT = "chat -t 1 -c 512 -n 4 -s 1"
 PLACES = [
-    ("text", "Grüße an alle,\nund an", "complete FILE"),
-    ("text", "Grüße an alle,\nund an", "complete -f FILE"),
-    ("text", "Grüße an alle,\nund an", "complete"),
+    ("text", "Grüße an dich,\nund an", "complete FILE"),
+    ("text", "Grüße an dich,\nund an", "complete -f FILE"),
+    ("text", "Grüße an dich,\nund an", "complete"),
     ("text", "def f():\n    return ", "complete -p hi --suffix FILE"),
     ("text", "def f():\n    return ", "complete - --suffix other.txt"),
     ("text", "hi there\nall", "complete -p hi --prediction FILE"),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import RunResult, run
+from support.cli_runner import DEMO, RunResult, run
+from support.pages import markdown_table
 from support.signals import by_signal, signal_after
 
 from ngramspec.policies import POLICIES
@@ -36,7 +37,7 @@ def test_bench_prints_table_of_categories_and_writes_json_file(
     assert "identical" in done.out
     assert "its median can differ from the ratio of the two medians" in done.out
     assert "tuned: no; ngramspec tune finds the fastest settings" in lines
-    assert lines[-1].startswith("median over categories")
+    assert lines[-1].startswith("no difference that these runs can show: 2 of at least 6 pairs; ")
     assert "using the small demo model" in done.err
 
     result = json.loads(file.read_text())
@@ -55,10 +56,13 @@ def test_bench_prints_table_of_categories_and_writes_json_file(
     assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_bench_without_drafts_labels_ratios_as_noise(env: dict[str, str], prompts: Path) -> None:
+def test_bench_without_drafts_shows_no_gain(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
     # After the prefill's token, no draft fits.
-    done = bench(env, *FAST, "-n", "2", "--prompts", prompts, "--policy", "fixed", "--repeat", "1")
-    assert "Nothing was drafted in code, notes[b], overall: the difference of those ratios from 1" in done.out
+    page = tmp_path / "page.html"
+    done = bench(env, *FAST, "-n", "2", "--prompts", prompts, "--repeat", "6", "--html", page, "--markdown")
+    assert [cells[-2] for cells in markdown_table(done.out)[1:]] == ["-"] * 3
+    for text in (done.out, page.read_text()):
+        assert ("nothing was drafted" in text, "as fast" in text) == (True, False)
 
 
 def test_bench_repeats_do_not_draft_from_earlier_answers(env: dict[str, str], tmp_path: Path) -> None:
@@ -68,6 +72,19 @@ def test_bench_repeats_do_not_draft_from_earlier_answers(env: dict[str, str], tm
     runs = [entry for entry in json.loads(done.out)["runs"] if entry["kind"] == "drafted"]
     assert [entry["repeat"] for entry in runs] == [0, 1]
     assert runs[0]["accepted"] == runs[1]["accepted"] < runs[0]["drafted"]
+
+
+def test_bench_names_the_memory_that_it_used(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
+    mine = env | {"XDG_DATA_HOME": str(tmp_path / "data")}
+    command = (*FAST, "-n", "4", "--prompts", prompts)
+    empty = run(mine, *command, "--markdown").ok().out
+    (tmp_path / "file.txt").write_text("one two three four five six seven eight nine ten " * 10)
+    run(mine, "memory", "add", "--model", DEMO, tmp_path / "file.txt").ok()
+    unused = run(mine, *command, "--no-memory", "--markdown").ok().out
+    for shown in (empty, unused):
+        assert ("; no memory;" in shown, shown.count(" --no-memory"), shown.count("memory")) == (True, 1, 2)
+    used = run(mine, *command, "--markdown").ok().out
+    assert ("; memory default, " in used, " --memory default" in used, used.count("memory")) == (True, True, 2)
 
 
 @pytest.mark.exhaustive
@@ -133,7 +150,7 @@ def test_bench_with_too_long_prompts_skips_and_names_them(env: dict[str, str], t
 def test_bench_with_full_disk_fails_and_still_prints_table(env: dict[str, str], prompts: Path) -> None:
     done = bench(env, *FAST, "--prompts", prompts, "--json", "/dev/full", code=1)
     assert "cannot write /dev/full: No space left" in done.err
-    assert "median over categories" in done.out
+    assert "output identical on" in done.out
     assert Path("/dev/full").is_char_device()
 
 

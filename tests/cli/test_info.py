@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.machinery
 import re
 from collections import Counter
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import psutil
 import pytest
 from ngramspec_cli import info, view
 from support.cli_runner import DEMO, run
@@ -16,6 +18,8 @@ from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
 from ngramspec.cost.measure import SIZES
+from ngramspec.cpu import cores
+from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama import devices
 from ngramspec.llama.devices import Device
@@ -64,6 +68,33 @@ def test_info_reuses_measurements_until_remeasure(env: dict[str, str], tiny: Pat
     other = run(env, *INFO, tiny, "-fa", "off")
     assert PROBING in other.err
     assert "flash attention off" in other.out
+
+
+@pytest.mark.parametrize("busy", [0, 9])
+def test_info_reports_present_load_even_if_reads_are_preempted(
+    busy: int, env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, stops = 0.0, chain((0.5, 0.5), repeat(0.0))
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def read(percpu: bool) -> list[SimpleNamespace]:
+        wait(next(stops))
+        return [SimpleNamespace(user=now if n < busy else 0.0, system=0.0) for n in range(10)]
+
+    clocks = SimpleNamespace(perf_counter=lambda: now, process_time=lambda: 0.0, sleep=wait)
+    monkeypatch.setattr(cores, "time", clocks)
+    monkeypatch.setattr(psutil, "cpu_times", read)
+    monkeypatch.setattr(cores, "available_cpus", lambda: set(range(10)))
+    process_load.cache_clear()
+    try:
+        out = run(env, "info", "-c", "512", tiny).ok().out
+    finally:
+        process_load.cache_clear()
+    reason = facts(out)["threads now"].rpartition(": ")[2]
+    assert reason == ("other programs use 9.0 of 10 cores" if busy else "the machine is idle")
 
 
 @pytest.fixture(scope="module")

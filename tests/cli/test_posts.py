@@ -40,14 +40,12 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
     for row, figures in zip(cells, found["summaries"], strict=True):
         assert row["plain t/s"] == spread(figures["plain"])
         assert row["drafted t/s"] == spread(figures["drafted"])
-        assert row["gain"] == spread(figures["ratio"], "x")
+        assert row["gain"] == (spread(figures["ratio"], "x") if figures["gain"] else "-")
         assert (row["same text"] == "yes") == (figures["identical"] == figures["prompts"])
         assert row["model"] == found["model"]["description"]
         assert (row["backend"], row["threads"]) == ("CPU", "1")
     headline, _, *_, origin = done.out.strip().split("\n\n")
-    overall = found["summaries"][-1]["ratio"]
-    speedup = f"{overall['median']:.2f} times as fast with drafts as without"
-    assert headline == f"**{speedup}, from {overall['low']:.2f} to {overall['high']:.2f}**"
+    assert headline == "**no difference that these runs can show: 2 of at least 6 pairs**"
     for words in (found["machine"], found["build"].partition(";")[0], found["ngramspec"], "--policy fixed", "-n 16"):
         assert words in origin
 

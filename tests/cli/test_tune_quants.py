@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import signal
@@ -10,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import tune_quants, view
+from ngramspec_cli import tune_quants
 from support.cli_runner import DEMO, run
 from support.signals import signal_at
 from support.tiny_gguf import write_changed_demo
@@ -42,11 +43,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_compares_all_quantisations_of_a_shape(
     home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "BUSY", math.inf)  # the machine may be busy
+    monkeypatch.setattr(tune_quants, "MAX_SPREAD", math.inf)  # the machine may be busy
     done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["shape"]["ff"], found["timed_layers"]) == (True, 96, 2)
-    assert not found["disturbed"]
+    assert found["steady"]
     assert found["quantisations"].keys() == set(QUANTISATIONS)
     for name, one in found["quantisations"].items():
         line = next(line for line in done.out.splitlines() if line.startswith(f"{name} "))
@@ -60,10 +61,11 @@ def test_it_compares_all_quantisations_of_a_shape(
 
 @pytest.mark.usefixtures("_quick")
 def test_a_disturbed_measurement_is_shown_but_not_stored(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "BUSY", -1.0)
+    slowdown = itertools.cycle([1.0, 2.0, 2.0, 2.0, 2.0])
+    monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size * next(slowdown))
     done = run(home, *QUANTS, TINY, "--json", "-")
-    assert done.json["disturbed"]
-    assert "measure again without them" in done.err
+    assert (done.json["steady"], done.json["conclusions"]) == (False, [])
+    assert "measure on an idle machine" in done.err
     assert not measurement_path(parse_shape(TINY), 0).exists()
 
 

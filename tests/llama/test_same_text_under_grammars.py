@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from support.cli_runner import DEMO
 from support.forced_calls import MARKS, forced_calls
 from support.json_texts import whole_schema
-from support.tiny_models import write_model
+from support.tiny_models import add_vocabulary, write_model
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS
@@ -99,7 +100,9 @@ def test_drafts_under_grammars_keep_text_in_exact_mode(seeds: range, minimum: in
 @pytest.fixture(scope="module")
 def marked_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """Return a tiny model whose control tokens are the marks of all families and of reasoning."""
-    path = write_model(tmp_path_factory.mktemp("model") / "marks.gguf", "llama", controls=MARKS)
+    path = write_model(
+        tmp_path_factory.mktemp("model") / "marks.gguf", "llama", vocabulary=partial(add_vocabulary, controls=MARKS)
+    )
     with Target(path, n_ctx=512, threads=1, exact="on") as opened:
         yield opened
 

@@ -44,7 +44,7 @@ def test_load_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_load_uses_same_settings_as_complete(env: dict[str, str]) -> None:
     told: list[str] = []
-    save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
+    save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22"))
     with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
         store = Store(memory_folder(), model.target.vocabulary.vocabulary_hash, "demo")
         assert (model.tuning, model.settings.no_mmap) == ({"mmap": False}, True)

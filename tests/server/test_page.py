@@ -480,7 +480,7 @@ def test_page_exports_and_imports_conversations(visit: Visit, tmp_path: Path) ->
     (tmp_path / "wrong.json").write_text('{"messages": [{"role": "user", "content": 5}]}')
     # The command line's chat reads and writes the same files.
     loaded = load(tmp_path / "Export.json")[0]
-    assert (loaded.system, loaded.turns) == ("Be short.", [("other", "four")])
+    assert (loaded.system, loaded.turns) == ("Be short.", [Turn("other", "four")])
     loaded.add(Turn("further", "five"), 0)
     save(loaded, tmp_path / "saved.json", model="m", sampling={})
     visit.page.evaluate("localStorage.clear()")

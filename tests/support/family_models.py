@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 from support.cli_runner import DEMO
-
-WIDTH, LAYERS, HIDDEN = 32, 1, 32
+from support.tiny_models import write_model
 
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused.*>|<pad>|<mask>|\[@BOS@\]")  # converters' rule
 _SPECIAL = re.compile(
@@ -49,40 +47,19 @@ def write_family_model(path: Path, template: str, marks: Sequence[str], end: str
         marks: Names of the added tokens; llama.cpp may change the types that `token_type` returns.
         end: Name of the token that ends an answer, one of the marks or of the demo model's.
     """
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("family")
-    fields = dict(_demo_fields())
-    tokens, types = list(fields["tokenizer.ggml.tokens"][0]), list(fields["tokenizer.ggml.token_type"][0])
-    added = [mark for mark in dict.fromkeys([*marks, end]) if mark not in tokens]
-    tokens += added
-    types += [int(token_type(mark)) for mark in added]
-    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    changes |= {"tokenizer.ggml.eos_token_id": tokens.index(end), "tokenizer.ggml.eot_token_id": tokens.index(end)}
-    for name, (value, kind, item) in fields.items():
-        is_list = kind == gguf.GGUFValueType.ARRAY
-        writer.add_key_value(name, changes.get(name, value), kind, sub_type=item if is_list else None)
-    writer.add_chat_template(template)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(HIDDEN)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(len(tokens))
-    shapes = {"token_embd.weight": (len(tokens), WIDTH), "output_norm.weight": (WIDTH,)}
-    for layer in range(LAYERS):
-        block = {"attn_norm": (WIDTH,), "attn_q": (WIDTH, WIDTH), "attn_k": (16, WIDTH), "attn_v": (16, WIDTH)}
-        block |= {"attn_output": (WIDTH, WIDTH), "ffn_norm": (WIDTH,), "ffn_gate": (HIDDEN, WIDTH)}
-        block |= {"ffn_up": (HIDDEN, WIDTH), "ffn_down": (WIDTH, HIDDEN)}
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
-    rng = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        data = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * shape[-1] ** -0.5
-        writer.add_tensor(name, data.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+
+    def add_vocabulary(writer: gguf.GGUFWriter) -> int:
+        fields = _demo_fields()
+        tokens, types = list(fields["tokenizer.ggml.tokens"][0]), list(fields["tokenizer.ggml.token_type"][0])
+        added = [mark for mark in dict.fromkeys([*marks, end]) if mark not in tokens]
+        tokens += added
+        types += [int(token_type(mark)) for mark in added]
+        changes: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+        changes |= {f"tokenizer.ggml.{kind}_token_id": tokens.index(end) for kind in ("eos", "eot")}
+        for name, (value, kind, item) in fields.items():
+            is_list = kind == gguf.GGUFValueType.ARRAY
+            writer.add_key_value(name, changes.get(name, value), kind, sub_type=item if is_list else None)
+        writer.add_vocab_size(len(tokens))
+        return len(tokens)
+
+    return write_model(path, "llama", chat_template=template, vocabulary=add_vocabulary)

@@ -6,7 +6,7 @@ that cannot be cut back (mamba).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -18,6 +18,23 @@ WINDOW = 24
 WIDTH, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
 
 
+def add_vocabulary(writer: gguf.GGUFWriter, controls: Sequence[str] = ()) -> int:
+    """Add the bytes, a few letters, a control token for the end of a turn, and others; return the vocabulary's size."""
+    kinds = gguf.TokenType
+    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+    tokens += [(letter, kinds.NORMAL) for letter in "\u2581abcdefgh"]
+    tokens += [(name, kinds.CONTROL) for name in ("<|im_end|>", *controls)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_vocab_size(len(tokens))
+    return len(tokens)
+
+
 def write_model(
     path: Path,
     architecture: str,
@@ -25,11 +42,12 @@ def write_model(
     chat_template: str | None = None,
     pooling: int | None = None,
     causal: bool = True,
-    controls: Sequence[str] = (),
+    vocabulary: Callable[[gguf.GGUFWriter], int] = add_vocabulary,
 ) -> Path:
     """Write a model: "llama", "gemma2" or "mamba"; the same architecture and vocabulary always get the same weights.
 
-    `pooling` and `causal` are the file's entries on embeddings and attention, and `controls` further control tokens.
+    `pooling` and `causal` are the file's entries on embeddings and attention. `vocabulary` adds the vocabulary and
+    returns its size.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture}")
@@ -41,7 +59,7 @@ def write_model(
         writer.add_pooling_type(gguf.PoolingType(pooling))
     if not causal:
         writer.add_causal_attention(False)
-    vocab = _add_vocabulary(writer, controls)
+    vocab = vocabulary(writer)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     shapes = {"token_embd.weight": (vocab, WIDTH), "output_norm.weight": (WIDTH,)}
@@ -64,23 +82,6 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add_vocabulary(writer: gguf.GGUFWriter, controls: Sequence[str]) -> int:
-    """Add the bytes, a few letters, a control token for the end of a turn, and others; return the vocabulary's size."""
-    kinds = gguf.TokenType
-    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
-    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
-    tokens += [(letter, kinds.NORMAL) for letter in "\u2581abcdefgh"]
-    tokens += [(name, kinds.CONTROL) for name in ("<|im_end|>", *controls)]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([text for text, _ in tokens])
-    writer.add_token_scores([-float(i) for i in range(len(tokens))])
-    writer.add_token_types([kind for _, kind in tokens])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_vocab_size(len(tokens))
-    return len(tokens)
 
 
 def _transformer(writer: gguf.GGUFWriter, architecture: str) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.paired import Paired, compare_pairs
 from ngramspec.instruments.benchmark.runs import Kind, Run
 from ngramspec.instruments.reports.report import OVERALL
 from ngramspec.steps import Stats
@@ -47,7 +48,8 @@ class Summary:
     plain: Spread | None
     drafted: Spread | None
     default: Spread | None
-    ratio: Spread | None  # drafted / plain tokens per second of each round
+    ratio: Spread | None  # drafted / plain tokens per second of each round; noise if nothing was drafted
+    gain: Paired | None  # comparison of these ratios; `None` if nothing was drafted, or no speed is known
     exact_price: Spread | None  # plain speed with / without exact mode in each round; `None` if not measured
     stats: Stats  # counters of the drafted runs
     alpha: float | None  # acceptance rate; see `alpha`
@@ -103,6 +105,7 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
         stats.merge(drafted_run.stats)
         batches += drafted_run.batches
         plain_batches += plain_run.batches
+    ratios = [ratio for round_ in rounds if (ratio := _ratio(round_, "drafted", "plain")) is not None]
     return Summary(
         category,
         prompts=len(identical),
@@ -110,7 +113,8 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
         plain=Spread.of(_speed(round_, "plain") for round_ in rounds),
         drafted=Spread.of(_speed(round_, "drafted") for round_ in rounds),
         default=Spread.of(_speed(round_, "default") for round_ in rounds),
-        ratio=Spread.of(_ratio(round_, "drafted", "plain") for round_ in rounds),
+        ratio=Spread.of(ratios),
+        gain=compare_pairs(ratios) if stats.drafted else None,
         exact_price=Spread.of(_ratio(round_, "plain", "default") for round_ in rounds),
         stats=stats,
         alpha=alpha(stats),
@@ -177,21 +181,24 @@ def predict_gain(
     return tokens * plain / sum(n * curve.ratio(size) for size, n in batches.items())
 
 
-def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
-    """Return a summary: the median over categories of the median ratio, the worst category, and equality of outputs.
-
-    The overall summary comes last. `caveat` is the reason why outputs may differ; `None` means that they must be equal.
-    """
-    ratios = {s.category: s.ratio.median for s in summaries[:-1] if s.ratio is not None}
-    if not ratios:
+def describe_gain(summaries: Sequence[Summary]) -> str:
+    """Return what the runs of a policy show about the gain, from the overall summary, which comes last."""
+    if not summaries or summaries[-1].ratio is None:
         return "no speed measured"
-    worst = min(ratios, key=lambda c: ratios[c])
-    gain = f"median over categories {median(ratios.values()):.2f}x, worst category {worst} {ratios[worst]:.2f}x"
-    same = f"output identical on {summaries[-1].identical} of {summaries[-1].prompts} prompts"
-    return f"{gain}; {caveat or same}"
+    gain = summaries[-1].gain
+    if gain is None:
+        return "nothing was drafted"
+    return f"{gain} with drafts as without" if gain.is_faster or gain.is_slower else str(gain)
 
 
 def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = None) -> list[str]:
-    """Return the verdict on each policy, with its name if there are several."""
-    several = len(summaries) > 1
-    return [f"{policy}: {verdict(s, caveat)}" if several else verdict(s, caveat) for policy, s in summaries.items()]
+    """Return the gain with each policy and the equality of outputs, with the policy's name if there are several.
+
+    `caveat` is the reason why outputs may differ; `None` means that they must be equal.
+    """
+    lines = []
+    for policy, rows in summaries.items():
+        same = f"output identical on {rows[-1].identical} of {rows[-1].prompts} prompts" if rows else ""
+        name = f"{policy}: " if len(summaries) > 1 else ""
+        lines.append(name + "; ".join(filter(None, (describe_gain(rows), caveat or same))))
+    return lines

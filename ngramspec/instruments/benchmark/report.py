@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ngramspec.instruments.benchmark.figures import Spread, Summary
+from ngramspec.instruments.benchmark.figures import Spread, Summary, describe_gain
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
-from ngramspec.steps import MAX_SLOWED_SHARE
 
 COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
 """Note on the columns of the table, which is the last note of a report."""
@@ -40,7 +39,7 @@ def benchmark_report(
     rows.sort(key=lambda row: row[1].category == OVERALL)
     caveat = benchmark.caveat
     cells = [
-        [*columns.values(), name, _range(s.plain), _range(s.drafted), _range(s.ratio, "x"), _same(s, caveat)]
+        [*columns.values(), name, _range(s.plain), _range(s.drafted), _range(_ratio(s), "x"), _same(s, caveat)]
         for name, s in rows
     ]
     return Report(
@@ -51,17 +50,9 @@ def benchmark_report(
         command=command,
         sections=[*_sections(rows, benchmark), *more],
         notes=_notes(benchmark),
-        headline=_headline(summaries),
-    )
-
-
-def _headline(summaries: Mapping[str, Sequence[Summary]]) -> str:
-    """Return the speed-up over all runs of each policy; "" if none was measured."""
-    return "; ".join(
-        f"{f'{policy}: ' if len(summaries) > 1 else ''}{ratio.median:.2f} times as fast with drafts as without,"
-        f" from {ratio.low:.2f} to {ratio.high:.2f}"
-        for policy, rows in summaries.items()
-        if rows and (ratio := rows[-1].ratio) is not None
+        headline="; ".join(
+            f"{f'{policy}: ' if several else ''}{describe_gain(all)}" for policy, all in summaries.items()
+        ),
     )
 
 
@@ -69,8 +60,13 @@ Rows = Sequence[tuple[str, Summary]]
 """Name and summary of each row, the overall ones last."""
 
 
+def _ratio(summary: Summary) -> Spread | None:
+    """Return the ratio; `None` if nothing was drafted, because then it is noise."""
+    return summary.ratio if summary.gain else None
+
+
 def _gains(rows: Rows) -> Bars:
-    ratios = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
+    ratios = {name: (ratio.median, ratio.low, ratio.high) for name, s in rows if (ratio := _ratio(s)) is not None}
     return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", ratios, ".2f")
 
 
@@ -84,20 +80,17 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
             str(s.prompts),
             speed(s.plain),
             speed(s.drafted),
-            *ratio(s.ratio),
+            *ratio(s.ratio if benchmark.drafted.drafter is None else _ratio(s)),
             figure(s.predicted, ".2f", "x"),
             f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
         ]
         for name, s in rows
     ]
     about = (
-        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain for each run; its"
-        " median can differ from the ratio of the two medians. theory: expected by the formula of Leviathan et al., if"
-        " drafts take no time."
+        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain for each run, if"
+        " anything was drafted; its median can differ from the ratio of the two medians. theory: expected by the"
+        " formula of Leviathan et al., if drafts take no time."
     )
-    idle = [name for name, s in rows if not s.stats.drafted]
-    if idle and benchmark.drafted.drafter is not None:
-        about += f" Nothing was drafted in {', '.join(idle)}: the difference of those ratios from 1 is noise."
     headings = ["", "prompts", "plain", "drafted", "ratio", "from-to", "theory", "identical"]
     tables = [Table(headings, speeds, totals=totals)]
     if benchmark.drafted.drafter is not None:
@@ -139,11 +132,6 @@ def text_sections(benchmark: Benchmark) -> Iterator[Section]:
 
 def _notes(benchmark: Benchmark) -> list[str]:
     notes = []
-    if benchmark.share_slowed > MAX_SLOWED_SHARE:
-        notes.append(
-            f"the machine was busy: other programs slowed {benchmark.share_slowed:.0%} of the decode calls down, which"
-            " widens the ranges; measure again when it is idle"
-        )
     if not benchmark.complete:
         notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
     if benchmark.caveat is not None:

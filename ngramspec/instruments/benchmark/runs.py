@@ -126,12 +126,6 @@ class Benchmark:
         return len(self.runs) == self.total
 
     @property
-    def share_slowed(self) -> float:
-        """Share of passes that other programs slowed down, or that had fewer threads because of them."""
-        passes = sum(run.stats.passes for run in self.runs)
-        return sum(run.stats.slowed for run in self.runs) / passes if passes else 0.0
-
-    @property
     def caveat(self) -> str | None:
         """Reason why plain and drafted outputs may differ; `None` if they must be equal."""
         if self.acceptance.lossy is not None:

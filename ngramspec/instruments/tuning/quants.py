@@ -31,8 +31,11 @@ RUN = 3
 
 MIN_ROUNDS, MAX_ROUNDS = 2, 8  # minimum and maximum number of rounds
 
-STEEP = 2.0
-"""Minimum T(4) / T(1) for advice; from here on a draft of three tokens costs as much as a second pass."""
+STEEP, IMPOSSIBLE = 2.0, 4.0
+"""Range of T(4) / T(1) for advice: from the first one on, a draft of three tokens costs as much as a second pass; the
+second one shows a disturbance, because four passes over one token would be faster."""
+
+MAX_SPREAD = 0.3  # maximum part by which medians may exceed minima; above it, nothing is recommended or stored
 
 ANSWER, REQUEST = 250, 1000
 """Tokens of the answer and of the prompt in the request that quantisations are compared by."""
@@ -201,7 +204,7 @@ def advice(quantisation: str | None, steepness: float, costs: Sequence[QuantCost
         steepness: Measured T(4) / T(1) of the model.
         costs: Costs of the quantisations of this shape; empty if they were not measured.
     """
-    if steepness < STEEP:
+    if not STEEP <= steepness < IMPOSSIBLE:
         return None
     slow = f"note: a batch of 4 tokens costs {steepness:.1f} times one token here"
     if not costs:

@@ -1,33 +1,45 @@
 """Search for faster settings within a time limit (`Tuning`); README.md describes the method.
 
-The search has three stages. It times every setting once, which also warms it up. Then rounds compare all candidates
-with the present settings. Finally all winners together are compared with them again, with new measurements.
+The search has three stages. It times every setting twice, which also warms it up. Then candidates and the present
+settings are timed in pairs. Finally all winners together are compared with the present settings, in new pairs.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.cost.paired import CHANCE, Paired, compare_pairs, pairs_needed
+from ngramspec.errors import ModelError, NGramSpecError, TargetError
 from ngramspec.instruments.tuning.candidates import Candidate
 from ngramspec.machine import MIN_PREFILL, Measure, Settings
 
-MIN_GAIN = 0.03
-"""Minimum part of the time that a setting must save. A smaller gain does not justify an unusual setting."""
+MIN_GAIN = 1.03
+"""Minimum speed of a candidate relative to the present settings. Less does not justify an unusual setting."""
 
-FALSE_ALARMS = 0.05
-"""Maximum probability of reporting a faster setting if all settings are equally fast."""
+MAX_LOSSES = 1
+"""Number of lost pairs after which a candidate is still compared; without it, one interruption would hide a gain."""
 
-TRYING, COMPARING = 0.5, 0.8
-"""Parts of the time limit after which no further candidate is tried, and no further round of candidates begins."""
+STEADY, MIN_TIMES = 1.4, 10
+"""Maximum ratio between times of the present settings, without a tenth at each end, and their minimum number. Above it,
+pairs of the same settings disagree. Processors that become hot slow down by less, and affect both sides of a pair."""
 
-MAX_ROUNDS = 30
-"""Maximum number of rounds; more would not change the result."""
+TRYING = 0.5
+"""Part of the time limit after which no further candidate is tried."""
 
+CONFIRMING = pairs_needed() + 2
+"""Number of pairs for which time is reserved to confirm the winners, including the two that warm up."""
+
+LOSING = 2 * (MAX_LOSSES + 1)
+"""Mean number of pairs until an equally fast candidate has lost too often."""
+
+THREADS = frozenset({"threads", "threads_batch"})
+"""Parameters whose best value depends on the load: next to a busy program, one thread can be many times as fast."""
+
+BUSY = "other programs use cores, and the number of threads follows them"  # reason for skipping numbers of threads
 NO_TIME = "no time left"  # reason for skipping a candidate that a longer limit would include
 TOGETHER = "together"  # name of the combined winners in the last comparison
 
@@ -42,88 +54,46 @@ Timer = Callable[[Settings, Measure], float]
 """Function that measures one time; it raises TargetError or ModelError if the settings do not work on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result of comparing a candidate with the present settings, round by round."""
-
-    rounds: int  # number of rounds
-    ratio: float  # median over rounds of the candidate's time / the present time, for the request of `WEIGHTS`
-    spread: float  # interquartile range of these ratios
-    each: Mapping[Measure, float]  # median ratio of every measure
-    chance: float  # p-value of a one-sided sign test that the candidate is faster
-    slower: tuple[Measure, ...]  # measures that the candidate makes slower beyond noise
-    faster: tuple[Measure, ...]  # measures that the candidate makes faster beyond noise
-    gains: bool  # whether the candidate is faster beyond noise, and no measure is slower beyond noise
-
-
-def sign_chance(ratios: Sequence[float]) -> float:
-    """Return the p-value of a one-sided sign test: that at least as many of the ratios are below 1 by chance."""
-    wins, count = sum(ratio < 1 for ratio in ratios), len(ratios)
-    return sum(math.comb(count, k) for k in range(wins, count + 1)) / float(2**count)
-
-
-def rounds_needed(candidates: int) -> int:
-    """Return the minimum number of rounds after which a candidate that won every round differs from noise."""
-    return math.ceil(math.log2(max(1, candidates) / FALSE_ALARMS))
-
-
-def compare(present: Sequence[Times], candidate_times: Sequence[Times], candidates: int = 1) -> Comparison:
-    """Compare the times of two settings in the same rounds, of which there is at least one.
-
-    Any of `candidates` settings may be faster by chance.
-    """
-
-    def score(times: Times) -> float:
-        return sum(WEIGHTS[m.size] * times[m] for m in candidate_times[0])
-
-    def beyond_noise(ratios: Sequence[float]) -> bool:
-        return statistics.median(ratios) <= 1 - MIN_GAIN and sign_chance(ratios) <= FALSE_ALARMS / candidates
-
-    rounds = list(zip(present, candidate_times, strict=True))
-    ratios = [score(b) / score(a) for a, b in rounds]
-    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 0.0, 0.0)
-    each = {m: [b[m] / a[m] for a, b in rounds] for m in sorted(candidate_times[0])}
-    faster = tuple(m for m, measure_ratios in each.items() if beyond_noise(measure_ratios))
-    slower = tuple(m for m, measure_ratios in each.items() if beyond_noise([1 / ratio for ratio in measure_ratios]))
-    medians = {m: statistics.median(measure_ratios) for m, measure_ratios in each.items()}
-    gains = beyond_noise(ratios) and not slower
-    chance, spread = sign_chance(ratios), high - low
-    return Comparison(len(ratios), statistics.median(ratios), spread, medians, chance, slower, faster, gains)
+class _OutOfTime(Exception):  # noqa: N818, because it is not an error
+    """A measurement would exceed the time limit."""
 
 
 @dataclass(slots=True)
-class Rounds:
-    """Times of the present settings and of candidates, round by round."""
+class Comparison:
+    """The comparison of a candidate with the present settings. Ratios are speeds: more than 1 is faster."""
 
-    timer: Timer  # function that measures the times
-    present: Settings  # settings that candidates are compared with
-    candidates: Mapping[str, Candidate]  # candidates by their names in a report
-    # Times by that name, "" for the present settings. A round that was interrupted is not added.
-    times: dict[str, list[Times]] = field(default_factory=dict)
+    candidate: Candidate
+    chance: float  # maximum probability that noise makes this candidate a winner
+    pairs: list[tuple[Times, Times]] = field(default_factory=list)  # times of the present settings and the candidate's
 
-    def __len__(self) -> int:
-        return len(self.times.get("", ()))
+    @property
+    def _ratios(self) -> list[float]:
+        """Ratio of the speeds for the request of `WEIGHTS` in each pair."""
+        return [sum(WEIGHTS[m.size] * a[m] for m in a) / sum(WEIGHTS[m.size] * b[m] for m in b) for a, b in self.pairs]
 
-    def run(self) -> Iterator[str]:
-        """Run one more round, and yield the name of each setting before it is timed."""
-        names, done = ["", *self.candidates], len(self)
-        turn = done // 2 % len(names)
-        measures = sorted({m for c in self.candidates.values() for m in c.measures})
-        round_times: dict[str, Times] = {}
-        # Every other round runs in reverse, so that a setting does not always follow the same one.
-        for name in (names[turn:] + names[:turn])[:: -1 if done % 2 else 1]:
-            yield name
-            settings = replace(self.present, **self.candidates[name].change) if name else self.present
-            round_times[name] = {
-                m: self.timer(settings, m) for m in (self.candidates[name].measures if name else measures)
-            }
-        for name, times in round_times.items():
-            self.times.setdefault(name, []).append(times)
+    @property
+    def speed(self) -> Paired | None:
+        """Speed for the request of `WEIGHTS`; `None` before the first pair."""
+        return compare_pairs(self._ratios, self.chance)
 
-    def compare_all(self) -> dict[str, Comparison]:
-        """Return the comparison of each candidate with the present settings; empty before the first whole round."""
-        count = len(self.candidates)
-        return {name: compare(self.times[""], times, count) for name, times in self.times.items() if name}
+    @property
+    def each(self) -> dict[Measure, Paired]:
+        """Speed by measure; empty before the first pair."""
+        found = {m: compare_pairs([a[m] / b[m] for a, b in self.pairs], self.chance) for m in self.candidate.measures}
+        return {m: paired for m, paired in sorted(found.items()) if paired is not None}
+
+    @property
+    def gains(self) -> bool:
+        """True if the candidate is clearly faster by `MIN_GAIN` or more, and clearly slower in nothing by as much."""
+        speed = self.speed
+        slower = any(paired.is_slower and paired.median <= 1 / MIN_GAIN for paired in self.each.values())
+        return speed is not None and speed.is_faster and speed.median >= MIN_GAIN and not slower
+
+    @property
+    def can_win(self) -> bool:
+        """True if more pairs could show a gain, or are needed to show it."""
+        lost = sum(ratio <= 1 for ratio in self._ratios)
+        return lost <= MAX_LOSSES and len(self.pairs) < pairs_needed(MAX_LOSSES, self.chance)
 
 
 @dataclass(slots=True)
@@ -133,88 +103,150 @@ class Tuning:
     timer: Timer  # function that measures the time of settings
     present: Settings  # present settings, with which the candidates are compared
     candidates: Mapping[str, Candidate]  # candidates by name, the most promising first
-    seconds: float = 60.0  # approximate time limit of the search
+    seconds: float = 60.0  # time limit of the search
+    load_seconds: float = 0.0  # duration of loading the weights, which some candidates repeat
     clock: Callable[[], float] = time.monotonic  # function that returns the time in seconds
-    left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, with the reason
-    rounds: Rounds = field(init=False)  # rounds that compare all other candidates
-    last: Rounds = field(init=False)  # rounds that compare the combined winners; empty without winners
+    is_quiet: Callable[[], bool] = lambda: True  # function that returns whether no other program uses the cores
+    left_out: dict[str, str] = field(default_factory=dict)  # candidates without a result, with the reason
+    comparisons: dict[str, Comparison] = field(default_factory=dict)  # comparisons by the name of the candidate
+    together: Comparison | None = None  # comparison of the combined winners; `None` without winners
     complete: bool = False  # whether the search is finished
     _start: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.rounds = self.last = Rounds(self.timer, self.present, {})
+    _was_busy: bool = False  # whether other programs used cores during the search
+    _durations: dict[tuple[Settings, Measure], float] = field(default_factory=dict)  # seconds of each last call
+    # A coin decides the order in each pair, so that no load, not even a periodic one, can favour one side.
+    _coin: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self) -> Iterator[str]:
-        """Run the search, and yield the name of each setting before it is timed."""
-        self._start = self.clock()
-        timed_candidates: dict[str, Candidate] = {}
-        yield from self._try(timed_candidates)
-        if timed_candidates:
-            self.rounds = Rounds(self.timer, self.present, timed_candidates)
-            yield from self._run_rounds(self.rounds, COMPARING)
-            if self.winners:
-                yield from self._confirm([self.candidates[name] for name in self.winners.values()])
+        """Run the search, and yield the name of each setting before it is timed.
+
+        Raises:
+            NGramSpecError: The times of the present settings disagree, so nothing can be compared.
+        """
+        self._start, self._was_busy = self.clock(), not self.is_quiet()
+        yield from self._try()
+        yield from self._compare(self.comparisons, CONFIRMING)
+        self._drop_threads()
+        if winners := [self.candidates[name] for name in self.winners.values()]:
+            changes = {name: value for winner in winners for name, value in winner.change.items()}
+            if changes.get("flash_attn") == "off":
+                changes.pop("micro_batch", None)  # without flash attention its buffers would grow with the context
+            together = Candidate(TOGETHER, changes, sorted({m for winner in winners for m in winner.measures}))
+            yield TOGETHER
+            if self._warm_up(TOGETHER, together, self.seconds) is not None:
+                self.together = Comparison(together, CHANCE)
+                yield from self._compare({TOGETHER: self.together}, 0)
         self.complete = True
 
-    def _try(self, timed_candidates: dict[str, Candidate]) -> Iterator[str]:
-        """Time each candidate and the present settings, and add candidates with enough time to `timed_candidates`."""
-        known_measures: set[Measure] = set()
-        elapsed = 0.0
+    def _drop_threads(self) -> None:
+        """Leave out numbers of threads if other programs used cores."""
+        names = [name for name in self.comparisons if self.candidates[name].parameter in THREADS]
+        for name in names if self._was_busy else ():
+            del self.comparisons[name]
+            self.left_out[name] = BUSY
+
+    def _try(self) -> Iterator[str]:
+        """Time each candidate and the present settings, and begin a comparison of those with enough time."""
+        planned = 0.0  # seconds that comparing the candidates so far will probably take
         for name, candidate in self.candidates.items():
-            rounds = rounds_needed(len(timed_candidates) + 1)
-            if self._remaining(TRYING) < 0 or elapsed * rounds > self._remaining(COMPARING):
-                self.left_out[name] = NO_TIME
-                continue
             yield name
-            trials = [(self.present, m) for m in candidate.measures if m not in known_measures]
-            trials += [(replace(self.present, **candidate.change), m) for m in candidate.measures]
-            try:
-                for _ in range(2):  # the first times include loading the model with the setting
-                    start = self.clock()
-                    for each in trials:
-                        self.timer(*each)
-            except (ModelError, TargetError) as error:
-                self.left_out[name] = str(error)
+            if self._was_busy and candidate.parameter in THREADS:
+                self.left_out[name] = BUSY
                 continue
-            duration = self.clock() - start
-            if timed_candidates and (elapsed + duration) * rounds > self._remaining(COMPARING):
+            if (seconds := self._warm_up(name, candidate, TRYING * self.seconds - planned)) is None:
+                continue
+            needed = pairs_needed(chance=CHANCE / (len(self.comparisons) + 1)) + CONFIRMING
+            if needed * seconds > self._remaining(self.seconds - planned):
                 self.left_out[name] = NO_TIME
                 continue
-            known_measures |= set(candidate.measures)
-            elapsed += duration
-            timed_candidates[name] = candidate
+            planned += LOSING * seconds
+            self.comparisons[name] = Comparison(candidate, CHANCE)
+        self._drop_threads()
+        for comparison in self.comparisons.values():
+            comparison.chance = CHANCE / len(self.comparisons)
 
-    def _run_rounds(self, rounds: Rounds, share: float) -> Iterator[str]:
-        """Run rounds until this part of the time is over, but at least as many as a decision requires."""
-        min_rounds, duration = rounds_needed(len(rounds.candidates)), 0.0
-        while len(rounds) < min_rounds or (len(rounds) < MAX_ROUNDS and duration < self._remaining(share)):
-            start = self.clock()
-            yield from rounds.run()
-            duration = self.clock() - start
-
-    def _confirm(self, winners: Sequence[Candidate]) -> Iterator[str]:
-        changes = {name: value for winner in winners for name, value in winner.change.items()}
-        if changes.get("flash_attn") == "off":
-            changes.pop("micro_batch", None)  # without flash attention its buffers would grow with the context
-        together = Candidate(TOGETHER, changes, sorted({m for winner in winners for m in winner.measures}))
+    def _warm_up(self, name: str, candidate: Candidate, end: float) -> float | None:
+        """Return the seconds of one pair of a candidate after a warm-up; `None` if it does not work or has no time."""
+        calls = [(side, measure) for measure in candidate.measures for side in self._sides(candidate)]
         try:
-            yield TOGETHER
-            for measure in together.measures:
-                self.timer(replace(self.present, **changes), measure)
-        except (ModelError, TargetError) as error:
-            self.left_out[TOGETHER] = str(error)
-            return
-        self.last = Rounds(self.timer, self.present, {TOGETHER: together})
-        yield from self._run_rounds(self.last, 1.0)
+            # The first call includes loading the model with the settings.
+            for settings, measure in [call for call in calls if call not in self._durations] * 2:
+                self._time(settings, measure, end)
+        except (ModelError, TargetError, _OutOfTime) as error:
+            self.left_out[name] = str(error) or NO_TIME
+            return None
+        return self._pair_seconds(candidate)
 
-    def _remaining(self, share: float) -> float:
-        """Return the seconds until this part of the time limit is over."""
-        return share * self.seconds - (self.clock() - self._start)
+    def _sides(self, candidate: Candidate) -> tuple[Settings, Settings]:
+        return self.present, replace(self.present, **candidate.change)
+
+    def _pair_seconds(self, candidate: Candidate) -> float:
+        return sum(self._durations[side, m] for side in self._sides(candidate) for m in candidate.measures)
+
+    def _compare(self, comparisons: Mapping[str, Comparison], reserve: int) -> Iterator[str]:
+        """Time pairs of all candidates in turns until each has won or lost, but leave time for `reserve` pairs."""
+        late: set[str] = set()
+        while remaining := {name: one for name, one in comparisons.items() if one.can_win and name not in late}:
+            end = self.seconds - reserve * max(self._pair_seconds(one.candidate) for one in remaining.values())
+            for name, comparison in remaining.items():
+                yield name
+                sides = self._sides(comparison.candidate)
+                order = self._coin.choice([(0, 1), (1, 0)])
+                times: tuple[dict[Measure, float], dict[Measure, float]] = {}, {}
+                try:
+                    for measure in comparison.candidate.measures:
+                        for side in order:
+                            times[side][measure] = self._time(sides[side], measure, end)
+                except _OutOfTime:
+                    late.add(name)
+                    continue
+                comparison.pairs.append(times)
+                self._check_steady()
+        self.left_out |= {name: NO_TIME for name in late if not comparisons[name].gains}
+
+    def _time(self, settings: Settings, measure: Measure, end: float) -> float:
+        """Measure one time, unless it would probably not end by `end`, in seconds from the start."""
+        known = self._durations
+        nearest = max((m.size for _, m in known if m.size <= measure.size), default=1)
+        expected = max((s * measure.size / nearest for (_, m), s in known.items() if m.size == nearest), default=0.0)
+        weights = {(s.mmap, s.repack) for s in (self.present, *(settings for settings, _ in known))}
+        if (settings.mmap, settings.repack) not in weights:
+            expected += self.load_seconds
+        if known.get((settings, measure), expected) > self._remaining(end):
+            raise _OutOfTime
+        start = self.clock()
+        seconds = self.timer(settings, measure)
+        known[settings, measure] = self.clock() - start
+        self._was_busy = self._was_busy or not self.is_quiet()
+        return seconds
+
+    def _remaining(self, end: float) -> float:
+        return end - (self.clock() - self._start)
+
+    def _check_steady(self) -> None:
+        """Raise NGramSpecError if the times of the present settings disagree."""
+        present = self._present_times()
+        middle = self.times
+        ratios = sorted(seconds / middle[m] for m, times in present.items() for seconds in times)
+        tenth = len(ratios) // 10
+        if len(ratios) >= MIN_TIMES and (spread := ratios[-1 - tenth] / ratios[tenth]) > STEADY:
+            raise NGramSpecError(
+                "nothing can be compared on this machine now: passes with the current settings lasted up to"
+                f" {spread:.1f} times as long from one run to the next; run tune again when no other program runs"
+            )
+
+    def _present_times(self) -> dict[Measure, list[float]]:
+        result: dict[Measure, list[float]] = {}
+        for comparison in (*self.comparisons.values(), *([self.together] if self.together else [])):
+            for present, _ in comparison.pairs:
+                for measure, seconds in present.items():
+                    result.setdefault(measure, []).append(seconds)
+        return dict(sorted(result.items(), key=lambda item: (item[0].deep, item[0])))
 
     @property
-    def comparisons(self) -> dict[str, Comparison]:
-        """Comparison of each candidate with the present settings; empty before the first whole round."""
-        return self.rounds.compare_all()
+    def times(self) -> Times:
+        """Median times of the present settings."""
+        return {measure: median(times) for measure, times in self._present_times().items()}
 
     @property
     def winners(self) -> dict[str, str]:
@@ -230,28 +262,14 @@ class Tuning:
         return self._gaining(advice=True)
 
     def _gaining(self, *, advice: bool) -> list[str]:
-        gaining = {name: comparison.ratio for name, comparison in self.comparisons.items() if comparison.gains}
-        return sorted((name for name in gaining if self.candidates[name].advice == advice), key=gaining.__getitem__)
-
-    @property
-    def trades(self) -> list[str]:
-        """Candidates that make one measure faster and another one slower, both beyond noise."""
-        return [name for name, comparison in self.comparisons.items() if comparison.faster and comparison.slower]
-
-    @property
-    def gain(self) -> Comparison | None:
-        """Comparison of the combined winners with the present settings; `None` without winners."""
-        return self.last.compare_all().get(TOGETHER)
+        gaining = {name: one.speed.median for name, one in self.comparisons.items() if one.gains and one.speed}
+        names = [name for name in gaining if self.candidates[name].advice == advice]
+        return sorted(names, key=gaining.__getitem__, reverse=True)
 
     @property
     def best_settings(self) -> Settings | None:
         """The faster settings; `None` if nothing is faster, or the search is not finished."""
-        if not self.complete or (gain := self.gain) is None or not gain.gains:
+        if not self.complete or self.together is None or not self.together.gains:
             return None
-        return replace(self.present, **self.last.candidates[TOGETHER].change)
-
-    @property
-    def times(self) -> Times:
-        """Median times of the present settings."""
-        rounds = self.rounds.times.get("", [])
-        return {m: statistics.median(times[m] for times in rounds) for m in sorted(rounds[0])} if rounds else {}
+        change = self.together.candidate.change
+        return None if self._was_busy and THREADS & change.keys() else replace(self.present, **change)

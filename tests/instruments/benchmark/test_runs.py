@@ -25,9 +25,9 @@ from ngramspec.instruments.benchmark.figures import (
     Spread,
     Summary,
     count_expected_tokens,
+    describe_gain,
     predict_gain,
     summarise,
-    verdict,
     verdicts,
 )
 from ngramspec.instruments.benchmark.runs import Benchmark, Kind, Run
@@ -238,7 +238,7 @@ def test_benchmark_with_differing_token_reports_margin() -> None:
     assert difference["margin"] == pytest.approx(float(row[best] - row[second]))
     found = overall(benchmark)
     assert (found.identical, found.prompts) == (0, 1)
-    assert "identical on 0 of 1 prompts" in verdict([found, found])
+    assert "identical on 0 of 1 prompts" in verdicts({"": [found]})[0]
 
 
 def test_benchmark_compares_sampled_texts_except_with_rejection() -> None:
@@ -250,7 +250,7 @@ def test_benchmark_compares_sampled_texts_except_with_rejection() -> None:
     outputs = {run.kind: run.output for run in rejection.runs}
     assert outputs["plain"] != outputs["drafted"]
     assert rejection.differences == []
-    assert "identical" not in verdict(summarise(rejection.runs, None), rejection.caveat)
+    assert "identical" not in verdicts({"": summarise(rejection.runs, None)}, rejection.caveat)[0]
 
 
 def test_benchmark_with_rounding_differs_only_without_exact_mode() -> None:
@@ -333,7 +333,7 @@ def test_benchmark_runs_of_policy_contain_only_its_runs() -> None:
     assert summaries["fixed"][-1].stats.passes > summaries["heuristic"][-1].stats.passes
     assert len(summaries["fixed"][-1].acceptance_by_position) == 4
     assert [line.split(":")[0] for line in verdicts(summaries)] == ["fixed", "heuristic"]
-    assert verdicts({"fixed": summaries["fixed"]}) == [verdict(summaries["fixed"])]
+    assert verdicts({"fixed": summaries["fixed"]}) == [verdicts(summaries)[0].removeprefix("fixed: ")]
 
 
 def test_benchmark_measures_costs_once_and_separates_curves_by_policy(
@@ -408,8 +408,23 @@ def test_summarise_returns_medians_of_paired_ratios() -> None:
     assert (b.prompts, b.rounds) == (1, 1)
     assert both.ratio == Spread(1.5, 0.5, 4.0)
     assert (both.prompts, both.stats.tokens) == (2, 32)
-    line = "median over categories 1.25x, worst category b 0.50x; output identical on 2 of 2 prompts"
-    assert verdict([a, b, both]) == line
+    assert verdicts({"cost": [a, b, both]}) == ["nothing was drafted; output identical on 2 of 2 prompts"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "drafts", "words"),
+    [
+        ([0.9, 0.8, 0.85, 0.8, 0.7, 0.8], 1, "1.11 to 1.43 times as fast with drafts as without"),
+        ([0.9, 0.97, 1.04, 0.98, 0.9, 0.95], 1, "no difference that these runs can show"),
+        ([0.97] * 6, 0, "nothing was drafted"),
+    ],
+)
+def test_describe_gain_reports_only_what_the_pairs_show(seconds: list[float], drafts: int, words: str) -> None:
+    runs = [a_run("a", "drafted", 8, one, repeat=repeat) for repeat, one in enumerate(seconds)]
+    for run in runs:
+        run.stats.drafted = drafts
+    runs += [a_run("a", "plain", 8, 1.0, repeat=run.repeat) for run in runs]
+    assert describe_gain(summarise(runs, None)) == words
 
 
 def test_summarise_requires_identical_rounds_and_omits_speed_of_empty_text() -> None:
@@ -419,7 +434,10 @@ def test_summarise_requires_identical_rounds_and_omits_speed_of_empty_text() -> 
     assert (summary.identical, summary.prompts, summary.rounds) == (0, 1, 2)
     summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)], None)
     assert (summaries[0].plain, summaries[0].ratio, summaries[0].identical) == (None, None, 1)
-    assert verdict(summaries) == verdict([]) == "no speed measured"
+    assert verdicts({"cost": summaries, "fixed": []}) == [
+        "cost: no speed measured; output identical on 1 of 1 prompts",
+        "fixed: no speed measured",
+    ]
     assert summarise([], None) == []
 
 

@@ -134,6 +134,7 @@ def test_bench_against_compares_speeds(env: dict[str, str], tmp_path: Path) -> N
         done = run(env, *bench, url, "--json", tmp_path / "found.json")
         assert done.code == 0, done.err
         assert len(asked) == 3  # one check of the server, and each prompt once
+        assert "ngramspec, compared with this server: no difference that these runs can show: " in done.out
         table = [line.split() for line in done.out.splitlines() if line.startswith(("prompts ", "overall "))]
         assert [row[:3] for row in table] == [["prompts", "2", "2.00"], ["overall", "2", "2.00"]]
         assert table[0][-3:] == ["0", "of", "2"]

@@ -163,6 +163,7 @@ def test_advice_names_a_faster_quantisation_of_about_the_same_size() -> None:
 
 def test_advice_is_silent_if_batches_are_cheap_or_nothing_is_faster() -> None:
     assert advice("Q4_1", 1.9, COSTS) is None
+    assert advice("Q4_1", 5.4, COSTS) is None, "more than four passes over one token: the measurement was disturbed"
     assert advice("Q4_0", 2.5, COSTS) is None
     assert advice("Q6_K", 2.5, COSTS) is None
     assert advice("Q3_K_S", 2.5, [cost for cost in COSTS if cost.name == "Q4_1"]) is None
