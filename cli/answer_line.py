@@ -49,10 +49,10 @@ class AnswerReport:
         if stats.close_calls and self._is_new("rounding"):
             calls = pluralize(stats.close_calls, "token")
             note(f"note: rounding could have changed {calls}; --exact on prevents this")
-        # Without -t, decoding leaves busy cores to other programs.
+        # Without -t, decoding leaves busy cores to other programs, with --exact off even if that changes bits.
         is_fixed = governor is not None and not governor.adapts and governor.threads > 1
         if is_fixed and stats.is_slowed and self._is_new("threads"):
-            note("note: decoding would be faster without -t, because other programs use the same cores")
+            note("note: decoding would be faster without -t or with --exact off: other programs use the same cores")
 
     def _is_new(self, name: str) -> bool:
         """Return True at the first call for this name."""

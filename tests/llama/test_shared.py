@@ -223,8 +223,10 @@ def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, m
             assert (shared.exact, shared.flash_attn) == (exact, flash)
             shared.evaluate_together([Part(sequence, [5], 1) for sequence in shared.sequences])
 
+    sizes = {"fast": (1,), "exact": (7, 7)}
+
     def agree(selector: ExactnessSelector) -> None:
-        selector.comparisons.sizes = {"fast": (1,), "exact": (7, 7)}
+        selector.comparisons.sizes = sizes
 
     def refuse(shared: Target, n_ctx: int, setting: str) -> None:
         if setting == "exact":
@@ -235,6 +237,9 @@ def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, m
     monkeypatch.setattr(ExactnessSelector, "compare", agree)
     auto("llama", "on", "off")
     auto("minimax-01", "off", "auto")
+    sizes["fast"] = (7, 7)
+    auto("llama", "on", "auto")
+    del sizes["fast"]
     open_context = Target._open_context
     monkeypatch.setattr(Target, "_open_context", refuse)
     auto("llama", "off", "auto")
