@@ -125,7 +125,7 @@ def demo_vocabulary() -> Vocabulary:
 def _undecided() -> Iterator[None]:
     """Let no batch sizes agree, and all numbers of threads, without the seconds that comparisons take."""
 
-    def disagree(selector: ExactnessSelector) -> None:
+    def disagree(selector: ExactnessSelector, *_: object) -> None:
         selector.comparisons.sizes = {"fast": (1,), "exact": (1,)}
 
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ If one fails for lack of memory, "exact" decodes single tokens, and the next loa
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,9 +130,11 @@ class ExactnessSelector:
         max_shift = DEFAULT_LOGIT_SHIFT if known.rounding is None else known.rounding
         return ExactnessMode(max_logit_shift=max_shift, agreeing=agreeing)
 
-    def compare(self) -> None:
-        """Make the comparisons that the choice still requires."""
+    def compare(self, on_note: Callable[[str], object] = lambda _: None) -> None:
+        """Make the comparisons that the choice still requires, after a note for the user if nothing is known yet."""
         known = self.comparisons
+        if not known.sizes:
+            on_note("comparing logits for --exact auto; this happens once per model and machine")
         with suppress(TargetError):
             for setting in self._model.settings:
                 if known.largest(setting) is None:

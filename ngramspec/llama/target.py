@@ -281,9 +281,7 @@ class Target(NativeObject):
             self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
             self.exact = "auto" if self.texts is None else "off"
             return "fast"
-        if not self._bits.comparisons.sizes:
-            on_note("comparing logits for --exact auto; this happens once per model and machine")
-        self._bits.compare()
+        self._bits.compare(on_note)
         self._set_exactness(self._bits.setting)
         return self._bits.setting
 

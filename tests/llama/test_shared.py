@@ -225,7 +225,7 @@ def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, m
 
     sizes = {"fast": (1,), "exact": (7, 7)}
 
-    def agree(selector: ExactnessSelector) -> None:
+    def agree(selector: ExactnessSelector, *_: object) -> None:
         selector.comparisons.sizes = sizes
 
     def refuse(shared: Target, n_ctx: int, setting: str) -> None:
