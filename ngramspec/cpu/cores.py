@@ -164,8 +164,9 @@ class CpuLoad:
 
     def __init__(self, read: Callable[[], CpuSeconds], clock: Callable[[], float]) -> None:
         self.clock, self._read = clock, read
-        self._cores: CpuSeconds | None = None
+        self.latest: CpuSeconds | None = None  # number of cores used, by the last two reads; `None` if unknown
         self._last, self._ended = read(), clock()
+        self.due = self._ended + self.INTERVAL  # time of the next read, by `clock`
         self._lock = threading.Lock()  # the engine's and the server's threads ask
 
     @property
@@ -176,11 +177,11 @@ class CpuLoad:
 
     def sample(self) -> CpuSeconds | None:
         """Return the number of cores used, after a new read if one is due; `None` if unknown."""
-        if self.clock() - self._ended >= self.INTERVAL:
+        if self.clock() >= self.due:
             with self._lock:
-                if self.clock() - self._ended >= self.INTERVAL:  # no other thread read in the meantime
+                if self.clock() >= self.due:  # no other thread read in the meantime
                     self._update()
-        return self._cores
+        return self.latest
 
     def wait(self) -> None:
         """Wait until the next sample is due, so that it is about the present."""
@@ -194,8 +195,8 @@ class CpuLoad:
                 break
         seconds = began - self._ended
         used = (max(0.0, after - before) / seconds for before, after in zip(self._last, now, strict=True))
-        self._cores = CpuSeconds(*used) if seconds <= self.LONGEST else None
-        self._last, self._ended = now, ended
+        self.latest = CpuSeconds(*used) if seconds <= self.LONGEST else None
+        self._last, self._ended, self.due = now, ended, ended + self.INTERVAL
 
 
 @cache

@@ -127,14 +127,16 @@ class ThreadGovernor:
 
     def begin_call(self, size: int) -> int:
         """Return the number of threads for a call over `size` tokens."""
-        self._follow_load()
-        choice = self._choice(size)
+        load = self._load  # no further functions are called here and below, because every pass does this
+        if load.clock() >= load.due or load.latest is not self._used:
+            self._follow_load()
+        choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         self._active = choice.home
         return choice.number
 
     def end_call(self, size: int, threads: int, seconds: float) -> None:
         """Record the time of a call over `size` tokens with so many threads; 0 if it is unknown."""
-        choice = self._choice(size)
+        choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         if not seconds or threads != choice.number or not choice.adapts:
             return
         if size >= PROMPT:
@@ -148,7 +150,9 @@ class ThreadGovernor:
     @property
     def conditions(self) -> Conditions:
         """Conditions that the time of a call currently depends on."""
-        self._follow_load()
+        load = self._load
+        if load.clock() >= load.due or load.latest is not self._used:
+            self._follow_load()
         return self._conditions
 
     @property
@@ -173,9 +177,6 @@ class ThreadGovernor:
             reason = "something that this process cannot see slows decoding down"
         single, batch, prompt = (choice.home for choice in self._choices)
         return ThreadState(single, batch, prompt, used, reason)
-
-    def _choice(self, size: int) -> _Choice:
-        return self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
 
     def _follow_load(self) -> None:
         """Begin again from a guess if the number of free cores changed.
