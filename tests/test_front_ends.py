@@ -34,6 +34,8 @@ from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.state import Server
 
+pytestmark = pytest.mark.usefixtures("_comparing")
+
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
 """Text to continue."""
 
