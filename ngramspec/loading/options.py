@@ -171,7 +171,7 @@ class LoadOptions:
     ignore_tuned: bool = option(False, help="Ignore the settings saved by ngramspec tune --apply.")
     exact: Exact = option(
         "auto",
-        help="Bit-identical output with and without drafts: on, off, or auto (if it costs at most 5 %).",
+        help="Bit-identical output with and without drafts: on, off, or auto (if batch sizes agree).",
         allowed=EXACTNESS,
     )
     draft_model: str | None = option(
