@@ -36,7 +36,6 @@ from ngramspec.server.app import make_app
 from ngramspec.server.call import Counters
 from ngramspec.server.connection import Connection, HttpServer
 from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
-from ngramspec.server.vertex import VertexRoutes
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, exit_on_timeout, fail, note, print_error
 from .options import find
@@ -88,10 +87,8 @@ def run(
         slot_folder=options.slot_save_path,
     )
     hosts = [*options.hosts, *(options.allow_host or ())]
-    vertex = VertexRoutes.from_environment(os.environ)
-    port = options.port if vertex is None else vertex.port
-    app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, vertex=vertex, log=log)
-    with _switch_fast(), ExitStack() as sessions, _open_listeners(options.hosts, port) as listeners:
+    app = make_app(server, keys=keys, origins=options.origins, hosts=hosts, log=log)
+    with _switch_fast(), ExitStack() as sessions, _open_listeners(options.hosts, options.port) as listeners:
         for worker in _WORKERS:
             sessions.enter_context(worker.session())
         address = _address(options, listeners[0].getsockname()[1])

@@ -28,7 +28,6 @@ from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
 from ngramspec.server.state import Server
 from ngramspec.server.status import health, lora_adapters, model, models, props, scale_lora_adapters, slots
-from ngramspec.server.vertex import VertexRoutes
 
 Log = Callable[[Counters], None]
 
@@ -119,7 +118,6 @@ def make_app(
     keys: Sequence[str] = (),
     origins: Collection[str] = (),
     hosts: Collection[str] = (),
-    vertex: VertexRoutes | None = None,
     log: Log | None = None,
 ) -> Starlette:
     """Return the application of a server, whose model may be loaded later.
@@ -129,12 +127,10 @@ def make_app(
         keys: API keys, of which a request must have one; empty means that none is required.
         origins: Allowed origins of web pages, in addition to those of this machine; "*" means all.
         hosts: Names of this server, in addition to localhost and IP addresses.
-        vertex: Routes of Vertex AI; `None` means that the server does not run there.
         log: Function that is called after every request.
     """
-    endpoints = [*ENDPOINTS, *(vertex.endpoints(ENDPOINTS) if vertex is not None else ())]
-    by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
-    routes = [Route(path, target, methods=[target.method]) for target in endpoints for path in target.paths]
+    by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
+    routes = [Route(path, target, methods=[target.method]) for target in ENDPOINTS for path in target.paths]
     middleware = [Middleware(log_requests, log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
     middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))

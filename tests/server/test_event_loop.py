@@ -14,10 +14,8 @@ from support.fake_service import Script
 from support.http import BODIES, ask, make_server, open_client, send
 
 from ngramspec.server.answer import Answer, Piece
-from ngramspec.server.vertex import VertexRoutes
 
 TOP = {"logprobs": True, "top_logprobs": 20}
-INSTANCE = {"@requestFormat": "chatCompletions", **BODIES["/v1/chat/completions"], **TOP}
 LOGPROBS: dict[str, Any] = {
     "/completion": {"prompt": "x", "n_probs": 20},
     "/v1/completions": {"prompt": [7] * 400, "logprobs": 20, "echo": True, "max_tokens": 1},
@@ -29,7 +27,6 @@ LOGPROBS: dict[str, Any] = {
 CASES = [
     *((path, body | {"stream": stream}) for path, body in LOGPROBS.items() for stream in (False, True)),
     ("/tokenize", {"content": "a b c d " * 100, "with_pieces": True}),
-    ("/predict", {"instances": [INSTANCE] * 20}),
 ]
 EMBEDDINGS = [
     ("/v1/embeddings", {"input": ["a"] * 200}),
@@ -49,7 +46,7 @@ def test_large_response_is_formatted_on_a_thread(path: str, body: Any, monkeypat
         return show(token)
 
     monkeypatch.setattr(service.vocabulary, "display_piece", display_piece)
-    response = send(server, path, body, settings={"vertex": VertexRoutes("/predict", None, 8080)})
+    response = send(server, path, body)
     assert (response.status_code, bool(threads)) == (200, True)
     assert threading.get_ident() not in threads
 
@@ -66,10 +63,9 @@ def test_large_response_is_encoded_in_small_parts(path: str, body: Any, monkeypa
 
     monkeypatch.setattr(json.JSONEncoder, "encode", measure)
     server, _ = make_server(SCRIPT, embedder=CountingEmbedder())
-    settings = {"vertex": VertexRoutes("/predict", None, 8080)}
     content = json.dumps(body).encode()
     sizes.clear()
-    response = send(server, path, settings=settings, content=content)
+    response = send(server, path, content=content)
     assert response.status_code == 200, response.text
     assert 0 < max(sizes) < len(response.content) / 3
 
