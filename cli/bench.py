@@ -13,12 +13,11 @@ from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, alpha_section
 from ngramspec.instruments.benchmark.figures import summarise, verdicts
 from ngramspec.instruments.benchmark.report import benchmark_report, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.benchmark.server_comparison import SHARED_SETTINGS, Pair, RemoteServer, compare_with_server
-from ngramspec.instruments.prompts import Case, Prompt, load_prompts, prepare
+from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import LoadedModel, model_tuning_path, open_target
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
@@ -43,9 +42,6 @@ OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
 
 ALL = "all"
 REPEATS = 3
-
-GAMMA = 4
-"""Draft length in tokens for --alpha if --draft-max is not set."""
 
 
 def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
@@ -98,7 +94,6 @@ def bench(
     predict: int = option(
         128, "-n", "--predict", "--n-predict", help="Maximum number of tokens per run.", allowed=allow_range(2)
     ),
-    alpha: bool = option(False, help="Also measure alpha of n-gram counts by order, in two ways, untimed."),
     against: str | None = option(
         None,
         metavar="URL",
@@ -127,10 +122,6 @@ def bench(
 
     --policy all runs every prompt with every policy and without drafts, in rotating order.
 
-    --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
-    --draft-max (4) tokens. It reports alpha by its definition, the mean of sum min(p, q), and as inferred from the
-    accepted tokens.
-
     With --exact on, all runs use exact mode, and its cost relative to ordinary decoding is measured too. --no-draft
     compares plain decoding with itself, which shows how much noise there is in the ratios on this machine.
     """
@@ -138,9 +129,7 @@ def bench(
     acceptance = sampling.acceptance(sampling_settings, load)
     load, more_policies = _with_policies(load, policy)
     if against is not None:
-        _check_against(
-            sampling_settings, {"repeat": repeat, "alpha": alpha, "policy all": policy == ALL, **asdict(post)}
-        )
+        _check_against(sampling_settings, {"repeat": repeat, "policy all": policy == ALL, **asdict(post)})
     selection = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
     source = find(model, load)
@@ -166,13 +155,6 @@ def bench(
         + (f", skipped: {len(skipped)}" if skipped else "")
     )
     outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
-    orders = None
-    if alpha and outcome.error is None:
-        if not target.sequences[0].can_rollback:
-            usage_error("--alpha requires drafts, and this model's state cannot be rolled back")
-        gamma = load.draft_max or GAMMA
-        orders = [AlphaOfOrder(order, target, sampling_settings, gamma, exact=target.exact) for order in ORDERS]
-        outcome = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up")
     summaries = {
         name: summarise(benchmark.runs_of(name), one.calibration.curve) for name, one in benchmark.policies.items()
     }
@@ -184,13 +166,11 @@ def bench(
         drafted_from,
         f"tuned: {tuning}",
     ]
-    more = [] if orders is None else [alpha_section(orders, greedy=sampling_settings.greedy)]
-    more += text_sections(benchmark) if post.html else ()
+    more = list(text_sections(benchmark)) if post.html else []
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
         "load": asdict(load),
         "memory": {"name": load.memory or DEFAULT, "tokens": memory.n_stored_tokens} if memory else None,
-        "alpha": None if orders is None else [entry.to_json() for entry in orders],
         "calibration": benchmark.reliability.to_json() if decoder.drafter else None,
     }
     own = {
@@ -229,13 +209,6 @@ def _runs(benchmark: Benchmark) -> Iterator[str]:
     benchmark.warm_up()
     for run in benchmark.measure():
         yield f"{run.category}/{run.prompt}"
-
-
-def _alphas(orders: Sequence[AlphaOfOrder], cases: Sequence[Case], predict: int) -> Iterator[str]:
-    for case in cases:
-        for alpha in orders:
-            alpha.run(case.tokens, predict)
-            yield f"{case.category}/{case.id}, order {alpha.order}"
 
 
 def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[str]:
