@@ -79,7 +79,6 @@ def replay(
         help="Maximum number of conversations per category, chosen at random; default: all.",
         allowed=allow_range(1),
     ),
-    no_oracle: bool = option(False, help="Omit the copy-oracle."),
     strict: bool = option(False, help="Fail on broken entries instead of skipping them."),
     include_text: bool = option(False, help="Show the first answer of each category with its drafts in --html."),
     as_json: str | None = json_option("all figures"),
@@ -88,10 +87,9 @@ def replay(
 
     Replay treats the answers as the greedy output of a model. It needs only a tokenizer, not the model itself. The cost
     of a pass (one decode call) by the number of tokens is given by a curve, and the policy drafts according to it. The
-    copy-oracle is the maximum gain of any drafter that copies one span of the context per pass. The report shows, for
-    each category, overall, and as the mean of the categories (macro): tokens per pass, the acceptance rate, passes
-    without a draft and the gain; the drafting time in microseconds per pass and per prompt token; acceptance by
-    position; and how well the predicted acceptance matches the observed one.
+    report shows, for each category, overall, and as the mean of the categories (macro): tokens per pass, the acceptance
+    rate, passes without a draft and the gain; the drafting time in microseconds per pass and per prompt token;
+    acceptance by position; and how well the predicted acceptance matches the observed one.
 
     A file contains JSON Lines, a JSON array or a JSON object of one of these forms: {"messages": [...], "response":
     "..."}, conversations that end with an assistant message, {"prompt": "...", "response": "..."}, or OpenAI requests
@@ -140,7 +138,7 @@ def replay(
             )
             curves = find_curves("flat")
         replays = {name: make_replay(cost_curve) for name, cost_curve in curves.items()}
-        comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle)
+        comparison = CurveComparison(recordings, drafter, replays)
         names = (recording.category for recording in comparison.run())
         outcome = run_counted(names, len(recordings), "replaying")
         drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
@@ -159,7 +157,6 @@ def replay(
             "--model": model,
             "--memory": "on" if memory == "on" else None,
             "--limit": limit,
-            "--no-oracle": no_oracle,
             "--strict": strict,
         }
         command = command_line("replay", files, own, load)

@@ -86,7 +86,6 @@ def test_replay_shared_formats_equal_its_json_and_omit_texts(env: dict[str, str]
         name = row["curve"]
         figures = found["results"][f"mixture@{name}"][row["category"]]
         assert row["gain"] == f"{figures['speedup'][name]:.3f}x"
-        assert row["copy-oracle"] == f"{found['oracle'][row['category']][name]['oracle_copy1']:.3f}x"
     assert {row[1] for row in rows} == {"<copy>", "b|c", "overall", "macro"}
     assert "`ngramspec replay talks.jsonl --vocab demo.gguf --curve flat" in done.out
     page = Page(written["html"].read_text("utf-8"))
@@ -125,7 +124,7 @@ def test_memory_stats_shared_formats_omit_names_and_contents(env: dict[str, str]
 def test_command_line_contains_only_names_of_files(tmp_path: Path) -> None:
     model = tmp_path / "a model.gguf"
     model.touch()
-    own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--no-oracle": False}
+    own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--memory": False}
     line = command_line("bench", [str(model), None], own, PostOptions(svg="x.svg"))
     assert line == "ngramspec bench 'a model.gguf' -n 16 --category a --category 'b c' --strict --svg x.svg"
     adapters = LoadSettings(lora=((str(model), 1.0), ("a,b", 1.0)), lora_scaled=(("c", 0.5),))

@@ -1,7 +1,7 @@
 """Figures of a replay, under the names in the results of other drafters, and the `Report` on them.
 
 `CurveComparison` runs the recordings through several replays, one per cost curve, because the policy drafts by the same
-curve with which the result is computed. It can also run them through the copy-oracle.
+curve with which the result is computed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.fixed_curves import CURVES, LARGEST, SWITCH, to_json
+from ngramspec.cost.fixed_curves import CURVES, SWITCH, to_json
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
@@ -78,53 +75,6 @@ def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, CostCu
     return {**rows, OVERALL: figures(total, curves), MACRO: macro}
 
 
-# --------------------------------------------------------------------------- the copy-oracle
-#
-# In every pass the oracle may copy one span from any earlier place in prompt and response with the same preceding
-# token. It knows the number of correct tokens of each copy, and chooses the lengths with the lowest total cost. No
-# drafter that copies one span of the context per pass is faster. A drafter that joins several spans, or knows other
-# texts, may be.
-
-
-def copy_lengths(prompt: Sequence[int], response: Sequence[int]) -> NDArray[np.int32]:
-    """Return the maximum number of correct tokens of a copy at each position of the response, shape (len(response),).
-
-    Entry i is the longest common extension of response[i:] and any earlier place after the same token, at most
-    LARGEST - 1; the source of a copy may overlap with the copy. Entry 0 is 0, because that token comes from the
-    prefill. The time is len(response) x (len(prompt) + len(response)), in numpy.
-
-        copy_lengths([1, 2, 3, 4], [1, 2, 3, 9])  ->  [0, 2, 1, 0]
-    """
-    text = np.concatenate([np.asarray(prompt, np.int32), np.asarray(response, np.int32)])
-    end, start = len(text), len(prompt)
-    # While p decreases, same[j] is the length of the common prefix of text[j:] and text[p:]. A copy at p + 1 starts
-    # after an equal token at p, and is one token shorter.
-    same = np.zeros(end + 1, np.int32)
-    lengths = np.zeros(len(response), np.int32)
-    for p in range(end - 1, start - 1, -1):
-        earlier = same[:p]
-        np.multiply(same[1 : p + 1] + 1, text[:p] == text[p], out=earlier)
-        if p > 0 and p + 1 < end:
-            lengths[p + 1 - start] = min(LARGEST - 1, max(0, int(earlier.max()) - 1))
-    return lengths
-
-
-def find_min_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArray[np.float64]:
-    """Return the cost of the cheapest passes for a response, in units of T(1) of each curve, shape (len(curves),).
-
-    This is dynamic programming from the end. A draft of k <= lengths[i] correct tokens at position i costs T(1 + k) and
-    leads to position i + k + 1; `lengths` is the result of `copy_lengths`.
-    """
-    total = len(lengths)
-    passes = np.array([[curve.ratio(size) for size in range(1, LARGEST + 1)] for curve in curves])
-    cost = np.zeros((len(curves), total + 1))
-    for i in range(total - 1, 0, -1):
-        max_length = min(int(lengths[i]), total - 1 - i)
-        cost[:, i] = (passes[:, : max_length + 1] + cost[:, i + 1 : i + max_length + 2]).min(axis=1)
-    min_cost: NDArray[np.float64] = cost[:, min(1, total)]
-    return min_cost
-
-
 # --------------------------------------------------------------------------- several curves
 
 
@@ -136,19 +86,10 @@ class CurveComparison:
         done: Number of recordings that all replays have finished.
     """
 
-    def __init__(
-        self,
-        recordings: Sequence[Recording],
-        drafter: str,
-        replays: Mapping[str, Replay],
-        *,
-        oracle: bool = True,
-    ) -> None:
+    def __init__(self, recordings: Sequence[Recording], drafter: str, replays: Mapping[str, Replay]) -> None:
         self._recordings, self._drafter, self._replays = recordings, drafter, replays
         self._curves = {name: replay.curve for name, replay in replays.items()}
         self.texts: dict[str, tuple[str, list[Step]]] = {}
-        # Cost of the oracle's passes by each curve, for each category.
-        self._oracle_costs: dict[str, NDArray[np.float64]] | None = {} if oracle else None
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
         self.done = 0
 
@@ -160,9 +101,6 @@ class CurveComparison:
                 steps: list[Step] = []
                 counts[name] = replay.run(recording, steps.append)
                 self.texts.setdefault(recording.category, (recording.id, steps))
-            if self._oracle_costs is not None:
-                cost = find_min_cost(copy_lengths(recording.prompt, recording.response), list(self._curves.values()))
-                self._oracle_costs[recording.category] = self._oracle_costs.get(recording.category, 0.0) + cost
             for name, replay_counts in counts.items():
                 self._counts[name].setdefault(recording.category, ReplayCounts()).merge(replay_counts)
             self.done += 1
@@ -183,22 +121,6 @@ class CurveComparison:
             "categories": dict(Counter(r.category for r in finished_recordings)),
             "curves": {name: to_json(curve) for name, curve in self._curves.items()},
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
-            "oracle": None if self._oracle_costs is None else self._oracle(self._oracle_costs),
-        }
-
-    def _oracle(self, costs: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str, Figures]]:
-        """Return the speedups of the copy-oracle by category and curve."""
-        if not costs:
-            return {}
-        tokens = Counter[str]()
-        for recording in self._recordings[: self.done]:
-            tokens[recording.category] += len(recording.response) - 1
-        rows = {category: tokens[category] / cost for category, cost in costs.items()}
-        total = tokens.total() / np.sum(list(costs.values()), axis=0)
-        rows |= {OVERALL: total, MACRO: np.mean(list(rows.values()), axis=0)}
-        return {
-            category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(self._curves, row.tolist(), strict=True)}
-            for category, row in rows.items()
         }
 
 
@@ -234,12 +156,11 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
     if not document["complete"]:
         notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
     title = "Estimated speed-up on recorded conversations"
-    return Report(title, _table(rows, document["oracle"]), _bars(rows), origin, command, sections, notes)
+    return Report(title, _table(rows), _bars(rows), origin, command, sections, notes)
 
 
-def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
+def _table(results: Mapping[str, Mapping[str, Figures]]) -> Table:
     headings = ["curve", "category", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
-    headings += ["copy-oracle"] if oracle else []
     cells = []
     for name, rows in results.items():
         for category, row in rows.items():
@@ -248,9 +169,6 @@ def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Fi
             line = [name, category, count, f"{row['tokens_per_pass']:.2f}"]
             line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
             line.append(f"{row['speedup'][name]:.3f}x")
-            if oracle:
-                limit = oracle.get(category, {}).get(name, {})
-                line.append(figure(limit.get("oracle_copy1"), ".3f", "x"))
             line += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
             cells.append(line)
     return Table([*headings, "us per\npass", "us per\nprompt\ntoken"], cells, text=2)
@@ -279,9 +197,7 @@ def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iter
     if name == MEASURED_CURVE:
         source = "Cost of passes of the model, measured before the replay"
     about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
-    if document["oracle"]:
-        about += " The copy-oracle is the maximum gain from copying one span of the context per pass."
-    table = _table({name: rows}, document["oracle"])
+    table = _table({name: rows})
     without_curve = Table(table.headings[1:], [row[1:] for row in table.rows], totals=2)
     yield Section(f"Speed-up on the curve {name}", about, [_bars({name: rows}), without_curve])
     points = {name: {int(size): value for size, value in seconds.items() if size != SWITCH}}

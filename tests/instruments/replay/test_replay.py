@@ -208,9 +208,6 @@ def test_curve_comparison_drafts_by_each_curve() -> None:
     cpu, flat = document["results"]["ngram@cpu"], document["results"]["ngram@flat"]
     assert cpu["overall"]["drafted_per_pass"] < flat["overall"]["drafted_per_pass"]
     assert cpu["overall"]["speedup"]["cpu"] > flat["overall"]["speedup"]["cpu"]
-    for category in ("even", "odd", "overall", "macro"):
-        for name in ("cpu", "flat"):
-            assert document["oracle"][category][name]["oracle_copy1"] >= 1.0
     assert document["categories"] == {"even": 5, "odd": 5}
 
 
