@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import datetime
-from importlib.util import find_spec
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +17,7 @@ from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token,
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.files import SECRET
-from ngramspec.memory.indexing import AddResult, add_files, list_skipped, remove_files, watch_folders
+from ngramspec.memory.indexing import AddResult, add_files, list_skipped, remove_files
 from ngramspec.memory.memory import (
     DEFAULT,
     memory_folder,
@@ -92,27 +89,13 @@ def add(
     Folders are added recursively. Binary files, files listed in a .gitignore and files that look like secrets (.env,
     id_rsa) are skipped. Running the command again updates changed files and removes deleted ones.
     """
-    _add(_paths(paths), memory, model)
-
-
-def _add(
-    paths: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
-) -> tuple[Vocabulary, Store]:
-    """Add paths to a memory, print a note on the result, and return the vocabulary and the store."""
     folder = memory_folder(memory)
     vocabulary = _vocabulary(model)
     store = Store(folder, vocabulary.vocabulary_hash, vocabulary.path.name)
     before = store.generation()
     try:
         with index_bar() as progress:
-            changes = add_files(
-                store,
-                vocabulary,
-                paths,
-                threads=usable_cores(),
-                progress=progress,
-                may_be_empty=may_be_empty,
-            )
+            changes = add_files(store, vocabulary, _paths(paths), threads=usable_cores(), progress=progress)
     except (KeyboardInterrupt, Terminated):
         if store.generation() == before:
             note("interrupted; the memory is unchanged")
@@ -120,36 +103,6 @@ def _add(
     note(f"memory {memory!r} for {vocabulary.path.name}: {_format_changes(changes)}")
     if SECRET in changes.skipped:
         note("files that look like secrets (.env, keys, passwords) are added only if you name the file itself")
-    return vocabulary, store
-
-
-@app.command("watch")
-def watch(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Folders; added recursively.")],
-    memory: Name = DEFAULT,
-    model: ModelName = None,
-) -> None:
-    """Add folders and follow their changes until Ctrl-C.
-
-    Example: ngramspec memory watch ~/src/project
-
-    The command adds the same files as `memory add`. Changed files are updated and deleted ones removed. Running
-    processes that draft from this memory load the changes before their next request.
-    """
-    if find_spec("watchfiles") is None:
-        fail("memory watch requires a package that is not installed: pip install 'ngramspec[watch]'")
-    folder_paths = _paths(folders)
-    for path in folder_paths:
-        if path.exists() and not path.is_dir():
-            usage_error(f"{path} is not a folder; pass the folder that contains it")
-    vocabulary, store = _add(folder_paths, memory, model, may_be_empty=True)
-    note(f"watching {', '.join(map(str, folder_paths))}; press Ctrl-C to stop")
-    updates = 0
-    with suppress(KeyboardInterrupt, Terminated):
-        for changes in watch_folders(store, vocabulary, folder_paths, threads=usable_cores()):
-            updates += 1
-            note(f"{datetime.now():%H:%M:%S} {_format_changes(replace(changes, unchanged=0, skipped={}))}")
-    note(f"stopped watching after {pluralize(updates, 'update')}")
 
 
 @app.command("list")

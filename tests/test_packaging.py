@@ -66,9 +66,7 @@ def test_dependencies_contain_every_imported_package() -> None:
         names = imported(ast.parse(file.read_text("utf-8")))
         wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     extras = PROJECT["project"]["optional-dependencies"]
-    required = PROJECT["project"]["dependencies"] + [
-        line for e in ("hub", "server", "llm", "watch") for line in extras[e]
-    ]
+    required = PROJECT["project"]["dependencies"] + [line for e in ("hub", "server", "llm") for line in extras[e]]
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
 

@@ -1,17 +1,15 @@
-"""Adding files to a memory, once or whenever they change: new files are tokenized and stored in a single update."""
+"""Adding files to a memory: new files are tokenized and stored in a single update."""
 
 from __future__ import annotations
 
 import os
-import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from ngramspec.memory.files import (
     IN_GITIGNORE,
     NOT_UTF8,
     UNREADABLE,
-    VERSION_CONTROL,
     Times,
     find_files,
     read_text,
@@ -53,7 +50,6 @@ def add_files(
     *,
     threads: int = 1,
     progress: Progress | None = None,
-    may_be_empty: bool = False,
 ) -> AddResult:
     """Add files and folders to a memory.
 
@@ -63,8 +59,7 @@ def add_files(
     done and the bytes in all.
 
     Raises:
-        MemoryFileError: A path does not exist or contains no text (unless it `may_be_empty`), or the store cannot be
-            used or written.
+        MemoryFileError: A path does not exist or contains no text, or the store cannot be used or written.
     """
     stored_times = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
@@ -89,7 +84,7 @@ def add_files(
         else:
             texts[name] = text
     for root in roots:
-        if not may_be_empty and not any(_below(name, root) for name in all_times.keys() - reasons_by_name.keys()):
+        if not any(_below(name, root) for name in all_times.keys() - reasons_by_name.keys()):
             reasons = Counter(why for name, why in reasons_by_name.items() if _below(name, root))
             raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
     removals = {name for name in stored_times if _is_gone(name, all_times, reasons_by_name, roots)}
@@ -193,78 +188,3 @@ def _pieces(text: str) -> Iterator[str]:
             end = line if line > start else end
         yield text[start:end]
         start = end
-
-
-# --------------------------------------------------------------------------- watching folders
-# The library watchfiles only reports that something changed. The folder is then searched as when it was added. So an
-# editor may save a file by writing it or by renaming a new file over the old one. A checkout may write files in any
-# order, and an event may be lost among others.
-
-CALM_MS, BURST_MS = 200, 5000
-"""Milliseconds without a change after which a burst of changes is over, and maximum length of a burst."""
-
-LOOK_MS = 1000
-"""Milliseconds between checks of a folder without changes, because another folder may have replaced it."""
-
-SHARE = 0.05
-"""Maximum share of the time spent on reading and rewriting: an update of one second is followed by a pause of 19."""
-
-
-def watch_folders(
-    store: Store,
-    tokenizer: Tokenizer,
-    folders: Sequence[Path],
-    *,
-    threads: int = 1,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[AddResult]:
-    """Update a memory whenever files below some folders change, and yield each result; this never ends by itself.
-
-    Raises:
-        MemoryFileError: A folder was deleted, was replaced by another one or cannot be watched, or the store cannot be
-            used or written.
-        KeyboardInterrupt: A signal arrived during a wait.
-    """
-    from watchfiles import watch  # part of an extra, so it may not be installed
-
-    roots = [folder.resolve() for folder in folders]
-    identities = [_identity(root) for root in roots]
-    # The first report finds changes made before the watcher started, even if nothing changed since.
-    first = True
-    try:
-        for events in watch(
-            *roots,
-            watch_filter=_of_the_user,
-            step=CALM_MS,
-            debounce=BURST_MS,
-            rust_timeout=LOOK_MS,
-            yield_on_timeout=True,
-        ):
-            for root, identity in zip(roots, identities, strict=True):
-                if _identity(root) != identity:
-                    raise MemoryFileError(f"{root} was replaced by another folder; start watching again")
-            if first or events:
-                first = False
-                start = time.monotonic()
-                result = add_files(store, tokenizer, roots, threads=threads, may_be_empty=True)
-                if result.new or result.changed or result.removed:
-                    yield result
-                sleep((time.monotonic() - start) * (1 / SHARE - 1))
-    except (OSError, RuntimeError) as error:
-        names = ", ".join(map(str, roots))
-        raise MemoryFileError(f"cannot watch {names}: {error} (WATCHFILES_FORCE_POLLING=1 polls instead)") from error
-
-
-def _of_the_user(_: Any, name: str) -> bool:
-    return VERSION_CONTROL.isdisjoint(Path(name).parts)
-
-
-def _identity(root: Path) -> tuple[int, int]:
-    """Return the identity of a folder, which differs for another folder with the same name."""
-    try:
-        stat = root.stat()
-    except FileNotFoundError:
-        raise MemoryFileError(
-            f"{root} was deleted; its files stay in the memory (ngramspec memory remove deletes them)"
-        ) from None
-    return stat.st_dev, stat.st_ino

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,7 @@ from ngramspec_cli import options
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.console import note
 from ngramspec_cli.memory_tip import MemoryTip
-from support.cli_runner import COMMAND, DEMO, PATIENCE, run
+from support.cli_runner import DEMO, run
 from support.signals import by_signal, signal_at
 from support.vocabulary_files import write_vocabulary
 
@@ -163,46 +160,6 @@ def test_memory_add_with_signal_leaves_memory_unchanged(
     assert done.code == code, done.err
     assert done.err.splitlines()[-1] == "interrupted; the memory is unchanged"
     assert stored(tmp_path) == []
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_memory_watch_updates_until_ctrl_c(home: dict[str, str], project: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "memory", "watch", str(project)], stderr=subprocess.PIPE, env=home, text=True, encoding="utf-8"
-    )
-    try:
-        told = iter(process.stderr.readline, "")
-        assert any("3 files added" in line for line in told)
-        assert next(told) == f"watching {project}; press Ctrl-C to stop\n"
-        (project.parent / "c.py").write_text("print('new')\n")
-        (project.parent / "c.py").rename(project / "c.py")  # an atomic change
-        assert re.search(r"^\d\d:\d\d:\d\d 1 file added; \d+ tokens read$", next(told))
-        (project / "a.py").unlink()
-        assert "0 files added, 1 removed" in next(told)
-        process.send_signal(signal.SIGINT)
-        # The previous line may appear again if the signal arrived while it was printed.
-        assert list(told)[-1] == "stopped watching after 2 updates\n"
-        assert process.wait(PATIENCE) == 0
-    finally:
-        process.kill()
-        process.wait()
-    listed = run(home, "memory", "list").out
-    assert "c.py" in listed
-    assert "a.py" not in listed
-
-
-def test_memory_watch_requires_folder_and_package(
-    home: dict[str, str], project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path, code, words in (
-        (project / "a.py", 2, "a.py is not a folder; pass the folder that contains it"),
-        (project / "nowhere", 1, "no such file or folder"),
-        (project, 1, "pip install 'ngramspec[watch]'"),
-    ):
-        if path == project:
-            monkeypatch.setitem(sys.modules, "watchfiles", None)
-        run(home, "memory", "watch", path).assert_failed(words, code=code)
-    assert memory_names() == []
 
 
 def test_memory_tip_after_repetitive_answer_appears_once(home: dict[str, str], capsys: Captured) -> None:
