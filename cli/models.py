@@ -22,8 +22,8 @@ from .console import guard_stdout, note
 def models() -> None:
     """List the models on this machine, by the names that every command accepts.
 
-    The list contains the models in the Hugging Face cache, which llama.cpp shares, those of Ollama and LM Studio, and
-    SmolLM2 if it is installed. For any other GGUF file, pass its path.
+    The list contains the models in the Hugging Face cache, which llama.cpp shares, those of Ollama and LM Studio,
+    SmolLM2 if it is installed, and other GGUF files that have run, by their paths.
 
     T(4)/T(1) is the time of a pass over four tokens on this machine relative to one token, for models that have run
     with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
@@ -37,7 +37,7 @@ def models() -> None:
 
     entries = list(list_models())
     if not entries:
-        note("no models from Hugging Face, Ollama or LM Studio found on this machine; pass the path of a .gguf file")
+        note("no models found on this machine; pass the path of a .gguf file")
     headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for name, path in entries:

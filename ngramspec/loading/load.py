@@ -36,7 +36,7 @@ from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder, saves_answers
 from ngramspec.models.check import parts_of
-from ngramspec.models.find import ModelSource, resolve
+from ngramspec.models.find import ModelSource, remember_file, resolve
 from ngramspec.models.hub import PREFIX, Progress
 from ngramspec.shared_model import SharedModel
 
@@ -162,6 +162,7 @@ def open_resolved(
 def open_target(path: Path, settings: LoadSettings, on_note: OnNote = lambda _: None, **more: Any) -> Target:
     """Load only a model, from a checked file, without tuned settings; `more` are further arguments of `Target`."""
     target = Target(path, on_note=on_note, **{**settings.target_arguments, **more})
+    remember_file(path)
     for line in target.weights.notes:
         on_note(line)
     return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.resources
 import importlib.util
 import json
@@ -16,6 +17,7 @@ from ngramspec.errors import ModelError
 from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import PREFIX, Progress, choose, fetch, is_model, list_cached
+from ngramspec.storage import cache_folder, read_cache, write_cache
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
@@ -123,27 +125,50 @@ def demo_model() -> ModelSource:
     Raises:
         ModelError: The installation lacks the model.
     """
-    path = Path(str(importlib.resources.files("ngramspec") / "demo" / "demo.gguf"))
+    path = _demo_file()
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
     return ModelSource(path, "the small demo model bundled with ngramspec")
+
+
+def _demo_file() -> Path:
+    return Path(str(importlib.resources.files("ngramspec") / "demo" / "demo.gguf"))
 
 
 # --------------------------------------------------------------------------- models on disk
 
 
 def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
-    """Yield names and files of SmolLM2 and of the models in the hub's cache, Ollama and LM Studio.
+    """Yield names and files of SmolLM2, of the models in the hub's cache, Ollama and LM Studio, and of others that ran.
 
     Companion files of models, such as vision files, are left out, and so are all parts of a split model except the
     first. A file is opened only if its name may be that of a companion.
     """
     own = _smollm_file()
     own_models = [(SMOLLM, own)] if own else []
+    listed = {_demo_file()}
     for name, path in chain(own_models, list_cached(env), list_ollama(env), list_lm_studio()):
         split = SPLIT_NAME.match(path.name)
+        listed.add(path.resolve())
         if not split or int(split["part"]) == 1:
             yield name, path
+    for path in sorted(_used_files() - listed):
+        yield str(path), path
+
+
+def remember_file(path: Path) -> None:
+    """Remember that a model file has run, so that `list_models` lists it."""
+    name = str(path.resolve())
+    entry = cache_folder("used") / hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    if not entry.exists():
+        write_cache(entry, name)
+
+
+def _used_files() -> set[Path]:
+    """Return the model files that have run and still exist."""
+    folder = cache_folder("used")
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return {path for entry in entries if (name := read_cache(entry)) and (path := Path(name)).is_file()}
 
 
 # --------------------------------------------------------------------------- other programs' models

@@ -246,3 +246,15 @@ def test_models_lists_measured_cost_ratio_of_each_model(full: dict[str, str], tm
     steepness = {row.split()[0]: row.split()[-1] for row in run(home, "models").out.splitlines()}
     assert float(steepness["lmstudio:me/toy:toy.gguf"]) > 0.5
     assert steepness[SPLIT] == "llama", "of the other nothing is known"
+
+
+def test_models_lists_other_files_that_have_run_until_they_are_deleted(tmp_path: Path) -> None:
+    home = environment(tmp_path) | {"HOME": str(tmp_path)}
+    assert "no models found" in run(home, "models").err
+    other = write_changed_demo(tmp_path / "my model.gguf", {})
+    for model in (other, DEMO):
+        run(home, "complete", "-t", "1", "-c", "512", "-n", "1", "--no-draft", "--exact", "off", model, stdin=b"x").ok()
+    names = [line.split("  ")[0].strip() for line in run(home, "models").ok().out.splitlines()]
+    assert names == ["name", str(other)]
+    other.unlink()
+    assert run(home, "models").ok().out == ""
