@@ -16,7 +16,6 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 from support.serving import serve
 
-from ngramspec.cost import measure
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft
 from ngramspec.loading.settings import LoadSettings
@@ -278,10 +277,7 @@ def test_complete_with_user_class_drafts_and_reports_its_errors(env: dict[str, s
     run(env, *arguments, "--drafter", "absent.py:Mine", "--json").assert_failed("cannot read absent.py")
 
 
-def test_serve_with_user_drafter_drafts_and_ignores_prediction_field(
-    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "BUDGET", 0.2)
+def test_serve_with_user_drafter_drafts_and_ignores_prediction_field(env: dict[str, str]) -> None:
     answers = []
     body = {"prompt": "one two one two", "n_predict": 8, "temperature": 0}
     done = serve(env, lambda http: answers.append(http.post("/completion", json=body)), "--drafter", COPY, "-np", "2")

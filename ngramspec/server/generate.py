@@ -103,6 +103,7 @@ class RequestStream:
         self._is_woken = False
         self._waiter = asyncio.Future(loop=self._loop)
         if self._events:
+            self._is_woken = True
             self._loop.call_soon(self._wake)  # a completed future would not let other clients have a turn
         return self._waiter
 
