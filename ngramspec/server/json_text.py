@@ -71,13 +71,13 @@ class JsonResponse(Response):
 
     def __init__(self, data: Any, status: int = 200) -> None:
         super().__init__(status_code=status)
-        self.encoded = Encoded(_encode_parts(data))
-        self.headers["content-length"] = str(sum(map(len, self.encoded.parts)))
+        self._parts = _encode_parts(data)
+        self.headers["content-length"] = str(sum(map(len, self._parts)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         parts, n_waiting = list[str](), 0
-        for part in self.encoded.parts:
+        for part in self._parts:
             parts.append(part)
             n_waiting += len(part)
             if n_waiting > MAX_SENT:

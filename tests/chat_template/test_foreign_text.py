@@ -65,6 +65,14 @@ def count_controls(vocabulary: Vocabulary, marks: set[str], texts: Mapping[str, 
     return Counter(piece for piece in pieces if piece in marks)
 
 
+def use_template(vocabulary: Vocabulary, file: Path) -> tuple[set[str], Counter[str]]:
+    """Give the vocabulary a template; return its marks and how often a harmless prompt has each."""
+    template = file.read_text("utf-8")
+    marks = find_marks(template)
+    vocabulary.use_chat_template(template)
+    return marks, count_controls(vocabulary, marks, {})
+
+
 def inject(marks: set[str]) -> list[str]:
     joined = sorted(marks)
     return ["".join(joined), "a " + " \n".join(joined) + " b", "<think>y</think>z", "<think>\ny\n</think>\n\nz"]
@@ -72,10 +80,7 @@ def inject(marks: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_chat_with_marks_in_foreign_text_creates_no_control_token(file: Path, vocabulary: Vocabulary) -> None:
-    template = file.read_text("utf-8")
-    marks = find_marks(template)
-    vocabulary.use_chat_template(template)
-    usual = count_controls(vocabulary, marks, {})
+    marks, usual = use_template(vocabulary, file)
     assert not count_controls(vocabulary, marks, dict.fromkeys(EVERYWHERE, inject(marks)[1])) - usual
     n_tokens = {token: len(vocabulary.tokenize(token, add_bos=False)) for token in PLAIN}
     assert PLAIN[0] in vocabulary.controls or set(n_tokens.values()) == {1}, n_tokens
@@ -84,10 +89,7 @@ def test_chat_with_marks_in_foreign_text_creates_no_control_token(file: Path, vo
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_chat_with_marks_in_one_place_creates_no_control_token(file: Path, vocabulary: Vocabulary) -> None:
-    template = file.read_text("utf-8")
-    marks = find_marks(template)
-    vocabulary.use_chat_template(template)
-    usual = count_controls(vocabulary, marks, {})
+    marks, usual = use_template(vocabulary, file)
     for text in inject(marks):
         for place in EVERYWHERE:
             assert not count_controls(vocabulary, marks, {place: text}) - usual, (place, text)
