@@ -10,7 +10,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
 MODULES = (
-    "ngramspec.cost.curve",
+    "ngramspec.cost.times",
     "ngramspec.drafting.draft",
     "ngramspec.drafting.acceptance_estimator",
     "ngramspec.drafting.predictor",

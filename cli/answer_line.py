@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.cpu.cores import CpuLoad
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -37,7 +35,7 @@ class AnswerReport:
     ) -> None:
         """Report on an answer; `ending` is its stop reason or one of `INTERRUPTIONS`."""
         speed = format_speed(stats)
-        gain = None if decoder.drafter is None else format_gain(stats, decoder.calibration.curve, governor)
+        gain = None if decoder.drafter is None else format_gain(stats, decoder.times)
         parts = [ending if ending in INTERRUPTIONS else "", speed if gain is None else f"{speed}, {gain}"]
         if seed is not None and self._is_new(f"seed {seed}"):
             parts.append(f"seed {seed}")
@@ -51,7 +49,8 @@ class AnswerReport:
             note(f"note: rounding could have changed {calls}; --exact on prevents this")
         # Without -t, decoding leaves busy cores to other programs, with --exact off even if that changes bits.
         is_fixed = governor is not None and not governor.adapts and governor.threads > 1
-        if is_fixed and stats.is_slowed and self._is_new("threads"):
+        used = governor.state.other_cores if governor is not None and is_fixed else None
+        if used is not None and used > CpuLoad.QUIET and self._is_new("threads"):
             note("note: decoding would be faster without -t or with --exact off: other programs use the same cores")
 
     def _is_new(self, name: str) -> bool:
@@ -67,29 +66,18 @@ def format_speed(stats: Stats) -> str:
     return text if stats.tokens_per_second is None else f"{text} at {stats.tokens_per_second:.1f} tokens/s"
 
 
-def format_gain(stats: Stats, curve: CostCurve | None = None, governor: ThreadGovernor | None = None) -> str | None:
+def format_gain(stats: Stats, times: PassTimes | None = None) -> str | None:
     """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short."""
     if stats.passes < SHORT:
         return None
-    # Four passes over one token do the same, so a ratio of more than 4 shows a disturbance, not the hardware.
-    ratio = math.inf if curve is None else curve.ratio(4)
-    cost = f": 4 tokens at once cost {ratio:.1f} times one token" if ratio <= 4 else ""
+    if stats.is_disturbed:
+        return "gain unknown: passes took different times" if stats.drafted else "no drafts"
+    cost = f": 4 tokens at once cost {times.ratio(4):.1f} times one token" if times is not None and times.pairs else ""
     if not stats.drafted:
         return f"no drafts{cost}"
-    if stats.disturbance is not None:
-        return f"gain unknown: {_reason(stats, governor)}"
     gain = stats.estimated_gain
     if gain is not None and round(gain, 2) > 1:
         return f"about {gain:.2f} times as fast as without drafts"
     if 2 * stats.accepted > stats.drafted:
         return f"no gain{cost}"
     return f"no gain: {stats.accepted} of {stats.drafted} draft tokens accepted"
-
-
-def _reason(stats: Stats, governor: ThreadGovernor | None) -> str:
-    if stats.disturbance == "speed":
-        return f"decoding took {stats.seconds / stats.expected_seconds:.1f}x the expected time"
-    used = None if governor is None else governor.state.other_cores
-    if used is not None and used > CpuLoad.QUIET:
-        return f"other programs use {used:.1f} cores"
-    return "other programs were running"

@@ -155,9 +155,7 @@ def bench(
         + (f", skipped: {len(skipped)}" if skipped else "")
     )
     outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
-    summaries = {
-        name: summarise(benchmark.runs_of(name), one.calibration.curve) for name, one in benchmark.policies.items()
-    }
+    summaries = {name: summarise(benchmark.runs_of(name), one.times) for name, one in benchmark.policies.items()}
     name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
     drafted_from = f"memory {name}, {memory.n_stored_tokens} tokens" if memory and name else "no memory"
     order = "in rotating order; every repeat begins with a fresh drafter"

@@ -46,7 +46,7 @@ def _differences(benchmark: Benchmark) -> list[str]:
     The last line explains the differences by the change of a logit with the batch size, which the probe measured.
     """
     several = len(benchmark.policies) > 1
-    differences, probe = benchmark.differences, benchmark.drafted.calibration.probe
+    differences, probe = benchmark.differences, benchmark.drafted.kernels.probe
     lines = []
     for d in differences:
         line = f"{d['policy']}: " if several else ""
@@ -113,7 +113,7 @@ def document(
     sampling: Sampling,
 ) -> dict[str, Any]:
     """Return all measurements and the conditions that they depend on."""
-    decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
+    decoder, kernels = benchmark.drafted, benchmark.drafted.kernels
     return {
         **provenance(target),
         "complete": benchmark.complete,
@@ -127,15 +127,12 @@ def document(
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),
             "exact": decoder.exact,
-            "exact_sizes": calibration.exact_sizes,
+            "exact_sizes": kernels.exact_sizes,
             **load_settings(target),
             "decoder": "one with and one without drafts for all prompts, in order; each repeat starts untrained",
         },
-        "cost_curve_seconds": {
-            policy: policy_decoder.calibration.curve.to_json() if policy_decoder.calibration.curve else None
-            for policy, policy_decoder in benchmark.policies.items()
-        },
-        "probe": encode(calibration.probe),
+        "pass_costs": {policy: decoder.times.to_json() for policy, decoder in benchmark.policies.items()},
+        "probe": encode(kernels.probe),
         "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
         "differences": benchmark.differences,
         "skipped": skipped_prompts,

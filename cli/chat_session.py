@@ -41,7 +41,7 @@ def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
     """Load a model and take the measurements that exact mode needs before the first answer."""
     loaded_model = open_resolved(source, settings, remember=True)
     if loaded_model.target.exact == "on" and loaded_model.target.sequences[0].can_rollback:
-        loaded_model.decoder.calibration.ensure_exact(loaded_model.decoder.sequence)
+        loaded_model.decoder.kernels.ensure_exact(loaded_model.decoder.sequence)
     return loaded_model
 
 

@@ -149,7 +149,7 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
     if stats.acceptance_rate is not None:
         rows["drafts"] = f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance_rate:.0%})"
     if stats.estimated_gain is not None:
-        rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding (estimated from this machine's cost curve)"
+        rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding (estimated from the costs of passes here)"
     table = facts_table(rows)
     counts = [(i, n) for i, n in enumerate(stats.tested_at) if n]
     if not counts:

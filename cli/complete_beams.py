@@ -11,7 +11,7 @@ from typing import Any
 from ngramspec.acceptance.settings import Acceptance
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.store import StoredTimes
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.option import options
@@ -81,7 +81,7 @@ def complete_with_beams(
         target,
         beams,
         drafter=None if load.no_draft else BeamDrafter(),
-        calibration=None if load.no_draft else Calibration.load(target.sequences[0], None),
+        stored=None if load.no_draft else StoredTimes(target.sequences[0]),
         draft_max=load.draft_max or DRAFT_MAX,
     )
     limit = None if predict == -1 else predict

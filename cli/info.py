@@ -13,7 +13,11 @@ from rich.table import Table
 
 import ngramspec
 from ngramspec import machine
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost import times as pass_times
+from ngramspec.cost.kernels import KernelClasses
+from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.times import PassTimes
+from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.exactness.decision import ExactnessSelector
@@ -35,15 +39,15 @@ from .view import facts_table, print_report, report_console, tuning_line
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    remeasure: bool = option(False, help="Measure again instead of showing cached results."),
+    remeasure: bool = option(False, help="Compare and time again instead of showing stored results."),
     list_devices: bool = option(False, help="Only list the devices of the build, with their free memory."),
 ) -> None:
-    """Show the build, the model, its cost curve and its bit-identical batch sizes.
+    """Show the build, the model, the costs of its passes and its bit-identical batch sizes.
 
     The output contains the build and its devices, and how many layers are on which device; the model's architecture,
     size, context and vocabulary, and whether its KV cache can be rolled back; the cost of a pass by batch size, and of
-    a change of size; the batch sizes with bit-identical logits; and the choice of --exact auto. A pass is one decode
-    call of the model.
+    a change of size, and on how many pairs of passes it rests; the batch sizes with bit-identical logits; and the
+    choice of --exact auto. A pass is one decode call of the model.
     """
     if list_devices:
         print_report(_device_lines())
@@ -52,10 +56,11 @@ def info(
     tuning = load_tuned(model_tuning_path(source.path, load))
     target = open_target(source, load)
     sequence = target.sequences[0]
-    calibration = Calibration.load(sequence)
+    stored, kernels = StoredTimes(sequence), KernelClasses.load(sequence)
     auto = ExactnessSelector(target.trials) if target.exact == "auto" and sequence.exact_rollback else None
     if remeasure:
-        calibration.forget()
+        stored.forget()
+        kernels.forget()
         if auto is not None:
             auto.forget()
     console = report_console()
@@ -64,24 +69,25 @@ def info(
         _show(console, _facts(target) | pages | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)})
         if not target.sequences[0].can_rollback:
             return
-        if calibration.probe is None:
+        if kernels.probe is None:
             note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
-        sizes = calibration.ensure_exact(sequence)
-        report, curve = calibration.probe, calibration.ensure_curve(sequence)
-        calibration.save()
+        sizes, report, times = kernels.ensure_exact(sequence), kernels.probe, stored.times
         assert report is not None
+        if not times.pairs:
+            text = target.vocabulary.tokenize(pass_times.__doc__ or "")
+            sequence.prefill(text[:1])
+            time_passes(sequence, text[1:], times)
+            stored.save()
         table = Table(title="Cost of a target pass by batch size", title_justify="left")
-        for heading in ("tokens", "milliseconds", "T(n) / T(1)", "per token", "logits identical to sizes"):
+        for heading in ("tokens", "T(n) / T(1)", "per token", "logits identical to sizes"):
             table.add_column(heading, justify="right")
         for size in report.sizes:
-            ratio = curve.ratio(size)
             same = " ".join(str(n) for n in report.class_of(size))
-            table.add_row(str(size), f"{curve.seconds(size) * 1e3:.2f}", f"{ratio:.2f}", f"{ratio / size:.2f}", same)
+            table.add_row(str(size), f"{times.ratio(size):.2f}", f"{times.ratio(size) / size:.2f}", same)
         console.print(table)
-        if line := quant_note(target, load.gpu_layers, curve.ratio(4)):
+        console.print(_evidence(times), soft_wrap=True)
+        if line := quant_note(target, load.gpu_layers, times.ratio(4)):
             console.print(line, soft_wrap=True)
-        change = f"{curve.change * 1e3:.2f} ms" if curve.change else "nothing measurable"
-        console.print(f"A change of batch size from one pass to the next costs {change}.")
         depths = " and ".join(str(d) for d in report.depths)
         console.print(
             f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths})"
@@ -95,6 +101,13 @@ def info(
             is_same = auto.exactness(auto.setting).bit_identical
             meaning = "bit-identical output with and without drafts" if is_same else "the fastest settings"
             console.print(f"--exact auto: {meaning}")
+
+
+def _evidence(times: PassTimes) -> str:
+    """Return what the costs of passes rest on."""
+    change = f"{times.change:.2f} passes over one token" if times.change else "nothing that was seen"
+    speed = f"; such a pass takes {times.level * 1e3:.2f} ms now" if times.level else ""
+    return f"Seen in {times.pairs} pairs of passes{speed}. A change of batch size costs {change}."
 
 
 def _show(console: Console, facts: dict[str, str]) -> None:

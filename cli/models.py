@@ -29,7 +29,7 @@ def models() -> None:
     with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
     """
     # These imports take too long for completion, which uses this module too.
-    from ngramspec.cost.calibration import load_batch_cost_ratio
+    from ngramspec.cost.store import load_batch_cost_ratio
     from ngramspec.llama.devices import quantisation
     from ngramspec.llama.weights import model_key
 

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import typer
 
 import ngramspec
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
+from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.times import PassTimes
+from ngramspec.cost.trial_passes import time_passes
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.comparison import MEASURED_CURVE, CurveComparison, replay_report
@@ -106,7 +106,7 @@ def replay(
     if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
         usage_error("-c, -ngl, --device and other options for loading a model require --model")
 
-    def make_replay(cost_curve: CostCurve) -> Replay:
+    def make_replay(cost_curve: PassTimes) -> Replay:
         # Each replay needs a new drafter without learned state.
         new_drafter = make_drafter(drafter, memory=memory == "on")
         return Replay(
@@ -131,7 +131,7 @@ def replay(
         )
         recordings = _record(transcripts, vocabulary, limit)
         if target is not None:
-            curves[MEASURED_CURVE] = _measure_curve(target)
+            curves[MEASURED_CURVE] = _measure_curve(target, [row.response for row in transcripts.usable[:FRONT]])
         if not curves:
             note(
                 "no --curve or --model given: assuming that a batch costs the same as one token (flat, the upper bound)"
@@ -170,8 +170,8 @@ def replay(
     reraise(outcome)
 
 
-def _find_curves(names: Sequence[str]) -> dict[str, CostCurve]:
-    curves: dict[str, CostCurve] = {}
+def _find_curves(names: Sequence[str]) -> dict[str, PassTimes]:
+    curves: dict[str, PassTimes] = {}
     for name in names:
         try:
             matches = find_curves(name)
@@ -227,10 +227,10 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
     return usable
 
 
-def _measure_curve(target: Target) -> CostCurve:
-    front = np.random.default_rng(0).integers(0, target.vocabulary.n_vocab, min(FRONT, target.n_ctx // 2))
-    target.sequences[0].prefill(front.tolist())
-    calibration = Calibration.load(target.sequences[0])
-    curve = freeze(calibration.ensure_curve(target.sequences[0]))
-    calibration.save()
-    return curve
+def _measure_curve(target: Target, responses: Sequence[str]) -> PassTimes:
+    text = target.vocabulary.tokenize("\n".join(responses)[: 8 * FRONT])
+    sequence, stored = target.sequences[0], StoredTimes(target.sequences[0])
+    sequence.prefill(text[: min(FRONT, sequence.n_ctx // 2)])
+    time_passes(sequence, text, stored.times)
+    stored.save()
+    return freeze(stored.times)

@@ -19,10 +19,10 @@ import psutil
 import uvicorn
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.writer import warm_up
+from ngramspec.batching.writer import choose_sizes
 from ngramspec.chat_template.template import large_worker as large_template_worker
 from ngramspec.chat_template.template import worker as template_worker
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.store import StoredTimes
 from ngramspec.errors import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker
 from ngramspec.llama.embedder import Embedder
@@ -151,20 +151,14 @@ def open_served_model(
     if grammar is not None:
         target.vocabulary.grammar(grammar)  # an invalid grammar makes the start fail, not every request
     embedder = executor.submit(_open_embedder, target, options).result()
-    # Measure unknown costs of the model first.
-    new = Calibration.load(target.sequences[0]).curve is None
-    if new:
-        note("measuring the cost of batches; this happens once per model and machine")
-    start = time.monotonic()
-    calibration, exactness = executor.submit(warm_up, target, exact=target.exact == "on").result()
-    if new:
-        note(f"measured in {time.monotonic() - start:.0f} s")
+    exactness = executor.submit(choose_sizes, target, exact=target.exact == "on").result()
+    stored = StoredTimes(target.sequences[0])
     ram = options.cache_ram
     cache_room = psutil.virtual_memory().available // 4 if ram is None else ram * 2**20
     engine = Engine(
         target,
         target.vocabulary,
-        calibration=calibration,
+        stored=stored,
         exactness=exactness,
         drafter=drafter,
         draft_max=load.draft_max or MAX_DRAFT,

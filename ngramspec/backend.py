@@ -37,7 +37,6 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
@@ -91,7 +90,6 @@ class Model(Protocol):
         owed: Number of tokens in the cache that the next call evaluates again, before its new ones.
         fingerprint: Key of everything that measured costs depend on: file, build, machine, settings. With "" they are
             not stored.
-        conditions: Current conditions that they also depend on.
         returns_early: Whether `submit` returns before the work is done, as on a GPU.
         leaves: Maximum number of branches in a pass that no other branch extends; 0 if there is no method `ask`.
     """
@@ -154,9 +152,6 @@ class Model(Protocol):
     def fingerprint(self) -> str: ...
 
     @property
-    def conditions(self) -> Conditions: ...
-
-    @property
     def returns_early(self) -> bool: ...
 
     @property
@@ -190,7 +185,6 @@ class ModelBase(EvaluatesAtOnce):
     exact_rollback: bool = True
     owed: int = 0
     fingerprint: str = ""
-    conditions: Conditions = FIXED_CONDITIONS
     leaves: int = 0
     controls: Mapping[str, int] = MappingProxyType({})
     fill_in_tokens: FillInTokens = FillInTokens(None, None, None)

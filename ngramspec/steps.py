@@ -11,11 +11,9 @@ from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling.distribution import Logprobs
 
 SHORT = 16  # minimum number of passes for an estimate of the gain; with fewer it would be noise
-MAX_SLOWED_SHARE = 0.05  # share of passes slowed down by other programs above which the gain is not estimated
-FASTER, SLOWER = 0.5, 1.25  # range of measured / expected time of passes in which the gain is estimated
+MAX_SURPRISES = 0.2  # share of passes that took an unexpected time above which the gain is not estimated
 
 StopReason = Literal["eog", "stop", "length", "context"]
-Disturbance = Literal["load", "speed"]  # "load": other programs ran; "speed": the cost of passes changed
 
 
 @dataclass(slots=True)
@@ -31,14 +29,13 @@ class Step:
     correct_guesses: int = 0  # number of correct tokens in the drafter's proposal, sent or not
     batch: int = 0  # tokens in the pass, including padding, branches and tokens that were evaluated again
     seconds: float = 0.0  # time of the target pass (of the whole prefill at the first step)
-    # Part of `seconds` that an interruption by the system added; see `CostCurve.without_interruption`.
-    interruption_seconds: float = 0.0
+    # Cost of the target pass in plain passes, without interruptions (see `PassTimes`); 0 without a drafter.
+    cost: float = 0.0
+    correction: float = 0.0  # additional cost of earlier passes that this one confirmed
+    is_surprising: bool = False  # whether the pass took another time than expected
+    draft_cost: float = 0.0  # `draft_seconds` in plain passes
     draft_seconds: float = 0.0  # time of drafting and of preparing a rollback
-    plain_seconds: float = 0.0  # present time of a pass without a draft; 0 if it was not measured
-    # Time of the pass by the cost curve; 0 if there is no curve, or other programs ran while it was measured.
-    expected_seconds: float = 0.0
     elapsed: float = 0.0  # wall time since the previous step, including its reader; 0 at the first or if not measured
-    is_quiet: bool = True  # whether no other program slowed the pass down
     source: str = ""  # name of the drafter; "" without a draft
     close_calls: int = 0  # number of tokens that rounding could have decided, if counted (see `CloseCalls`)
     # Numbers that the policy's decision depended on; see `Policy.record`, and `TracedCostPolicy` for those of `cost`.
@@ -76,13 +73,12 @@ class Stats:
     accepted_at: list[int] = field(default_factory=list)  # draft tokens accepted, by position
     seconds: float = 0.0  # time of target passes
     draft_seconds: float = 0.0  # time of drafting; see `Step`
-    plain_seconds: float = 0.0  # time of plain decoding for the same tokens, by the cost curve
-    expected_seconds: float = 0.0  # time of the passes by the cost curve; see `Step`
+    cost: float = 0.0  # cost of passes and of drafting in plain passes; see `Step`
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # wall time from each first token to the last; see `Step.elapsed`
     generated: int = 0  # all emitted tokens, including those of the prefill
     close_calls: int = 0  # tokens that rounding could have decided; see `Step`
-    slowed: int = 0  # passes that other programs slowed down
+    surprises: int = 0  # passes that took another time than expected
 
     def add(self, done: Step) -> None:
         """Count a pass."""
@@ -93,11 +89,10 @@ class Stats:
             return
         self.tokens += len(done.tokens)
         self.passes += 1
-        self.slowed += not done.is_quiet
+        self.surprises += done.is_surprising
         self.seconds += done.seconds
         self.draft_seconds += done.draft_seconds
-        self.plain_seconds += done.plain_seconds * len(done.tokens)
-        self.expected_seconds += done.expected_seconds
+        self.cost += done.cost + done.draft_cost
         self.decode_seconds += done.elapsed
         k = len(done.drafted)
         self.passes_without_draft += k == 0
@@ -140,31 +135,17 @@ class Stats:
         return self.tokens / self.decode_seconds if self.decode_seconds > 0 else None
 
     @property
-    def is_slowed(self) -> bool:
-        """True if other programs slowed down too many passes to ignore it."""
-        return self.slowed > MAX_SLOWED_SHARE * self.passes
-
-    @property
-    def disturbance(self) -> Disturbance | None:
-        """The reason why the times of these passes do not show the gain from drafts; `None` if they do.
-
-        Passes of a disturbed answer cannot be compared with the cost of plain decoding, which was measured under other
-        conditions.
-        """
-        if self.is_slowed or not self.expected_seconds:
-            return "load"
-        return None if FASTER <= self.seconds / self.expected_seconds <= SLOWER else "speed"
+    def is_disturbed(self) -> bool:
+        """True if too many passes took another time than expected to show a gain."""
+        return self.surprises > MAX_SURPRISES * self.passes
 
     @property
     def estimated_gain(self) -> float | None:
         """Estimated time of plain decoding for these tokens, over the time that they took.
 
-        `None` if nothing was drafted, if there are too few passes, or if they were disturbed. Passes that were faster
-        than expected count as expected, because plain decoding would have been faster too. The gain never exceeds the
-        tokens per pass: no pass with a draft is faster than one without.
+        `None` if nothing was drafted, if there are too few passes, or if they were disturbed. The gain never exceeds
+        the tokens per pass: no pass with a draft is faster than one without.
         """
-        seconds = max(self.seconds, self.expected_seconds) + self.draft_seconds
-        is_measured = seconds > 0 and self.plain_seconds > 0
-        if not (self.drafted and is_measured) or self.passes < SHORT or self.disturbance is not None:
+        if not (self.drafted and self.cost) or self.passes < SHORT or self.is_disturbed:
             return None
-        return min(self.plain_seconds / seconds, self.tokens_per_pass)
+        return min(self.tokens / self.cost, self.tokens_per_pass)

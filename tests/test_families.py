@@ -26,9 +26,7 @@ from support.family_models import write_family_model
 from support.http import run_server
 from support.templates import find_marks, template_folder
 
-from ngramspec.cost import measure
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost import kernels, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
@@ -621,12 +619,6 @@ def _read_template(row: Row) -> str:
     return (folder / f"{row.template}.jinja").read_text("utf-8")
 
 
-def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
-    """Set a cost curve with which every draft pays, without measurements."""
-    known.curve = make_fixed_curve({1: 1000.0, 64: 1200.0})
-    return known.curve
-
-
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give the tests the folders of a new user and known costs."""
@@ -635,9 +627,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, value in environment(folder).items():
             if name.startswith(("HOME", "XDG_")):
                 patch.setenv(name, value)
-        patch.setattr(Calibration, "ensure_curve", known_costs)
+        patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
         for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(measure, sizes, getattr(measure, sizes)[:7])  # faster measurement
+            patch.setattr(kernels, sizes, getattr(kernels, sizes)[:7])  # faster comparison
         patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
         yield
 

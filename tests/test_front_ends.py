@@ -23,9 +23,7 @@ from support.cli_runner import DEMO, environment, run
 from support.http import open_client
 
 import ngramspec
-from ngramspec.cost import measure
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost import kernels, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
@@ -75,12 +73,6 @@ Ask = Callable[[dict[str, Any]], Told]
 Plain = Callable[[str, dict[str, Any]], str]
 
 
-def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
-    """Set a given cost curve without measurements."""
-    known.curve = make_fixed_curve({1: 1000.0, 64: 1200.0})
-    return known.curve
-
-
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Yield the folders of a new user; all tests share the measurement of agreeing batch sizes."""
@@ -90,9 +82,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         patch.setenv("HOME", str(folder))
         for kind in ("CACHE", "CONFIG", "DATA", "STATE"):
             patch.setenv(f"XDG_{kind}_HOME", variables["XDG_CACHE_HOME"] if kind == "CACHE" else str(folder))
-        patch.setattr(Calibration, "ensure_curve", known_costs)
+        patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
         for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(measure, sizes, getattr(measure, sizes)[:7])  # faster measurement
+            patch.setattr(kernels, sizes, getattr(kernels, sizes)[:7])  # faster comparison
         patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
         yield variables
 
@@ -114,7 +106,7 @@ def parent() -> Iterator[llama_cpp.Llama]:
 def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
     """Return a function that decodes the expected text of a front end with given settings."""
     decoder = SpeculativeDecoder(target, drafter=None, exact="on")
-    decoder.calibration.ensure_exact(target.sequences[0])
+    decoder.kernels.ensure_exact(target.sequences[0])
 
     def text(front_end: str, settings: dict[str, Any]) -> str:
         if front_end == "Llama":

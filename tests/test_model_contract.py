@@ -436,7 +436,7 @@ def test_backend_drafts_keep_text_of_plain_decoding(runner: Runner, tmp_path: Pa
     )
     options: dict[str, Any] = {"policy": "fixed", "draft_max": 4, "exact": "off"}
     plain = SpeculativeDecoder(target, drafter=None, calibration_folder=tmp_path, **options)
-    drafted = SpeculativeDecoder(target, drafter="ngram", calibration=plain.calibration, **options)
+    drafted = SpeculativeDecoder(target, drafter="ngram", calibration_folder=tmp_path, **options)
     for sampling in SAMPLINGS:
         expected, _ = drive(plain, PROMPT, max_tokens=30, sampling=sampling)
         text, steps = drive(drafted, PROMPT, max_tokens=30, sampling=sampling)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.instruments.reports.report import draft_section
 from ngramspec.steps import Stats, Step
@@ -25,7 +25,7 @@ def step(drafted: int, accepted: int, emitted: int | None = None, **options: Any
         accepted=accepted,
         batch=1 + drafted,
         seconds=1.0,
-        **{"elapsed": 1.25, "expected_seconds": 1.0} | options,
+        **{"elapsed": 1.25, "cost": 1.0} | options,
     )
 
 
@@ -76,20 +76,19 @@ def test_stats_at_end_of_text_count_only_tested_positions() -> None:
     assert stats.tested_at == [1, 1, 1, 0, 0]
 
 
-def test_stats_estimated_gain_is_plain_time_over_actual_time() -> None:
-    drafted = step(3, 3, plain_seconds=0.5, draft_seconds=0.25), step(0, 0, plain_seconds=1.0, draft_seconds=0.0)
+def test_stats_estimated_gain_is_plain_cost_over_actual_cost() -> None:
+    drafted = step(3, 3, cost=1.5, draft_cost=0.25), step(0, 0, cost=1.25)
     stats = counted(*drafted * 8)
-    assert stats.plain_seconds == pytest.approx(8 * (4 * 0.5 + 1.0))
-    assert stats.estimated_gain == pytest.approx(3.0 / 2.25)
+    assert stats.cost == pytest.approx(8 * 3.0)
+    assert stats.estimated_gain == pytest.approx(5 / 3.0)
     assert counted(*drafted).estimated_gain is None, "too few passes"
-    assert counted(*[step(1, 1, plain_seconds=9.0)] * 16).estimated_gain == 2.0, "it cannot exceed the tokens per pass"
-    slowed = counted(*drafted * 8, *[dataclasses.replace(drafted[0], is_quiet=False)] * 2)
-    assert slowed.slowed == 2
-    assert (slowed.disturbance, slowed.estimated_gain) == ("load", None)
-    faster = counted(*[dataclasses.replace(one, expected_seconds=1.2) for one in drafted * 8])
-    assert faster.estimated_gain == pytest.approx(3.0 / 2.65), "the machine became faster, with and without drafts"
-    varied = counted(*[dataclasses.replace(one, expected_seconds=0.7) for one in drafted * 8])
-    assert (varied.disturbance, varied.estimated_gain) == ("speed", None)
+    assert counted(*[step(0, 0)] * 16).estimated_gain is None, "nothing was drafted"
+    assert counted(*[step(1, 1, cost=0.1)] * 16).estimated_gain == 2.0, "it cannot exceed the tokens per pass"
+    surprising = dataclasses.replace(drafted[0], is_surprising=True)
+    few = counted(*drafted * 8, *[surprising] * 4)
+    assert (few.surprises, few.is_disturbed, few.estimated_gain) == (4, False, pytest.approx(56 / 31))
+    many = counted(*drafted * 8, *[surprising] * 5)
+    assert (many.is_disturbed, many.estimated_gain) == (True, None)
 
 
 PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
@@ -116,7 +115,7 @@ def test_stats_tokens_per_second_includes_time_between_steps() -> None:
     """The time includes the consumer of the steps, the grammar and all other work between two passes."""
     clock = Clock()
     target = MockTarget(seconds=lambda n: 1.0, clock=clock)
-    decoder = SpeculativeDecoder(target, drafter=None, curve=CostCurve({1: 1.0}), clock=clock.perf_counter)
+    decoder = SpeculativeDecoder(target, drafter=None, times=make_fixed_curve({1: 1.0}), clock=clock.perf_counter)
     stats = Stats()
     for done in decoder.generate([1, 2, 3], max_tokens=11):
         stats.add(done)

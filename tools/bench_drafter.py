@@ -30,8 +30,8 @@ from time import process_time
 import numpy as np
 
 import ngramspec
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText
@@ -68,7 +68,7 @@ def code_stream(count: int) -> list[int]:
     return list(itertools.islice(itertools.cycle(tokens()), count))
 
 
-def time_passes(drafter: MixtureDrafter, truth: list[int], curve: CostCurve) -> list[float]:
+def time_passes(drafter: MixtureDrafter, truth: list[int], curve: PassTimes) -> list[float]:
     """Return the microseconds of each pass over `truth`; the drafter must have read the prompt."""
     text, loop = DraftedText(Drafts(drafter), RecordedTarget(curve)), DecodingLoop(CostPolicy())
     loop.prepare(curve, SIZES)

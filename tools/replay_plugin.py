@@ -40,9 +40,10 @@ class Ours:
     def __init__(self, curve: Mapping[str, float] | None = None, memory: bool = False) -> None:
         points = {str(n): cost for n, cost in CURVES["flat"][0].items()} if curve is None else curve
         self._curve = parse_curve({str(n): cost for n, cost in points.items()})
-        self._text = DraftedText(Drafts(make_drafter(DEFAULT, memory=memory)), RecordedTarget(self._curve))
+        target = RecordedTarget(self._curve)
+        self._text = DraftedText(Drafts(make_drafter(DEFAULT, memory=memory)), target)
         self._text.tokens_left = UNKNOWN_END
-        self._loop = DecodingLoop(make_policy("cost"))
+        self._loop = DecodingLoop(make_policy("cost"), target.clock)
         self._loop.prepare(self._curve, range(1, LARGEST + 1))
         self._plan: Plan | None = None
 

@@ -1,6 +1,6 @@
 """`Engine`: answers several requests at once on one model. One thread owns the model; requests come from any thread.
 
-    engine = Engine(model, vocabulary, drafter=MixtureDrafter(recall), calibration=known)
+    engine = Engine(model, vocabulary, drafter=MixtureDrafter(recall), stored=known)
     ticket = engine.submit(Request(prompt, max_tokens=200), print)
     engine.stop(drain=10)
 
@@ -23,7 +23,8 @@ from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Rep
 from ngramspec.batching.scheduler import Scheduler
 from ngramspec.batching.slots import Slots
 from ngramspec.batching.writer import Writer
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
@@ -35,8 +36,6 @@ from ngramspec.steps import Stats
 
 CLOSED = "the server is shutting down"
 
-IDLE_SECONDS = 2.0
-"""Seconds without requests after which costs that were measured under load are measured again."""
 
 RANK_SECONDS = 1.0
 """Seconds that each further request of a group waits longer, so that requests of other clients come first."""
@@ -51,7 +50,7 @@ class Engine:
     Args:
         model: The model; the engine is its only user until `stop` returns.
         vocabulary: Meaning of its tokens.
-        calibration: Measurements of the model, with a curve.
+        stored: Costs of the model's passes, which are saved at the end.
         exactness: Batch sizes that may be used, and whether prompts must be evaluated in aligned chunks.
         drafter: Drafter of the first sequence, which also makes those of the others; `None` means plain decoding.
         draft_max: Maximum number of tokens in a draft.
@@ -60,7 +59,7 @@ class Engine:
         on_crash: Called with an unexpected error, which ended all running requests.
         clock: Returns the time in seconds.
         scales: Scales of the model's LoRA adapters at the start.
-        executor: Executor with one thread, on which the engine runs until `stop`. It should be the thread that measured
+        executor: Executor with one thread, on which the engine runs until `stop`. It should be the thread that loaded
             the model (see README.md). `None` means a new thread.
     """
 
@@ -69,7 +68,7 @@ class Engine:
         model: SharedModel,
         vocabulary: Vocabulary,
         *,
-        calibration: Calibration,
+        stored: StoredTimes,
         exactness: ExactnessMode | None = None,
         drafter: Drafter | None = None,
         draft_max: int = 63,
@@ -86,9 +85,9 @@ class Engine:
         self._memory = memory
         self._on_crash = on_crash
         self._clock = clock
-        self._calibration = calibration
+        self._stored = stored
         self._writer = Writer(
-            model, calibration, self._exactness, drafts=drafter is not None, draft_max=draft_max, clock=clock
+            model, stored.times, self._exactness, drafts=drafter is not None, draft_max=draft_max, clock=clock
         )
         self._drafter, self._last_save = drafter, clock()
         self._drafts = {
@@ -119,6 +118,11 @@ class Engine:
             executor.submit(self._run)
         else:
             threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    @property
+    def times(self) -> PassTimes:
+        """Costs of the model's passes."""
+        return self._stored.times
 
     # ------------------------------------------------------------------ from any thread
 
@@ -207,15 +211,12 @@ class Engine:
         while True:
             # Between the passes of texts there is usually nothing else to do.
             if not self._working or self._queue or self._errands or self._tasks or self._closing is not None:
-                is_idle = self._wait()
-                if is_idle is None:
+                if not self._wait():
                     break
                 has_chores = True
             else:
-                is_idle = has_chores = False
+                has_chores = False
             try:
-                if is_idle:
-                    self._writer.measure_again()
                 if has_chores:
                     self._drop_cancelled_waiting()
                     self._run_errands()
@@ -227,28 +228,23 @@ class Engine:
         for _, future in self._tasks:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ClosedError(CLOSED))
-        self._calibration.save()
+        self._stored.save()
         if self._drafter is not None:
             self._drafter.save_state()
         self._completion.set_result(None)
 
-    def _wait(self) -> bool | None:
-        """Wait until there is work.
-
-        Returns:
-            True if there was no request for `IDLE_SECONDS`; `None` if all work has ended.
-        """
+    def _wait(self) -> bool:
+        """Wait until there is work; return False if all work has ended."""
         with self._lock:
             while not (self._queue or self._working or self._errands or self._tasks or self._closing is not None):
-                if not self._wake.wait(IDLE_SECONDS if self._calibration.needs_measuring else None):
-                    return True
+                self._wake.wait()
             if self._closing is not None:
                 is_late = time.monotonic() >= self._closing
                 for active in (*self._queue, *self._working) if is_late else ():
                     active.cancel()
                 if not (self._queue or self._working or self._errands or (self._tasks and not is_late)):
-                    return None
-        return False
+                    return False
+        return True
 
     def _drop_cancelled_waiting(self) -> None:
         if not self._queue:

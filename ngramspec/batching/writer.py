@@ -1,15 +1,13 @@
-"""`Writer`: makes the passes over the texts of running requests; `warm_up` measures a model before the first one."""
+"""`Writer`: makes the passes over the texts of running requests; `choose_sizes` finds the sizes of exact passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ngramspec.batching.request import ActiveRequest
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.measure import SHARED_ORDER
+from ngramspec.cost.kernels import KernelClasses
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.errors import NGramSpecError, TargetError
@@ -18,9 +16,6 @@ from ngramspec.policies.cost import CostPolicy
 from ngramspec.shared_model import SharedModel
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError
-
-DEPTH = 64  # tokens of context on which batches are timed
-TOKENS = 4000  # effort of a measurement: as for one text of this many tokens
 
 Result = tuple[ActiveRequest, Step | None, NGramSpecError | ValueError | None]
 """A request, the step of its text in a pass, and the error that ended it."""
@@ -35,21 +30,18 @@ class Writer:
     def __init__(
         self,
         model: SharedModel,
-        calibration: Calibration,
+        times: PassTimes,
         exactness: ExactnessMode,
         *,
         drafts: bool,
         draft_max: int,
         clock: Callable[[], float],
     ) -> None:
-        assert calibration.curve is not None
         self._model = model
-        self._calibration, self._curve = calibration, calibration.curve
         sizes: Sequence[int] = exactness.sizes or range(1, model.max_rows + 1)
         self._loop = SharedLoop(model, sizes[-1], CostPolicy(draft_max), clock)
         self._loop.exactness = exactness
-        self._sizes = sizes if drafts or exactness.sizes else (1,)
-        self._prepare()
+        self._loop.prepare(times, sizes if drafts or exactness.sizes else (1,))
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
         self._turn = 0
@@ -59,18 +51,6 @@ class Writer:
 
     def begin(self) -> None:
         self._loop.policy.begin()
-
-    def measure_again(self) -> None:
-        """Measure costs that were measured while other programs ran, if these are gone."""
-        sequence = self._model.sequences[0]
-        if self._calibration.needs_measuring and sequence.conditions.is_quiet:
-            self._calibration.ensure_curve(sequence, TOKENS, SHARED_ORDER)
-            self._prepare()
-            self._calibration.save()
-
-    def _prepare(self) -> None:
-        calibration = self._calibration
-        self._loop.prepare(self._curve, self._sizes, calibration.restore, is_provisional=calibration.is_provisional)
 
     @property
     def is_ahead(self) -> bool:
@@ -121,29 +101,25 @@ class Writer:
             self._next_pass, self._next_requests = self._loop.submit_ahead(texts, last), growing
 
 
-def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:
-    """Measure a model, or load earlier measurements.
+def choose_sizes(model: SharedModel, *, exact: bool, folder: Path | None = None) -> ExactnessMode:
+    """Return the batch sizes of a model with empty sequences, and what they guarantee.
 
     Args:
-        model: Model with empty sequences.
+        model: Model whose logits are compared if they were not before.
         exact: Whether texts must be bit for bit the same, whatever is drafted and however many texts share a pass.
-        folder: Folder of the measurements; `None` means the user's cache folder.
+        folder: Folder of the results; `None` means the user's cache folder.
     """
+    if not exact:
+        return ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
+    sequence = model.sequences[0]
+    if not (sequence.can_rollback and sequence.exact_rollback):
+        return ExactnessMode((1,), aligned=True, bit_identical=True)
     # Plain passes need no hidden states, and the first texts will show whether a head pays.
     model.feeds_head = False
-    sequence = model.sequences[0]
-    calibration = Calibration.load(sequence, folder)
-    tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
-    sequence.prefill([int(token) for token in tokens])
-    calibration.ensure_curve(sequence, TOKENS, SHARED_ORDER)
-    exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
-    if exact and sequence.can_rollback and sequence.exact_rollback:
-        whole = calibration.ensure_exact(sequence, together=True)
-        sizes = tuple(size for size in whole if size <= sequence.max_batch) or (1,)
-        exactness = ExactnessMode(sizes, aligned=not calibration.ensure_chunk_invariance(sequence), bit_identical=True)
-    elif exact:
-        exactness = ExactnessMode((1,), aligned=True, bit_identical=True)
+    kernels = KernelClasses.load(sequence, folder)
+    whole = kernels.ensure_exact(sequence, together=True)
+    sizes = tuple(size for size in whole if size <= sequence.max_batch) or (1,)
+    exactness = ExactnessMode(sizes, aligned=not kernels.ensure_chunk_invariance(sequence), bit_identical=True)
     sequence.clear()
     model.feeds_head = True
-    calibration.save()
-    return calibration, exactness
+    return exactness

@@ -25,7 +25,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import MarginalCost
 from ngramspec.tokens import Node, TopLogprobs
@@ -141,16 +141,16 @@ class BeamPlan:
     """The drafts of one search: up to `farthest` rounds, each of `width` texts."""
 
     def __init__(
-        self, drafter: BeamDrafter, curve: CostCurve, width: int, farthest: int, is_eog: Callable[[int], bool]
+        self, drafter: BeamDrafter, times: PassTimes, width: int, farthest: int, is_eog: Callable[[int], bool]
     ) -> None:
-        self._drafter, self._curve, self._is_eog = drafter, curve, is_eog
+        self._drafter, self._is_eog = drafter, is_eog
+        self._times = times.for_plain(width)
         self._width, self._farthest = width, farthest
         self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
         self._coverages: dict[tuple[int, int], DecayingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
-        self._scale = 1.0  # factor of the curve's seconds
-        self._per_token = 0.0  # seconds of work outside the pass, per token of the pass
-        self._rounds = self._seconds = 0.0  # fading sums over the last passes
+        self._per_token = 0.0  # cost of the work outside the pass, per token of the pass
+        self._rounds = self._units = 0.0  # fading sums over the last passes: rounds, and cost
 
     def plan(
         self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int
@@ -234,20 +234,17 @@ class BeamPlan:
         return best
 
     def _rate(self) -> float:
-        """Return the recent number of rounds per second, but at least that of plain beam search."""
+        """Return the recent number of rounds per plain pass, but at least that of plain beam search."""
         plain = 1.0 / self._cost(self._width)
-        return max(plain, self._rounds / self._seconds) if self._seconds else plain
+        return max(plain, self._rounds / self._units) if self._units else plain
 
     def _cost(self, size: int) -> float:
-        """Return the seconds of a pass and of the work outside it."""
-        seconds = self._curve.seconds(size) + self._curve.change_seconds(size)
-        return self._scale * seconds + self._per_token * size
+        """Return the cost of a pass and of the work outside it, in plain passes."""
+        return self._times.ratio(size) + self._times.change_now(size) + self._per_token * size
 
     def _price(self) -> MarginalCost:
         """Return the cost of one more token in a pass, which a further round must be likely enough to justify."""
-        level = self._curve.level
-        slopes = [slope * level * self._scale + self._per_token for slope in self._curve.slopes(SIZES)]
-        return MarginalCost(self._rate(), slopes)
+        return MarginalCost(self._rate(), [slope + self._per_token for slope in self._times.slopes(SIZES)])
 
     def learn(self, size: int, seconds: float, other_seconds: float, rounds: Sequence[Sequence[Node]]) -> None:
         """Learn the result of the last planned pass, of `size` tokens.
@@ -261,8 +258,6 @@ class BeamPlan:
             if not hit:
                 break
         self._rounds = DECAY * self._rounds + len(rounds)
-        self._seconds = DECAY * self._seconds + seconds + other_seconds
-        self._per_token += 0.1 * (other_seconds / size - self._per_token)
-        # The curve itself is not updated, because passes of one token, which would anchor it, do not occur.
-        self._scale += 0.1 * (min(seconds / self._curve.seconds(size), 3.0 * self._scale) - self._scale)
-        self._curve.last = size
+        cost, other_cost = self._times.observe(size, seconds).cost, other_seconds / self._times.level
+        self._units = DECAY * self._units + cost + other_cost
+        self._per_token += 0.1 * (other_cost / size - self._per_token)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ngramspec.backend import Logits, Progress
 from ngramspec.beams.draft import BeamDrafter, BeamPlan
 from ngramspec.beams.state import BeamState, Hypothesis
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.store import StoredTimes
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
@@ -46,7 +46,7 @@ class BeamSearch:
         target: Target with an `n_seq` above `beams`; `SEQUENCES` leaves room for drafts.
         beams: Number of texts to keep; 1 is greedy decoding.
         drafter: Drafter; `None` means plain beam search.
-        calibration: Cost of passes, which decides the draft lengths; required with a drafter.
+        stored: Costs of passes, which decide the draft lengths; required with a drafter.
         draft_max: Maximum number of rounds of a draft, at least 1.
         clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
 
@@ -66,7 +66,7 @@ class BeamSearch:
         beams: int,
         *,
         drafter: BeamDrafter | None = None,
-        calibration: Calibration | None = None,
+        stored: StoredTimes | None = None,
         draft_max: int = DRAFT_MAX,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class BeamSearch:
         if draft_max < 1:
             raise ValueError(f"draft_max must be at least 1, got {draft_max}")
         self.target, self.beams, self.drafter = target, beams, drafter
-        self.calibration, self.draft_max = calibration, draft_max
+        self.stored, self.draft_max = stored, draft_max
         self.stats = Stats()
         self._clock = clock or time.perf_counter
         self._state: BeamState | None = None
@@ -154,11 +154,10 @@ class BeamSearch:
             return
         plan = None
         if drafter is not None:
-            assert self.calibration is not None
-            curve = self.calibration.ensure_curve(sequence, self._limit)
+            assert self.stored is not None
             drafter.begin(prompt)
             drafter.observe_row(root, root.likely)
-            plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.vocabulary.is_eog)
+            plan = BeamPlan(drafter, self.stored.times, self.beams, self.draft_max, target.vocabulary.is_eog)
         self._trunk = root
         tree = target.tree(root)
         try:
@@ -181,8 +180,8 @@ class BeamSearch:
         finally:
             self._rows = {}
             tree.close()
-            if self.calibration is not None:
-                self.calibration.save()
+            if self.stored is not None:
+                self.stored.save()
 
     def _can_continue(self, state: BeamState) -> bool:
         return bool(state.live) and state.rounds < self._limit

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.storage import utf8
 
@@ -23,7 +23,7 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
 """Points and source of each curve, by name."""
 
 
-def make_fixed_curve(points: Points, switch: float = 0.0) -> CostCurve:
+def make_fixed_curve(points: Points, switch: float = 0.0) -> PassTimes:
     """Return a fixed curve in units of T(1), linear between its points and after the last two.
 
     Args:
@@ -47,21 +47,21 @@ def make_fixed_curve(points: Points, switch: float = 0.0) -> CostCurve:
                 f"the costs decrease so fast after size {before} that a batch of {LARGEST} would cost nothing"
             )
     ratios = {size: cost / points[1] for size, cost in points.items()}
-    return CostCurve(ratios, switch / points[1], measured=False)
+    return PassTimes(ratios, (switch / points[1], 0.0), is_fixed=True)
 
 
-def to_json(curve: CostCurve) -> dict[str, float]:
+def to_json(curve: PassTimes) -> dict[str, float]:
     """Return a curve as a JSON object for `parse_curve`."""
-    data: dict[str, Any] = curve.to_json()
-    return {**data["seconds"], **({SWITCH: curve.change} if curve.change else {})}
+    ratios: dict[str, float] = curve.to_json()["ratios"]
+    return {**ratios, **({SWITCH: curve.change} if curve.change else {})}
 
 
-def freeze(curve: CostCurve) -> CostCurve:
-    """Return a fixed copy of a measured curve."""
-    return make_fixed_curve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.change)
+def freeze(curve: PassTimes) -> PassTimes:
+    """Return a fixed copy of the times of a model."""
+    return make_fixed_curve({size: curve.ratio(size) for size in range(1, LARGEST + 1)}, curve.change)
 
 
-def find_curves(name: str) -> dict[str, CostCurve]:
+def find_curves(name: str) -> dict[str, PassTimes]:
     """Return the curves that a user selected, by name.
 
     Args:
@@ -93,7 +93,7 @@ def find_curves(name: str) -> dict[str, CostCurve]:
     return {key: parse_curve(points, f"{name}, curve {key}" if several else name) for key, points in curves.items()}
 
 
-def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> CostCurve:
+def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> PassTimes:
     """Return the curve of a JSON object {"1": 1.0, ...}, which may contain the key "switch"; see `make_fixed_curve`.
 
     Raises:

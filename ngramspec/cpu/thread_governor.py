@@ -24,18 +24,6 @@ BETTER = 0.95  # multiple of the time before a trial up to which it succeeds; fr
 FIRST_PAUSE, LAST_PAUSE = 30, 240  # calls between trials; doubled by each trial that fails
 
 
-class Conditions(NamedTuple):
-    """Conditions that the time of a decode call depends on, besides the model and the batch size."""
-
-    threads: int = 0  # CPU threads of a call over one token
-    threads_batch: int = 0  # CPU threads of a call over more tokens
-    period: int = 0  # counts changes of these numbers outside trials; times of two periods cannot be compared
-    is_quiet: bool = True  # whether the machine is otherwise idle
-
-
-FIXED_CONDITIONS = Conditions()  # of a context whose number of threads does not change
-
-
 class ThreadState(NamedTuple):
     """The present numbers of threads, for reports."""
 
@@ -56,37 +44,33 @@ class _Choice:
 
     def __init__(self, maximum: int, adapts: bool) -> None:
         self.maximum, self.adapts = maximum, adapts
-        self.changes = 0  # counts changes of `home`
         self.follow(maximum)
 
     def follow(self, cores: int) -> None:
         """Use a thread per free core."""
         self.guess = self.home = self.number = min(self.maximum, cores) if self.adapts else self.maximum
-        self.changes += 1
         self._pause = self._wait = FIRST_PAUSE
         self._upwards = False  # direction of the next trial
         self._usual, self._calls = 1.0, deque[float](maxlen=CALLS)  # slowness before the trial, and of the last calls
 
-    def record(self, slowness: float) -> bool:
-        """Take the time of a call as a multiple of the fastest of its size; return True if a trial starts or ends."""
+    def record(self, slowness: float) -> None:
+        """Take the time of a call as a multiple of the fastest of its size."""
         calls = self._calls
         calls.append(slowness)
         fastest = min(calls)  # the lower quartile of three
         if self.number == self.home:
             self._wait -= 1
             if self._wait >= 0 or len(calls) < CALLS or (fastest < SLOW and self.home == self.guess):
-                return False
+                return
             self._usual, self.number = fastest, self._neighbour()
         elif len(calls) < CALLS and fastest < SLOW * self._usual:
-            return False
+            return
         elif fastest <= BETTER * self._usual:
             self.home, self._wait, self._pause = self.number, 0, FIRST_PAUSE
-            self.changes += 1
         else:
             self.number, self._wait, self._pause = self.home, self._pause, min(LAST_PAUSE, 2 * self._pause)
             self._upwards = not self._upwards
         calls.clear()
-        return True
 
     def _neighbour(self) -> int:
         """Return the number to try: half as many threads, because one busy core slows all, or a quarter more."""
@@ -123,7 +107,6 @@ class ThreadGovernor:
         single, batch = adapts
         self._choices = (_Choice(threads, single), _Choice(threads_batch, batch), _Choice(threads_batch, batch))
         self._fastest: dict[int, tuple[float, float]] = {}  # seconds of the fastest call by size, and its time
-        self._set_conditions()
 
     def begin_call(self, size: int) -> int:
         """Return the number of threads for a call over `size` tokens."""
@@ -144,21 +127,8 @@ class ThreadGovernor:
         now, (fastest, at) = self._load.clock(), self._fastest.get(size, (math.inf, 0.0))
         if seconds <= fastest or now - at > MEMORY:
             self._fastest[size] = seconds, now
-        if fastest < math.inf and choice.record(max(1.0, seconds / fastest)):
-            self._set_conditions()
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions that the time of a call currently depends on."""
-        load = self._load
-        if load.clock() >= load.due or load.latest is not self._used:
-            self._follow_load()
-        return self._conditions
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if nothing appears to slow calls down, so that measured times are those of an idle machine."""
-        return self._load.is_quiet and all(choice.home == choice.guess for choice in self._choices)
+        if fastest < math.inf:
+            choice.record(max(1.0, seconds / fastest))
 
     @property
     def state(self) -> ThreadState:
@@ -171,7 +141,7 @@ class ThreadGovernor:
             reason = "the load by other programs is not known yet"
         elif used > CpuLoad.QUIET:
             reason = f"other programs use {used:.1f} of {self._cores} cores"
-        elif self.is_quiet:
+        elif all(choice.home == choice.guess for choice in self._choices):
             reason = "the machine is idle"
         else:
             reason = "something that this process cannot see slows decoding down"
@@ -197,8 +167,3 @@ class ThreadGovernor:
                 self._free = guess
                 for choice in self._choices:
                     choice.follow(guess)
-        self._set_conditions()
-
-    def _set_conditions(self) -> None:
-        single, batch, _ = self._choices
-        self._conditions = Conditions(single.number, batch.number, single.changes + batch.changes, self.is_quiet)

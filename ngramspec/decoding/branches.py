@@ -22,7 +22,7 @@ import cython
 from ngramspec.acceptance.rules import Row
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits, Model
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, Text
 from ngramspec.drafting.acceptance_estimator import DecayingRate
@@ -50,13 +50,13 @@ class SideBranch(NamedTuple):
     probability: float  # probability that the text continues so
 
 
-def can_branch(target: Model, drafter: Drafter | None, curve: CostCurve | None, sizes: Sequence[int]) -> bool:
-    """Return True if branches can be evaluated, and their cost by the curve does not rule out a gain."""
+def can_branch(target: Model, drafter: Drafter | None, times: PassTimes | None, sizes: Sequence[int]) -> bool:
+    """Return True if branches can be evaluated, and their cost does not rule out a gain."""
     # A draft model's guesses have no other candidates.
     drafts = isinstance(drafter, MixtureDrafter) and not isinstance(drafter, HybridDrafter)
-    if not drafts or curve is None or not target.leaves:
+    if not drafts or times is None or not target.leaves:
         return False
-    return bool(curve.slopes(sizes)[0] <= CHEAP)
+    return bool(times.slopes(sizes)[0] <= CHEAP)
 
 
 class BranchingLoop(DecodingLoop):
@@ -74,10 +74,10 @@ class BranchingLoop(DecodingLoop):
     def plan(self, text: DraftedText, owed: int) -> Plan:
         plan = super().plan(text, owed)
         self._branches, self.has_branches = (), False
-        curve, drafter, leaves = self.curve, text.drafts.drafter, text.sequence.leaves
-        if not leaves or curve is None or not plan.draft.tokens or isinstance(drafter, HybridDrafter):
+        times, drafter, leaves = self.times, text.drafts.drafter, text.sequence.leaves
+        if not leaves or times is None or not plan.draft.tokens or isinstance(drafter, HybridDrafter):
             return plan
-        price, proposal = self.policy.price(curve, self.sizes), text.drafts.proposal
+        price, proposal = self.policy.price(times, self.sizes), text.drafts.proposal
         if price is None or not price.seconds or price.slopes[0] > CHEAP or not isinstance(drafter, MixtureDrafter):
             return plan
         assert proposal is not None
@@ -88,7 +88,7 @@ class BranchingLoop(DecodingLoop):
         candidates = self._finder.find(
             proposal.acceptance_probs, n_sent - plan.ends, largest - 1 - n_sent, leaves, price
         )
-        count, size = choose_branches(candidates, n_sent, plan.size, price, curve, self.sizes)
+        count, size = choose_branches(candidates, n_sent, plan.size, price, times, self.sizes)
         self._branches = candidates[:count]
         self.has_branches = count > 0
         return plan._replace(size=size)
@@ -164,7 +164,7 @@ def choose_branches(
     length: int,
     size: int,
     price: MarginalCost,
-    curve: CostCurve,
+    times: PassTimes,
     sizes: Sequence[int],
 ) -> tuple[int, int]:
     """Return how many of the branches pay, beginning with the first, and the batch size with them.
@@ -177,10 +177,10 @@ def choose_branches(
         length: Number of draft tokens that are sent.
         size: Batch size without branches.
         price: Price of a draft token.
-        curve: Cost of a pass by batch size.
+        times: Cost of a pass by batch size.
         sizes: Batch sizes that may be used, ascending.
     """
-    costs, now = curve.optimal_batches(sizes), curve.ratio(size)
+    costs, now = times.optimal_batches(sizes), times.ratio(size)
     plain, plain_cost = costs[1]
     max_cost = max(now, plain_cost + price.loss_budget)
     share = ANSWER_TOKENS * max(0.0, 1.0 - price.rate * price.slopes[length])
@@ -190,7 +190,7 @@ def choose_branches(
         wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
         if cost > max_cost:
             continue
-        change = curve.switch_cost(wider, plain) - curve.switch_cost(size, plain)
+        change = times.change if wider != size and size in (plain, times.last) else 0.0
         value = gain - price.rate * (cost - now + change)
         if value > best_value:
             best, best_size, best_value = k, wider, value

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ngramspec.backend import Logits, Progress, Runner, Vocabulary
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.kernels import KernelClasses
+from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.branches import BranchingLoop, can_branch
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
@@ -33,8 +34,6 @@ from ngramspec.policies.traced_cost import with_trace
 from ngramspec.request import Request
 from ngramspec.steps import Step
 
-USUAL_TOKENS = 256  # assumed length of a text whose limit is higher; few texts fill the context
-
 
 class SpeculativeDecoder:
     """Generates text with drafts, and emits the text that the target emits without them.
@@ -46,13 +45,13 @@ class SpeculativeDecoder:
         policy: Name of a policy, or a policy, which chooses the draft length.
         draft_max: Maximum number of tokens in a draft; `None` means the default of the named policy.
         exact: With "on", all passes use batch sizes of one kernel class, so that the text depends only on model,
-            prompt, sampling and seed, bit for bit (see `ngramspec.cost.measure`). Load the target with `exact="on"`
+            prompt, sampling and seed, bit for bit (see `ngramspec.cost.kernels`). Load the target with `exact="on"`
             too, which chooses the settings that make this cheapest. "auto" follows the decision that was made when the
             target was loaded (see `ngramspec.exactness.decision`); if drafts may change last bits, tokens that rounding
             could have decided are counted in `Step.close_calls`. "off" does neither.
-        calibration_folder: Folder of the measurements; `None` means the user's cache folder.
-        curve: Known cost of a pass by batch size. Nothing is then measured or stored on disk.
-        calibration: Measurements of the target, which the decoder adds to; `None` means those in the folder.
+        calibration_folder: Folder of what is learned about the target; `None` means the user's cache folder.
+        times: Costs of its passes, which are then not stored on disk; `None` means those in the folder.
+        kernels: What is known about its kernel classes; `None` means what is in the folder.
         clock: Returns the time in seconds; `None` means `time.perf_counter`.
 
     Raises:
@@ -69,14 +68,12 @@ class SpeculativeDecoder:
         draft_max: int | None = None,
         exact: Exact = "auto",
         calibration_folder: Path | None = None,
-        curve: CostCurve | None = None,
-        calibration: Calibration | None = None,
+        times: PassTimes | None = None,
+        kernels: KernelClasses | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if draft_max is not None and not isinstance(policy, str):
             raise ValueError("draft_max requires the name of a policy; a Policy object has its own")
-        if curve is not None and calibration is not None:
-            raise ValueError("curve cannot be combined with calibration, which has its own curve")
         if exact not in EXACT:
             raise ValueError(f"exact must be one of {', '.join(EXACT)}, got {exact!r}")
         if vocabulary is None:
@@ -95,11 +92,12 @@ class SpeculativeDecoder:
         self.exact = exact
         # The mode of requests; with "on", it is set before the first request.
         self.exactness = target.exactness if exact == "auto" else ExactnessMode()
-        if calibration is None:
-            calibration = (
-                Calibration.load(sequence, calibration_folder) if curve is None else Calibration.from_curve(curve)
-            )
-        self.calibration = calibration
+        self._stored: StoredTimes | None = None
+        if times is None:
+            self._stored = StoredTimes(sequence, calibration_folder)
+            times = self._stored.times
+        self.times = times
+        self.kernels = kernels or KernelClasses.load(sequence, calibration_folder)
         self._generations = 0
 
     def set_drafter(self, drafter: Drafter | None, policy: Policy) -> None:
@@ -114,11 +112,6 @@ class SpeculativeDecoder:
     @property
     def policy(self) -> Policy:
         return self.loop.policy
-
-    def calibrate(self, calibration: Calibration) -> None:
-        """Start from a copy of these measurements of the target, which is not stored on disk."""
-        curve = CostCurve.from_json(calibration.curve.to_json()) if calibration.curve is not None else None
-        self.calibration = replace(calibration, path=None, curve=curve)
 
     def generate(
         self, prompt: Sequence[int] | Request, *, progress: Progress | None = None, **fields: Any
@@ -163,7 +156,7 @@ class SpeculativeDecoder:
         if self.exact == "on":
             sizes = None
             if self.sequence.can_rollback and self.sequence.exact_rollback:
-                sizes = self.calibration.ensure_exact(self.sequence)
+                sizes = self.kernels.ensure_exact(self.sequence)
             self.exactness = ExactnessMode(sizes, aligned=True, bit_identical=True)
         return self.exactness
 
@@ -190,10 +183,7 @@ class SpeculativeDecoder:
             yield first
             if text.stop is not None:
                 return
-            was_known = self.calibration.curve is not None and not self.calibration.is_provisional
             self._prepare_loop(exactness, text)
-            if not was_known:
-                end = clock()  # the measurement, which is made once, is not part of the speed
             loop, texts, ahead = self.loop, (text,), sequence.returns_early
             following: Pass | None = None
             while True:
@@ -216,22 +206,23 @@ class SpeculativeDecoder:
         finally:
             if number == self._generations and len(sequence.tokens) > text.settled:
                 sequence.rollback(text.settled)
-            self.calibration.save()
+            if self._stored is not None:
+                self._stored.save()
             if self.drafter is not None:
                 self.drafter.save_state()
 
     def _prepare_loop(self, exactness: ExactnessMode, text: Text) -> None:
         """Prepare the loop for the passes after the prefill."""
-        curve = self.calibration.curve if exactness.bit_identical else None
-        if self.drafter is not None:
-            curve = self.calibration.ensure_curve(self.sequence, min(text.tokens_left, USUAL_TOKENS))
-            self.drafts.first(text.last)
         max_batch = self.sequence.max_batch
         sizes: Sequence[int] = range(1, max_batch + 1)
         if exactness.sizes is not None:
             # Larger ones that agree would be right as well, but slow to roll back.
             sizes = tuple(size for size in exactness.sizes if size <= max_batch) or exactness.sizes[:1]
-        if type(self.loop) is DecodingLoop and can_branch(self.sequence, self.drafter, curve, sizes):
+        times = None
+        if self.drafter is not None:
+            times = self.times.for_plain(sizes[0])
+            self.drafts.first(text.last)
+        if type(self.loop) is DecodingLoop and can_branch(self.sequence, self.drafter, times, sizes):
             self.loop = BranchingLoop(self.policy, self._clock)
         self.loop.exactness = exactness
-        self.loop.prepare(curve, sizes, self.calibration.restore, is_provisional=self.calibration.is_provisional)
+        self.loop.prepare(times, sizes)

@@ -18,6 +18,7 @@ class Drafts:
         policy: Gets the logits of each pass, if it wants them.
 
     Attributes:
+        is_slow: True if a model drafts, whose passes take time too.
         observer: The policy, if it wants logits.
         estimator: Estimates the drafts of a drafter that makes no estimates.
         is_estimated: True if the current proposal has estimates from `estimator`.
@@ -28,6 +29,7 @@ class Drafts:
 
     def __init__(self, drafter: Drafter | None, policy: Policy | None = None) -> None:
         self.drafter = drafter
+        self.is_slow = drafter is not None and drafter.drafts_stepwise
         self.observer = policy if policy is not None and policy.wants_logits else None
         self.estimator = AcceptanceEstimator()
         self.is_estimated = False

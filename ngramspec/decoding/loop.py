@@ -8,7 +8,7 @@
    plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
 5. Roll back: the cache is cut after the accepted tokens. A recurrent state cannot be cut and goes back to the
    checkpoint before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
-6. Learn: policy and cost curve learn what the pass yielded and how long it took.
+6. Learn: the policy learns what the pass yielded, and `PassTimes` how long it took.
 
 `submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. On a GPU, `submit` returns before the work is
 done, and `SpeculativeDecoder` submits the next pass before it reports the last one.
@@ -21,10 +21,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ngramspec.backend import Logits
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
-from ngramspec.cpu.thread_governor import Conditions
+from ngramspec.backend import Logits, Model
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import DraftedText, Plan, Text, no_draft
 from ngramspec.errors import TargetError
@@ -50,6 +48,7 @@ class Pass:
     steps: list[Step | None] = field(default_factory=list)  # outcome of each text
     began: float = 0.0
     seconds: float = 0.0  # time of the pass
+    is_timed: bool = True  # whether `seconds` is the time of the pass, and not longer
     planning_seconds: float = 0.0  # time of drafting, planning, learning, and rolling back rejected tokens
 
 
@@ -61,7 +60,8 @@ class DecodingLoop:
         clock: Returns the time in seconds.
 
     Attributes:
-        curve, sizes: See `prepare`.
+        times: Costs of passes; `None` if nothing is known or learned.
+        sizes: Batch sizes that may be used, ascending.
         exactness: Batch sizes that do not move logits, and how far others move them.
         has_branches: Whether the pass planned last has branches; see `BranchingLoop`.
     """
@@ -72,32 +72,12 @@ class DecodingLoop:
         self.policy = policy
         self.exactness = ExactnessMode()
         self._clock = clock
-        self._conditions: Conditions | None = None  # under which `curve` holds
-        self._curves: dict[tuple[int, int] | None, CostCurve] = {}  # by numbers of threads
         self.prepare(None, (1,))
 
-    def prepare(
-        self,
-        curve: CostCurve | None,
-        sizes: Sequence[int],
-        restore: RestoreCost | None = None,
-        *,
-        is_provisional: bool = False,
-    ) -> None:
-        """Set what holds from here on.
-
-        Args:
-            curve: Cost of a pass by batch size; `None` if it is not known.
-            sizes: Batch sizes that may be used, ascending.
-            restore: Cost of rolling back a draft; `None` means that it costs nothing.
-            is_provisional: True if other programs ran while the curve was measured.
-        """
-        self._is_provisional = is_provisional
-        if curve is None or self._curves.get(curve.threads) is not curve:
-            self._curves = {} if curve is None else {curve.threads: curve}
-        self.sizes, self._restore = sizes, restore
-        self._conditions = None
-        self._use(curve)
+    def prepare(self, times: PassTimes | None, sizes: Sequence[int]) -> None:
+        """Set the costs of passes, and the batch sizes that may be used, ascending."""
+        self.times, self.sizes = times, sizes
+        self._plain = no_draft(times.optimal_batches(sizes)[1][0] if times else smallest(1, sizes))
 
     def submit(self, texts: Sequence[DraftedText]) -> Pass:
         """Draft for a text that has not ended, plan, and begin the pass.
@@ -108,13 +88,11 @@ class DecodingLoop:
         clock, (text,) = self._clock, texts
         sequence = text.sequence
         began = clock()
-        if self._conditions is None:
-            self._follow(sequence.conditions)
         owed = sequence.owed
         plan = self._plain if text.drafts.drafter is None else self.plan(text, owed)
         # So that the draft can be rolled back. If tokens are owed, there is a checkpoint before them already.
         if plan.draft.tokens and sequence.replays and not owed:
-            sequence.checkpoint()
+            self.checkpoint(sequence)
         current = Pass(texts, (plan,), plan.size, owed, text.drafts.proposal is not None)
         current.began = submit_time = clock()
         tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
@@ -130,14 +108,21 @@ class DecodingLoop:
 
     def submit_ahead(self, texts: Sequence[DraftedText], last: Pass) -> Pass | None:
         """`submit` before the last pass is reported; `None` after an error, which the next `submit` raises again."""
-        curve, following = self.curve, None
-        # The plan charges changes of size as after `last`, whose time the curve learns only when it is reported.
-        before = (0, False) if curve is None else curve.begin_pass(last.size + last.owed)
+        times, following = self.times, None
+        # The plan charges changes of size as after `last`, whose time is learned only when it is reported.
+        before = None if times is None else times.begin_pass(last.size + last.owed)
         with suppress(TargetError, UserCodeError):
             following = self.submit(texts)
-        if curve is not None:
-            curve.last, curve.last_is_first = before
+        if times is not None and before is not None:
+            times.end_pass(before)
         return following
+
+    def checkpoint(self, sequence: Model) -> None:
+        """Make a checkpoint, and learn what it costs."""
+        began = self._clock()
+        sequence.checkpoint()
+        if self.times is not None:
+            self.times.observe_copy(self._clock() - began, is_load=False)
 
     def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
         """Evaluate tokens of a pass with branches; return the logits after each token."""
@@ -145,17 +130,15 @@ class DecodingLoop:
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
         """Return what the next pass evaluates of a text that owes `owed` tokens."""
-        policy, curve, sizes = self.policy, self.curve, self.sizes
+        policy, times, sizes = self.policy, self.times, self.sizes
         room = min(sizes[-1], text.sequence.max_batch) - owed - 1
         limit = min(policy.limit(), room, text.tokens_left - 1)
-        if limit < 1:
+        if limit < 1 or (text.drafts.is_slow and times is not None and not times.level):
             text.drafts.proposal = None
             return self._plain
-        draft = text.propose(limit, policy.price(curve, sizes))
-        restore = self._restore
-        if restore is not None and owed:  # there is a checkpoint already
-            restore = restore._replace(save=0.0, recompute=owed)
-        length, size = policy.plan(draft, curve, sizes, restore)
+        draft = text.propose(limit, policy.price(times, sizes))
+        restore = times.restore(owed) if times is not None and text.sequence.replays else None
+        length, size = policy.plan(draft, times, sizes, restore)
         if length:
             return text.plan(draft.head(length), size, sizes)
         return self._plain if size == self._plain.size else no_draft(size)
@@ -177,7 +160,10 @@ class DecodingLoop:
             if len(sequence.tokens) > text.settled:
                 began = self._clock()
                 sequence.rollback(text.settled)
-                current.planning_seconds += self._clock() - began
+                seconds = self._clock() - began
+                current.planning_seconds += seconds
+                if sequence.replays and self.times is not None:
+                    self.times.observe_copy(seconds, is_load=True)
             if step is not None and text.drafts.drafter is not None:
                 self.accept(current, text.drafts, step)
 
@@ -203,9 +189,8 @@ class DecodingLoop:
         current.rows = self.fetch(current)
         end = self._clock()
         current.seconds = end - current.began
-        if end - start < READY * current.seconds and self.curve is not None:
-            # They had been there for some time, while something else was done.
-            current.seconds = min(current.seconds, self.curve.seconds(current.size))
+        # They had been there for some time, while something else was done.
+        current.is_timed = end - start >= READY * current.seconds
 
     def fetch(self, current: Pass) -> Sequence[Logits]:
         """Return the logits of each text of a pass; wait for them if necessary."""
@@ -214,27 +199,21 @@ class DecodingLoop:
     def report(self, current: Pass) -> Sequence[Step | None]:
         """Learn from a pass, and return the completed step of each text; `None` if an error ended it before."""
         (step,), (text,) = current.steps, current.texts
-        conditions = text.sequence.conditions
-        is_quiet = (conditions is self._conditions or self._follow(conditions)) and conditions.is_quiet
         if step is None:
             return current.steps
         step.batch = current.size + current.owed
         step.seconds = current.seconds
-        step.is_quiet = is_quiet
-        curve = self.curve
-        if curve is not None:
-            step.plain_seconds = curve.seconds(self._plain.size)
-            if not self._is_provisional:
-                step.expected_seconds = curve.seconds(step.batch) + curve.change_seconds(step.batch)
-        if text.drafts.drafter is not None:
-            if curve is not None:
-                quiet_seconds = curve.without_interruption(step.batch, step.seconds, is_quiet)
-                step.interruption_seconds = step.seconds - quiet_seconds
-            if current.has_proposal:
-                step.draft_seconds = current.planning_seconds
+        drafts = text.drafts.drafter is not None
+        if drafts and current.has_proposal:
+            step.draft_seconds = current.planning_seconds
+        times = self.times
+        if times is not None:
+            charge = times.observe(step.batch, current.seconds) if current.is_timed else times.skip(step.batch)
+            step.cost, step.correction, step.is_surprising = charge
+            if times.level:
+                step.draft_cost = step.draft_seconds / times.level
+        if drafts:
             self.policy.record(step)
-        if curve is not None and step.batch <= self.sizes[-1]:
-            curve.observe(step.batch, step.seconds, step.is_quiet)
         return current.steps
 
     def finish(self, current: Pass, step: Step) -> None:
@@ -242,21 +221,3 @@ class DecodingLoop:
         current.steps.append(step)
         self.accept(current, current.texts[0].drafts, step)
         self.report(current)
-
-    def _use(self, curve: CostCurve | None) -> None:
-        self.curve, sizes = curve, self.sizes
-        self._plain = no_draft(curve.optimal_batches(sizes)[1][0] if curve else smallest(1, sizes))
-
-    def _follow(self, conditions: Conditions) -> bool:
-        """Use the curve for these conditions. Return True if they are as they were at the last pass."""
-        before, self._conditions = self._conditions, conditions
-        if conditions == before or self.curve is None or not self.curve.measured:
-            return True
-        threads = conditions.threads, conditions.threads_batch
-        if self.curve.threads not in (None, threads):
-            if threads not in self._curves:
-                self._curves[threads] = self.curve.copy(threads)
-            self._use(self._curves[threads])
-        if before is not None and before.period != conditions.period:
-            self.curve.restart()
-        return before is None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ngramspec.backend import Logits
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import Charge, PassTimes
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, no_draft
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
@@ -31,27 +31,24 @@ class SharedSequences:
     """
 
     def __init__(
-        self, model: SharedModel, sequences: Sequence[SequenceModel], curve: CostCurve, max_batch: int
+        self, model: SharedModel, sequences: Sequence[SequenceModel], times: PassTimes, max_batch: int
     ) -> None:
         self._model = model
         self.sequences = list(sequences)
         self._fillers: list[SequenceModel] = []
-        self._plain = self.batches([1] * len(sequences))
+        self.plain = self.batches([1] * len(sequences))  # sizes of the batches of a pass without drafts
         numbers = [sequence.number for sequence in sequences]
         between = {*range(min(numbers), max(numbers))} - {*numbers}
         if between and not model.drafts_alone:
             self._fillers = [sequence for sequence in model.sequences if sequence.number in between]
-            bare, self._plain = self._plain, self.batches([1] * len(sequences))
-            if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(sequences) + len(self._fillers) > max_batch:
-                self._fillers, self._plain = [], bare
+            bare, self.plain = self.plain, self.batches([1] * len(sequences))
+            costs = [sum(map(times.ratio, parts)) for parts in (self.plain, bare)]
+            if costs[0] >= costs[1] or len(sequences) + len(self._fillers) > max_batch:
+                self._fillers, self.plain = [], bare
 
     def batches(self, shape: Sequence[int]) -> Sequence[int]:
         """Return the sizes of the batches of a pass with `shape[i]` tokens of text i."""
         return self._model.batches([*shape, *[min(shape)] * len(self._fillers)], [*self.sequences, *self._fillers])
-
-    def plain_cost(self, curve: CostCurve) -> float:
-        """Return the cost of a pass without drafts, in units of T(1)."""
-        return sum(map(curve.ratio, self._plain))
 
     def submit(self, tokens_of: Sequence[Sequence[int]]) -> None:
         """Begin a pass over tokens of each text.
@@ -96,8 +93,6 @@ class SharedLoop(DecodingLoop):
             return super().submit(texts)
         clock = self._clock
         began = clock()
-        if self._conditions is None:
-            self._follow(texts[0].sequence.conditions)
         group = self._group_of([cast(SequenceModel, text.sequence) for text in texts])
         plans = [_ONE_TOKEN] * len(texts) if texts[0].drafts.drafter is None else self._plan_together(texts, group)
         owed = 0
@@ -105,7 +100,7 @@ class SharedLoop(DecodingLoop):
             sequence = text.sequence
             owed += sequence.owed
             if plan.draft.tokens and sequence.replays and not sequence.owed:
-                sequence.checkpoint()
+                self.checkpoint(sequence)
         has_proposal = any(text.drafts.proposal is not None for text in texts)
         current = SharedPass(texts, plans, sum(plan.size for plan in plans), owed, has_proposal, group=group)
         current.began = submit_time = clock()
@@ -118,24 +113,24 @@ class SharedLoop(DecodingLoop):
 
     def _group_of(self, sequences: Sequence[SequenceModel]) -> SharedSequences:
         if self._group is None or self._group.sequences != sequences:
-            assert self.curve is not None
-            self._group = SharedSequences(self._model, sequences, self.curve, self._largest)
+            assert self.times is not None
+            self._group = SharedSequences(self._model, sequences, self.times, self._largest)
         return self._group
 
     def _plan_together(self, texts: Sequence[DraftedText], group: SharedSequences) -> Sequence[Plan]:
         """Return what the next pass evaluates of each text."""
         n = len(texts)
-        policy, curve, sizes = self._cost_policy.for_n_sequences(n), self.curve, self.sizes
-        assert curve is not None
+        assert self.times is not None
+        policy, times, sizes = self._cost_policy.for_n_sequences(n), self.times.for_plain(n), self.sizes
         max_draft = 0 if self._model.drafts_alone else min(policy.limit(), sizes[-1] - n)
         limits = [min(max_draft, text.tokens_left - 1) for text in texts]
-        if max(limits) < 1:
+        if max(limits) < 1 or (texts[0].drafts.is_slow and not times.level):
             for text in texts:
                 text.drafts.proposal = None
             return [_ONE_TOKEN] * n
-        price = policy.price(curve, sizes)
+        price = policy.price(times, sizes)
         proposals = _propose(texts, limits, price)
-        shapes = policy.plan_batch(proposals, curve, sizes, group.batches)
+        shapes = policy.plan_batch(proposals, times, sizes, group.batches)
         return [
             text.plan(proposal.head(length), size, (size,))
             for text, proposal, (length, size) in zip(texts, proposals, shapes, strict=True)
@@ -147,51 +142,45 @@ class SharedLoop(DecodingLoop):
     def report(self, current: Pass) -> Sequence[Step | None]:
         if not isinstance(current, SharedPass):
             return super().report(current)
-        conditions = current.texts[0].sequence.conditions
-        is_quiet = self._follow(conditions) and conditions.is_quiet
+        steps = [step for step in current.steps if step is not None]
+        n, overhead = len(current.texts), current.planning_seconds if current.has_proposal else 0.0
+        charge, level = self._learn_together(current)
         for step, plan in zip(current.steps, current.plans, strict=True):
             if step is not None:
-                step.batch = plan.size
-                step.seconds = current.seconds * (plan.size / current.size)
-                step.is_quiet = is_quiet
+                share = plan.size / current.size
+                step.batch, step.seconds, step.draft_seconds = plan.size, current.seconds * share, overhead / n
+                step.is_surprising = charge.is_surprising
+                # In passes that one text would need alone: the tokens of all texts cost one plain pass of all.
+                step.cost, step.draft_cost = charge.cost * share * n, step.draft_seconds / level * n if level else 0.0
         if current.texts[0].drafts.drafter is not None:
-            self._learn_together(current, is_quiet=is_quiet)
+            self._cost_policy.for_n_sequences(n).record(
+                Step(
+                    tuple(token for step in steps for token in step.tokens),
+                    drafted=tuple(token for step in steps for token in step.drafted),
+                    accepted=sum(step.accepted for step in steps),
+                    # As many drafters were asked: it paid if each had one token right.
+                    correct_guesses=sum(step.correct_guesses for step in steps) // n,
+                    batch=current.size + current.owed,
+                    seconds=current.seconds,
+                    cost=charge.cost,
+                    correction=charge.correction,
+                    draft_seconds=overhead,
+                    draft_cost=overhead / level if level else 0.0,
+                )
+            )
         return current.steps
 
-    def _learn_together(self, current: SharedPass, *, is_quiet: bool) -> None:
-        """Learn the time of a pass over several texts, and whether drafting pays for so many."""
-        n, curve, group = len(current.texts), self.curve, current.group
-        assert curve is not None
-        overhead = current.planning_seconds if current.has_proposal else 0.0
-        steps = [step for step in current.steps if step is not None]
-        plain_seconds = curve.level * group.plain_cost(curve) / n
+    def _learn_together(self, current: SharedPass) -> tuple[Charge, float]:
+        """Learn the time of a pass over several texts; return its charge, and the seconds of a plain pass of them."""
+        assert self.times is not None
+        group, times = current.group, self.times.for_plain(len(current.texts))
         batches = group.batches([plan.size for plan in current.plans])
-        change = curve.change_seconds(batches[0])
-        expected_seconds = 0.0 if self._is_provisional else sum(map(curve.seconds, batches)) + change
-        for step in steps:
-            step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
-            step.expected_seconds = expected_seconds * step.seconds / current.seconds if current.seconds else 0.0
-        # The time of one batch is the time of the pass; that of several cannot be divided.
-        whole = batches[0] + current.owed if len(batches) == 1 else 0
-        quiet_seconds = curve.without_interruption(whole, current.seconds, is_quiet) if whole else current.seconds
-        self._cost_policy.for_n_sequences(n).record(
-            Step(
-                tuple(token for step in steps for token in step.tokens),
-                drafted=tuple(token for step in steps for token in step.drafted),
-                accepted=sum(step.accepted for step in steps),
-                # As many drafters were asked: it paid if each had one token right.
-                correct_guesses=sum(step.correct_guesses for step in steps) // n,
-                batch=sum(batches) + current.owed,
-                seconds=current.seconds,
-                interruption_seconds=current.seconds - quiet_seconds,
-                is_quiet=is_quiet,
-                draft_seconds=overhead,
-                plain_seconds=plain_seconds,
-                expected_seconds=expected_seconds,
-            )
-        )
-        if 0 < whole <= self.sizes[-1]:
-            curve.observe(whole, current.seconds, is_quiet)
+        if len(batches) == 1 == len(group.plain):
+            whole = batches[0] + current.owed
+            charge = times.observe(whole, current.seconds) if current.is_timed else times.skip(whole)
+        else:  # the time of one batch is the time of the pass; that of several cannot be divided
+            charge = times.book(times.cost_of(batches, group.plain), batches[0], current.seconds)
+        return charge, times.level
 
 
 def _propose(texts: Sequence[DraftedText], limits: Sequence[int], price: MarginalCost | None) -> list[Draft]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import Row
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.store import StoredTimes
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText
@@ -84,13 +84,13 @@ class SpeculativeEvaluator(DraftedText):
         super().__init__(Drafts(drafter), sequence)
         self._drafter = drafter
         self._loop = DecodingLoop(make_policy("cost", None))
-        self._calibration = Calibration.load(sequence)
+        self._stored = StoredTimes(sequence)
         self._sizes = _find_sizes(sequence, exact)
         self._can_draft = len(self._sizes) > 1
         self._is_checked = False
         self._unsaved = 0.0
         self.stats = Stats()
-        self._save_at_end = weakref.finalize(self, _save, self._calibration, drafter, self.stats)
+        self._save_at_end = weakref.finalize(self, _save, self._stored, drafter, self.stats)
         self._generation: object = None
         self._guide: GrammarGuide | None = None
         self._next_token: int | None = None  # token that the owner has chosen but not evaluated
@@ -133,7 +133,7 @@ class SpeculativeEvaluator(DraftedText):
         self.active, self._guide = False, None
         self.drop()
         if self._unsaved > SAVE_AFTER:
-            _save(self._calibration, self._drafter, self.stats)
+            _save(self._stored, self._drafter, self.stats)
             self._unsaved = 0.0
 
     def record_token(self, token: int) -> None:
@@ -183,7 +183,6 @@ class SpeculativeEvaluator(DraftedText):
                 self._can_draft = self._is_checked or sequence.goes_back()
                 self._is_checked = True
                 if self._can_draft:
-                    self._calibration.ensure_curve(sequence)
                     self._prepare(self._sizes)
                     self.active = True
         finally:
@@ -222,8 +221,7 @@ class SpeculativeEvaluator(DraftedText):
         return self._rows[0]
 
     def _prepare(self, sizes: Sequence[int]) -> None:
-        calibration = self._calibration
-        self._loop.prepare(calibration.curve, sizes, calibration.restore, is_provisional=calibration.is_provisional)
+        self._loop.prepare(self._stored.times.for_plain(sizes[0]), sizes)
 
     def _stop_drafting(self) -> None:
         """Stop drafting for the rest of this generation; the owner evaluates its tokens."""
@@ -267,8 +265,8 @@ class SpeculativeEvaluator(DraftedText):
         self._save_at_end()
 
 
-def _save(calibration: Calibration, drafter: Drafter, stats: Stats) -> None:
+def _save(stored: StoredTimes, drafter: Drafter, stats: Stats) -> None:
     """Write the learned data to disk, if there were any passes."""
     if stats.passes:
-        calibration.save()
+        stored.save()
         drafter.save_state()

@@ -23,7 +23,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import EvaluatesAtOnce, Logits, Progress
-from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions, ThreadGovernor
+from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Adapter, open_context, set_adapters
@@ -110,11 +110,6 @@ class Head(EvaluatesAtOnce):
     def owed(self) -> int:
         """Number of tokens that are evaluated again as soon as the target's states for them are available."""
         return len(self.tokens) - max(self._true, self._first)
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions that the time of a pass currently depends on."""
-        return self._heads.conditions
 
     def checkpoint(self) -> None:
         """Do nothing, because the cache can be cut anywhere."""
@@ -324,11 +319,6 @@ class Heads:
         self.check()
         if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise TargetError("llama.cpp could not roll back the cache of the NextN layer")
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions that the time of a pass currently depends on."""
-        return FIXED_CONDITIONS if self._governor is None else self._governor.conditions
 
     def check(self) -> None:
         if not self._ctx:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ngramspec.backend import Logits, Progress
-from ngramspec.cpu.thread_governor import FIXED_CONDITIONS, Conditions
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
@@ -153,11 +152,6 @@ class CacheSequence:
     def owed(self) -> int:
         """Number of tokens that the next call must evaluate again before its own."""
         return len(self.tokens) - self.cache.length
-
-    @property
-    def conditions(self) -> Conditions:
-        governor = self._passes.governor
-        return FIXED_CONDITIONS if governor is None else governor.conditions
 
     def checkpoint(self) -> None:
         self.settle()

@@ -154,7 +154,7 @@ def open_resolved(
     decoder = SpeculativeDecoder(
         target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
     )
-    if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.sequences[0].can_rollback:
+    if decoder.exact == "on" and decoder.kernels.exact_sizes is None and target.sequences[0].can_rollback:
         on_note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
     return LoadedModel(target, decoder, memory, settings, changes, draft_model)
 

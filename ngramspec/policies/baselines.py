@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.policy import FixedPolicy, verify_up_to
 from ngramspec.sampling.distribution import entropy_ratio
@@ -71,7 +70,7 @@ class EntropyPolicy(FixedPolicy):
         self._learn(entropy_ratio(row))
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         if draft.entropy is not None and self._entropy is not None:
             self._learn(draft.entropy())
@@ -126,12 +125,12 @@ class ThresholdPolicy(FixedPolicy):
         self.threshold = self.START
         self._slopes = array("d", [1.0]) * (draft_max + 1)
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
+    def price(self, times: PassTimes | None, sizes: Sequence[int]) -> MarginalCost | None:
         # The drafter continues to the first token below the threshold, because `record` learns from its outcome.
         return MarginalCost(self.threshold, self._slopes)
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         length, reach = self._draft_max, 1.0
         for k, p in enumerate(draft.acceptance_probs[:length]):

@@ -2,7 +2,7 @@
 """`CostPolicy`, the default policy: choose the draft length by the cost of a decode call (a pass) on this machine.
 
 A longer draft may emit more tokens, but its decode call takes longer. Both are known approximately: the drafter
-estimates the acceptance of each token, and a `CostCurve` gives the time T(n) of a call over n tokens. Time is valued
+estimates the acceptance of each token, and `PassTimes` gives the time T(n) of a call over n tokens. Time is valued
 at lambda, the recent throughput: a call is worth its expected tokens minus those that its time would have bought.
 
 Example: the drafter proposes three tokens, each with an acceptance of 0.8. Times are in units of T(1).
@@ -39,13 +39,13 @@ from operator import mul
 import cython
 
 if cython.compiled:
-    from cython.cimports.ngramspec.cost.curve import CostCurve
+    from cython.cimports.ngramspec.cost.times import PassTimes
     from cython.cimports.ngramspec.policies.draft_value import DraftValue
 else:
-    from ngramspec.cost.curve import CostCurve
+    from ngramspec.cost.times import PassTimes
     from ngramspec.policies.draft_value import DraftValue
 
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import HOPE, STALE, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.policies.policy import Policy, smallest
@@ -54,7 +54,7 @@ from ngramspec.steps import Step
 
 # Function from the number of tokens of each sequence to the batch sizes; see `SharedModel.batches`.
 Batches = Callable[[Sequence[int]], Sequence[int]]
-Costs = Sequence[tuple[int, float]]  # result of `CostCurve.optimal_batches`
+Costs = Sequence[tuple[int, float]]  # result of `PassTimes.optimal_batches`
 
 
 @dataclass(slots=True)
@@ -77,22 +77,24 @@ class CostPolicy(Policy):
 
     tokens in the time T(1 + k). The chosen length maximises E[tokens(k)] - lambda * T(1 + k), plus the value of later
     passes that continue the chain (`DraftValue`). Here T is the cost of the cheapest allowed batch that fits the draft,
-    in units of T(1), and lambda the recent throughput in tokens per T(1). If a change of batch size has a cost, it is
-    charged, and a size that recurs is credited (`RecurringSizes`).
+    in plain passes, and lambda the recent throughput in tokens per plain pass. If a change of batch size has a cost, it
+    is charged, and a size that recurs is credited (`RecurringSizes`).
 
-    Three rules prevent drafting from being slower than plain decoding:
+    The estimates may be wrong. So the `LossBudget` guarantees, and the estimates only suggest:
 
-    - Gains and losses are booked in a `LossBudget`. When it is used up, drafting stops until time has diluted the loss.
+    - Gains and losses are booked in plain passes. When the budget is used up, drafting stops until time has diluted
+      the loss.
     - The pass of a draft may cost at most `STAKE` of the remaining budget more than a plain pass (fractional Kelly
       betting; Thorp 2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). A draft of k
       tokens whose pass takes at most `SURE` of the time of 1 + k plain passes gains if it is accepted. The cheapest
       such draft is always allowed; otherwise drafting could never gain anything.
-    - If none of `PLAIN_EVERY` passes showed the speed of plain decoding, the next `PLAIN_RUN` passes have no draft.
-      They show if the curve is wrong, and how the length of the context changes the time.
+    - A belief that prevents the passes that would refute it is probed: one plain pass follows `PLAIN_EVERY` others,
+      and the size that was not seen for longest is tried if it would be the best at a third of its additional cost.
+      Probes may lose `PROBE_SHARE` of the time.
 
     Args:
         draft_max: Maximum number of tokens in a draft.
-        texts: Number of sequences that share a pass. Plain decoding then emits `texts` tokens in T(texts) seconds.
+        texts: Number of sequences that share a pass. A plain pass then emits `texts` tokens.
     """
 
     name = "cost"
@@ -100,17 +102,27 @@ class CostPolicy(Policy):
     STAKE = 1 / 2  # maximum part of the remaining loss budget that one pass may lose
     SURE = 0.8  # time of a pass, as a part of that of its tokens in plain passes, up to which a draft is always allowed
     DECAY = 0.93  # factor for the earlier passes at each new one, so that throughput is that of about the last 14
-    PLAIN_EVERY, PLAIN_RUN = 64, 3  # number of passes without a plain one, and of plain passes that then follow
+    PLAIN_EVERY = 32  # passes with a draft before a plain one
+    RARE_EVERY, RARE_RUN = 256, 3  # the same if a change of size costs, and the number of plain ones
+    RUN_EVERY = 4  # of so many requested plain passes, one begins a run, which shows whether a change costs something
+    PROBE_SHARE = 0.004  # maximum share of the time that probes lose
+    PROBE_DEBT = 2.0  # maximum loss of probes that delays later ones, in plain passes, besides a change of size
+    LIKELY = 0.5  # minimum probability of the first token of a probe
+    LEAP = 2  # maximum size of a pass, as a multiple of the largest one that was seen
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max = draft_max
         self._texts = texts
-        self._tokens = self._seconds = 0.0
+        self._tokens = self._units = 0.0  # of recent passes
         self._budget = LossBudget(texts)
+        self._times: PassTimes | None = None  # of the last plan
         self._since_plain = self._plain_due = 0
-        self._last_was_plain = False
-        self._measured = False
+        self._was_plain = False
+        self._checks = 0  # number of requested plain passes
         self._recurring = RecurringSizes()
+        self._is_probe = False  # whether the planned pass is a probe
+        self._after_probe = 2  # passes since the last probe, at most 2
+        self._probe_loss = 0.0  # plain passes that probes lost and time has not diluted
         self._draft_value = DraftValue()
         self._shared: dict[int, CostPolicy] = {}
         self.numbers: PlanNumbers | None = None  # where `plan` stores its numbers, if `TracedCostPolicy` calls it
@@ -129,177 +141,222 @@ class CostPolicy(Policy):
         return self._shared[texts]
 
     def limit(self) -> int:
-        return self._draft_max if not self._plain_due and self._budget.can_draft() else 0
+        return 0 if self.measures_plain or not self._budget.can_draft() else self._draft_max
 
     @property
     def measures_plain(self) -> bool:
         """True if the next decode call has no draft, so that it shows the speed of plain decoding."""
-        return self._plain_due > 0
+        return self._plain_due > 0 or (self._times is not None and self._times.wants_plain)
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
-        if curve is None:
+    def price(self, times: PassTimes | None, sizes: Sequence[int]) -> MarginalCost | None:
+        if times is None:
             return None
-        costs = curve.optimal_batches(sizes)
-        plain, level = costs[self._texts][1], curve.level
+        costs = times.optimal_batches(sizes)
         # Each sequence has a separate drafter, and the time of all drafters may be lost, so they divide the stake.
-        stake = self.STAKE * max(0.0, self._budget.remaining(plain, level)) / self._texts
-        rate, slopes = self._rate(curve, sizes), curve.slopes(sizes)[self._texts - 1 :]
+        stake = self.STAKE * max(0.0, self._budget.remaining) / self._texts
+        slopes = times.slopes(sizes, self._texts, HOPE if self._may_probe and not times.is_fixed else 1.0)
         return MarginalCost(
-            rate, slopes, level, stake, lambda: [cost - plain for _, cost in costs[self._texts :]], self._texts
+            self.rate,
+            slopes,
+            times.level,
+            stake,
+            lambda: [cost - 1.0 for _, cost in costs[self._texts :]],
+            self._texts,
         )
 
-    def _rate(self, curve: CostCurve, sizes: Sequence[int]) -> float:
-        """Return the recent throughput in tokens per T(1), at least that of plain decoding."""
-        return max(self._texts / curve.optimal_batches(sizes)[self._texts][1], self._recent * curve.level)
+    @property
+    def rate(self) -> float:
+        """Recent throughput in tokens per plain pass, at least that of plain decoding."""
+        texts = float(self._texts)
+        return max(texts, self._tokens / self._units) if self._units else texts
 
     @property
-    def _recent(self) -> float:
-        """Recent throughput, in tokens per second."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+    def _may_probe(self) -> bool:
+        return self._probe_loss <= 0.0 and self._budget.remaining > 0.5
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        if curve is None:
+        if times is None:
             return 0, smallest(1, sizes)
-        self._measured = curve.measured
-        costs = curve.optimal_batches(sizes)
-        plain, plain_cost = costs[1]
+        self._times, self._is_probe = times, False
+        costs = times.optimal_batches(sizes)
+        plain = costs[1][0]
+        change = times.change
         # A padded batch would not show the speed of plain decoding.
-        if not draft.tokens and (restore is not None or not curve.switch or self.measures_plain):
+        if not draft.tokens and (restore is not None or not change or self.measures_plain):
             return 0, plain
         if draft.repeats:
             self._budget.forget_inherited_loss()
-        budget = self._budget.remaining(plain_cost, curve.level)
+        budget = self._budget.remaining
         numbers = self.numbers
         if numbers is not None:
             numbers.budget = budget
         if budget < 0:
             return 0, plain
-        stake = self.STAKE * budget
-        rate = self._rate(curve, sizes)
+        rate = self.rate
         if restore is not None:
-            return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
-        change = curve.switch_cost(0, plain)  # of any size but `plain` and the last one
-        max_cost = max(plain_cost + stake, self._min_draft_cost(draft, costs, change))
+            return self._plan_with_restore(draft, times, sizes, rate, restore, self.STAKE * budget)
+        longest = min(len(draft.tokens), len(costs) - 2, self._reachable(times) - 1)
+        moves = change * (2.0 if times.last == plain else 1.0)
+        sure_cost = self._min_draft_cost(longest, costs, moves)
+        max_cost = max(1.0 + self.STAKE * budget, sure_cost)
         draft_value: DraftValue = self._draft_value
-        longest = draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
+        draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
         if numbers is not None:
             numbers.rate, numbers.max_cost = rate, max_cost
             numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
             numbers.values = [draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
-        if curve.switch:
+        if change:
             candidates = [
                 Candidate(k, draft_value.gross[k], size, cost)
                 for k, (size, cost) in enumerate(costs[1 : 2 + longest])
-                if k == 0 or cost <= max_cost
+                if k == 0 or (cost <= max_cost and (size == times.last or cost <= max(1.0 + budget - moves, sure_cost)))
             ]
             first_prob = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
-            best = self._recurring.choose(candidates, curve, sizes, rate, max_cost, first_prob)
-            length, size = best.length, best.size
+            choice = self._recurring.choose(candidates, times, sizes, rate, max_cost, first_prob)
+            best, size, value = choice.length, choice.size, choice.gross - rate * choice.cost
         else:
-            length, size = self._plan_best_value(curve, sizes, costs, rate, max_cost, longest)
-        # `acceptance_probs` may be longer than the draft; see `fixed_length` in `Drafter.propose`.
-        if length > len(draft.tokens):
-            length = len(draft.tokens)
-            size = costs[1 + length][0]
-        return length, size
+            best, size, value = self._choose(costs, rate, max_cost, longest)
+        if longest and not times.is_fixed and self._may_probe and draft.acceptance_probs[0] > self.LIKELY:
+            best, size = self._find_probe(draft, times, costs, value + rate, longest) or (best, size)
+        return best, size
 
-    def _min_draft_cost(self, draft: Draft, costs: Costs, change: float) -> float:
+    def _reachable(self, times: PassTimes) -> int:
+        """Return the largest size that may be tried next: small steps, unless a change of size costs something."""
+        return 1 << 30 if times.is_fixed or times.change else max(4, self.LEAP * times.largest)
+
+    def _min_draft_cost(self, longest: int, costs: Costs, moves: float) -> float:
         """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one.
 
-        `change` is the cost of changes of the batch size, in units of T(1), which the draft must make up for too.
+        `moves` is the cost of changes of the batch size, which the draft must make up for too.
         """
-        longest = min(len(draft.acceptance_probs), len(costs) - 2)
-        allowed = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + change <= self.SURE * n)
+        allowed = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + moves <= self.SURE * n)
         return min(allowed, default=0.0)
 
-    def _plan_best_value(
-        self,
-        curve: CostCurve,
-        sizes: Sequence[int],
-        costs: Costs,
-        rate: cython.double,
-        max_cost: cython.double,
-        longest: cython.Py_ssize_t,
-    ) -> tuple[int, int]:
-        """Return the plan with the highest value in tokens: (draft tokens, batch size).
-
-        `DraftValue` contains the value of each length up to `longest`. The batch of a draft costs at most `max_cost`.
-        """
+    def _choose(
+        self, costs: Costs, rate: cython.double, max_cost: cython.double, longest: cython.Py_ssize_t
+    ) -> tuple[int, int, float]:
+        """Return the draft tokens, the batch size and the value of the best plan; `max_cost` limits that of a draft."""
         k: cython.Py_ssize_t
         size: cython.Py_ssize_t
-        plain: cython.Py_ssize_t
         cost: cython.double
         value: cython.double
         draft_value: DraftValue = self._draft_value
-        plain, cost = costs[1]
-        last: cython.Py_ssize_t = curve.last
-        may_pad: cython.bint = last != plain and last in sizes
+        size, cost = costs[1]
         best: cython.Py_ssize_t = 0
-        best_size: cython.Py_ssize_t = plain
+        best_size: cython.Py_ssize_t = size
         best_value: cython.double = draft_value.gross[0] - rate * cost
         for k in range(1, longest + 1):
             size, cost = costs[1 + k]
             if cost > max_cost:
                 continue
-            # The size of the last pass, if it was padded, may have become slightly cheaper since the plan was made.
-            if may_pad and last > k + 1 and curve.ratio(last) < cost:
-                size, cost = last, curve.ratio(last)
             value = draft_value.gross[k] - rate * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
-        return best, best_size
+        return best, best_size, best_value
+
+    def _find_probe(
+        self, draft: Draft, times: PassTimes, costs: Costs, value: float, longest: int
+    ) -> tuple[int, int] | None:
+        """Return the draft whose size was not seen for longest, if it were the best at a third of its extra cost.
+
+        A draft of one token may always be probed: however wrong all estimates are, it shows a part of it.
+        """
+        expected = reach = least = 1.0
+        choice, rate, left = None, self.rate, self._budget.remaining
+        oldest = recent = times.now - STALE
+        for k, p in enumerate(draft.acceptance_probs[:longest], 1):
+            reach *= p
+            expected += reach
+            size = 1 + k  # not padded, which would hide that this size is unknown
+            cost = min(times.ratio(size), costs[size][1])
+            seen = times.seen(size)
+            if seen > recent:
+                least = max(least, cost)  # a larger batch costs no less
+            elif seen < oldest:
+                hope = max(least, 1.0 + (cost - 1.0) / HOPE)
+                if k == 1 or (expected + rate - rate * hope > value and cost < 1.0 + left):
+                    oldest, choice = seen, (k, size)
+        self._is_probe = choice is not None
+        return choice
 
     def plan_batch(
-        self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
+        self, drafts: Sequence[Draft], times: PassTimes, sizes: Sequence[int], batches: Batches
     ) -> list[tuple[int, int]]:
-        """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call."""
+        """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call.
+
+        `times` are those of as many texts.
+        """
         # A draft token that is accepted with probability r (together with all before it) adds r tokens, whichever
         # sequence it belongs to. So the best K tokens of all drafts are the K with the largest r, and K maximises
         # sum of r - lambda * T(n + K). If sequences with longer drafts continue in separate batches, drafts padded
         # to one length are considered too.
         n = self._texts
-        self._measured = curve.measured
-        plain_cost = sum([curve.ratio(size) for size in batches([1] * n)])
+        self._times, self._is_probe = times, False
         if any(draft.repeats for draft in drafts):
             self._budget.forget_inherited_loss()
-        budget = self._budget.remaining(plain_cost, curve.level)
+        budget = self._budget.remaining
         best = [(0, 1)] * n
         if budget < 0:
             return best
-        rate, largest = max(n / plain_cost, self._recent * curve.level), sizes[-1]
-        best_value, sure_cost = n - rate * plain_cost, math.inf
+        rate, plain = self.rate, batches([1] * n)
+        largest = min(sizes[-1], n - 1 + self._reachable(times))
+        best_value, sure_cost = n - rate, math.inf
+        may_probe, oldest = self._may_probe and not times.is_fixed, times.now - STALE
+        probe: list[tuple[int, int]] | None = None
         reaches = [list(accumulate(draft.acceptance_probs[: len(draft)], mul)) for draft in drafts]
         for lengths, shape in (*_by_reach(reaches, largest - n), *_by_depth(reaches, largest - n)):
             parts = batches(shape)
             if any(part not in sizes for part in parts):
                 continue
-            cost = sum([curve.ratio(part) for part in parts])
-            if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):
+            cost = times.cost_of(parts, plain)
+            if cost <= self.SURE * (1 + sum(lengths) / n):
                 sure_cost = min(sure_cost, cost)
-            if cost > max(plain_cost + self.STAKE * budget, sure_cost):
-                continue
             n_expected = n + sum(sum(reach[:length]) for reach, length in zip(reaches, lengths, strict=True))
-            value = n_expected - rate * (cost + curve.switch_cost(parts[0], n))
+            moves = times.change * (2.0 if times.last == plain[0] else 1.0)
+            can_probe = may_probe and len(parts) == 1 and cost < 1.0 + budget and times.seen(parts[0]) < oldest
+            if can_probe and n_expected - rate * (1.0 + (cost - 1.0) / HOPE) > max(best_value, n - rate):
+                oldest, probe = times.seen(parts[0]), list(zip(lengths, shape, strict=True))
+            if cost > max(1.0 + self.STAKE * budget, sure_cost):
+                continue
+            value = n_expected - rate * (cost + moves)
             if value > best_value:
                 best, best_value = list(zip(lengths, shape, strict=True)), value
-        return best
+        self._is_probe = probe is not None
+        return probe or best
 
     def record(self, done: Step) -> None:
+        times = self._times
         drafting = self._recurring.record_pass() or bool(done.drafted)
+        cost = done.cost + done.draft_cost
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
-        self._seconds = self._seconds * self.DECAY + (done.seconds - done.interruption_seconds + done.draft_seconds)
+        self._units = self._units * self.DECAY + cost
         self._budget.record(done, drafting)
-        self._since_plain = 0 if self._last_was_plain and not drafting else self._since_plain + 1
-        self._last_was_plain = not drafting
-        if not drafting:
+        if times is None or times.is_fixed:
+            return
+        has_change = bool(times.change)
+        self._probe_loss -= self.PROBE_SHARE * cost
+        if self._is_probe:
+            self._probe_loss = max(0.0, self._probe_loss) + max(0.0, done.cost - len(done.tokens) / self.rate)
+            self._after_probe = 0
+        elif self._after_probe < 2:  # the change of size after the probe
+            self._probe_loss += max(0.0, done.cost - len(done.tokens) / self.rate)
+            self._after_probe += 1
+        self._probe_loss = min(max(self._probe_loss, -0.5), self.PROBE_DEBT + times.change)
+        if drafting:
+            self._since_plain += 1
+        else:
             self._plain_due = max(0, self._plain_due - 1)
-        if self._measured and self._since_plain and self._since_plain % self.PLAIN_EVERY == 0:
-            self._plain_due = self.PLAIN_RUN
+            self._since_plain = 0 if self._was_plain or not has_change else self._since_plain + 1
+        self._was_plain = not drafting
+        if self._since_plain >= (self.RARE_EVERY if has_change else self.PLAIN_EVERY):
+            self._checks += 1
+            is_run = has_change or self._checks % self.RUN_EVERY == 0
+            self._since_plain, self._plain_due = 0, self.RARE_RUN if is_run else 1
 
     def _plan_with_restore(
-        self, draft: Draft, curve: CostCurve, sizes: Sequence[int], rate: float, restore: RestoreCost, stake: float
+        self, draft: Draft, times: PassTimes, sizes: Sequence[int], rate: float, restore: RestoreCost, stake: float
     ) -> tuple[int, int]:
         """Return the best plan if a rejection requires restoring the state before the pass.
 
@@ -313,11 +370,10 @@ class CostPolicy(Policy):
         with P(j) = p_1 * ... * p_j, the probability that the first j are accepted. The stake limits the cost of a draft
         that is rejected at its first token: the longer pass, the restore, and the longer pass after it.
         """
-        n_again = restore.recompute
-        save, load = restore.save / curve.level, restore.load / curve.level
-        plain = curve.ratio(n_again + 1)
+        save, load, n_again = restore
+        plain = times.ratio(n_again + 1)
         best, best_value = 0, 1.0 - rate * plain
-        rejection_cost = save + load + curve.ratio(n_again + 2) - 1.0 - plain
+        rejection_cost = save + load + times.ratio(n_again + 2) - 1.0 - plain
         sure_cost = math.inf
         reach = n_expected = 1.0
         extra_cost = save
@@ -325,8 +381,9 @@ class CostPolicy(Policy):
         if numbers is not None:
             numbers.rate, numbers.max_cost = rate, stake - rejection_cost
             numbers.costs, numbers.values = [plain], [best_value]
-        for k, p in enumerate(draft.acceptance_probs[: min(len(draft), sizes[-1] - 1 - n_again)], 1):
-            cost = curve.ratio(n_again + 1 + k)
+        largest = min(sizes[-1], self._reachable(times) + n_again)
+        for k, p in enumerate(draft.acceptance_probs[: min(len(draft), largest - 1 - n_again)], 1):
+            cost = times.ratio(n_again + 1 + k)
             extra_cost += reach * (1.0 - p) * (load + cost - 1.0)
             reach *= p
             n_expected += reach
@@ -341,6 +398,9 @@ class CostPolicy(Policy):
                 continue
             if value > best_value:
                 best, best_value = k, value
+        can_probe = not best and draft.tokens and self._may_probe and draft.acceptance_probs[0] > self.LIKELY
+        if can_probe and not times.is_fixed and times.seen(2) < times.now - STALE:
+            best, self._is_probe = 1, True
         return best, 1 + best
 
 

@@ -59,7 +59,7 @@ class DraftValue:
 
         Args:
             acceptance_probs: See `Draft`.
-            costs: See `CostCurve.optimal_batches`.
+            costs: See `PassTimes.optimal_batches`.
             rate: Value of a unit of time, lambda, in tokens.
             max_cost: Maximum time of a later decode call with a draft. It does not limit the first call: the caller
                 compares the lengths that it may take.

@@ -1,7 +1,7 @@
 """The interface of policies, which choose the draft length, and `FixedPolicy`, the simplest one.
 
-The loop calls `begin()` once per request, and four methods per decode call: `limit()` and `price(curve, sizes)` before
-it calls the drafter, which ends its proposal by both, `plan(draft, curve, sizes)` for the number of proposed tokens to
+The loop calls `begin()` once per request, and four methods per decode call: `limit()` and `price(times, sizes)` before
+it calls the drafter, which ends its proposal by both, `plan(draft, times, sizes)` for the number of proposed tokens to
 verify, and `record(done)` with the resulting `Step`.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.steps import Step
 
@@ -36,12 +35,12 @@ class Policy(ABC):
     def limit(self) -> int:
         """Return the maximum number of tokens to request from the drafter; 0 means not to call it."""
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
+    def price(self, times: PassTimes | None, sizes: Sequence[int]) -> MarginalCost | None:
         """Return the price of a draft token for the drafter; `None` means that a draft may be as long as `limit`."""
         return None
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         """Return the number of draft tokens to verify, and the batch size: at least one more, padded if larger.
 
@@ -49,7 +48,7 @@ class Policy(ABC):
 
         Args:
             draft: The drafter's proposal.
-            curve: Cost of a decode call by its size; `None` if it was not measured.
+            times: Cost of a decode call by its size; `None` if it is not known.
             sizes: Allowed batch sizes, ascending.
             restore: Cost of a rollback; `None` if it is free.
         """
@@ -83,7 +82,7 @@ class FixedPolicy(Policy):
         return self._draft_max
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         return verify_up_to(self._draft_max, draft, sizes)  # one call fewer in each pass than `Policy.plan`
 

@@ -1,4 +1,4 @@
-"""`RecurringSizes`: the choice of the batch size if a change of size has a cost (see `CostCurve.switch`).
+"""`RecurringSizes`: the choice of the batch size if a change of size has a cost (see `PassTimes.change`).
 
 The size of a decode call (a pass) then affects the cost of the next one. A size that will be used again saves more than
 one that will not. So among sizes of similar value, a few recur.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 
 
 class Candidate(NamedTuple):
@@ -20,7 +20,7 @@ class Candidate(NamedTuple):
     length: int  # number of draft tokens
     gross: float  # value in tokens, before the cost is subtracted; see `DraftValue`
     size: int  # size of the batch
-    cost: float  # time in units of T(1), without the change of size
+    cost: float  # time in plain passes, without the change of size
 
 
 class RecurringSizes:
@@ -48,13 +48,13 @@ class RecurringSizes:
     def __init__(self) -> None:
         self._plain = 0  # size of a pass without a draft
         self._shares: dict[int, float] = {}  # credit of each size, as a part of the cost of a change
-        self._overpaid = 0.0  # additional cost of the latest padded passes without drafts, in units of T(1)
+        self._overpaid = 0.0  # additional cost of the latest padded passes without drafts, in plain passes
         self._has_choice = self._is_padded = False
 
     def choose(
         self,
         candidates: Sequence[Candidate],
-        curve: CostCurve,
+        times: PassTimes,
         sizes: Sequence[int],
         rate: float,
         max_cost: float,
@@ -64,13 +64,13 @@ class RecurringSizes:
 
         Args:
             candidates: Sorted by length, the first without a draft; each has its cheapest batch.
-            curve: Cost curve with a positive `switch`.
+            times: Times with a positive `change`.
             sizes: Allowed batch sizes, ascending.
-            rate: Recent number of tokens per T(1).
-            max_cost: Maximum cost of a draft that is padded to a recurring size, in units of T(1).
+            rate: Recent number of tokens per plain pass.
+            max_cost: Maximum cost of a draft that is padded to a recurring size, in plain passes.
             first_prob: Acceptance probability of the first draft token, which a pass without a draft may also emit.
         """
-        switch, last = curve.change / curve.level, curve.last
+        switch, last = times.change, times.last
         bare, *drafts = candidates
         self._plain = plain = bare.size
         self._shares.setdefault(plain, 1.0)
@@ -87,7 +87,7 @@ class RecurringSizes:
             change = switch * (1.0 + credit(plain, 0.0) - credit(later.size, 0.0))
             waiting = bare.gross - 1.0
             bare = bare._replace(gross=1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * change))
-        padded = self._pad_candidates((bare, *drafts), curve, sizes, max_cost)
+        padded = self._pad_candidates((bare, *drafts), times, sizes, max_cost)
         entries += map(rate_candidate, (bare, *padded))
         best: dict[int, tuple[float, Candidate]] = {}
         for value, candidate in entries:
@@ -103,16 +103,16 @@ class RecurringSizes:
         return choice
 
     def _pad_candidates(
-        self, candidates: Sequence[Candidate], curve: CostCurve, sizes: Sequence[int], max_cost: float
+        self, candidates: Sequence[Candidate], times: PassTimes, sizes: Sequence[int], max_cost: float
     ) -> Iterator[Candidate]:
         """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
-        rent = candidates[0].cost + curve.change / curve.level - self._overpaid
-        for size in {curve.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
+        rent = candidates[0].cost + times.change - self._overpaid
+        for size in {times.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
             if size not in sizes:
                 continue
-            cost = curve.ratio(size)
+            cost = times.ratio(size)
             longest = candidates[bisect_left(candidates, size, key=lambda candidate: candidate.length) - 1]
-            if cost <= (max_cost if longest.length else rent) and (longest.length or size == curve.last):
+            if cost <= (max_cost if longest.length else rent) and (longest.length or size == times.last):
                 yield longest._replace(size=size, cost=cost)
 
     def record_pass(self) -> bool:

@@ -33,8 +33,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.cost import CostPolicy, PlanNumbers
 from ngramspec.policies.policy import Policy
@@ -64,16 +63,16 @@ class TracedCostPolicy(Policy):
         self._waiting.append({"reason": reason, "limit": limit})
         return limit
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
-        self._price = self.policy.price(curve, sizes)
+    def price(self, times: PassTimes | None, sizes: Sequence[int]) -> MarginalCost | None:
+        self._price = self.policy.price(times, sizes)
         return self._price
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         numbers = self.policy.numbers = PlanNumbers()
         try:
-            planned, size = self.policy.plan(draft, curve, sizes, restore)
+            planned, size = self.policy.plan(draft, times, sizes, restore)
         finally:
             self.policy.numbers = None
         details = self._waiting[-1]

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
@@ -39,19 +38,19 @@ class UserPolicy(Policy):
             limit = self._user.limit()
             return max(0, self._to_int(limit, f"limit must return an integer, not {limit!r}"))
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> MarginalCost | None:
+    def price(self, times: PassTimes | None, sizes: Sequence[int]) -> MarginalCost | None:
         with user_code(self.name):
-            price = self._user.price(curve, sizes)
+            price = self._user.price(times, sizes)
         if price is not None and not (isinstance(price, MarginalCost) and len(price.slopes) > 1):
             raise UserCodeError(f"{self.name}: price must return None or a MarginalCost with at least two slopes")
         return price
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         wrong = "plan must return two integers (draft tokens, batch size), not "
         with user_code(self.name):
-            plan = self._user.plan(draft, curve, sizes, restore)
+            plan = self._user.plan(draft, times, sizes, restore)
             if not isinstance(plan, tuple) or len(plan) != 2:
                 raise UserCodeError(f"{self.name}: {wrong}{plan!r}")
             length, size = (self._to_int(number, f"{wrong}{plan!r}") for number in plan)

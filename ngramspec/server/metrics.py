@@ -53,6 +53,11 @@ def _metrics(model: ServedModel) -> Iterator[Metric]:
     yield from _vllm_metrics(report, model.n_ctx)
     description = "Tokens that rounding could have decided."
     yield Metric("ngramspec:close_calls_total", "counter", description, report.stats.close_calls)
+    times = model.service.times.evidence
+    for size, ratio in times["ratios"].items():
+        description = f"Cost of a decode call of {size} tokens, in calls of one token."
+        yield Metric(f"ngramspec:pass_cost_{size}", "gauge", description, ratio)
+    yield Metric("ngramspec:pass_pairs_total", "counter", "Pairs of decode calls that costs rest on.", times["pairs"])
     if model.threads is not None:
         state = model.threads()
         yield Metric("ngramspec:threads", "gauge", "CPU threads of a decode call of one token.", state.threads)

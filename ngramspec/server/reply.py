@@ -162,7 +162,7 @@ def timings(
 ) -> dict[str, Any]:
     """Return llama-server's `timings`; counts of drafts and close calls are present only if they are not 0.
 
-    `gain` is the estimated time of plain decoding, by the cost curve, divided by the actual time.
+    `gain` is the estimated time of plain decoding, by the costs of passes, divided by the actual time.
     """
     fields = {
         "cache_n": cached_tokens,

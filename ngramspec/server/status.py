@@ -83,6 +83,7 @@ async def props(call: Call) -> Response:
             "build_info": FINGERPRINT,
             "exact": model.exact,
             "placement": model.placement,
+            "pass_costs": model.service.times.evidence,
             "threads": None if model.threads is None else model.threads()._asdict(),
         }
     )

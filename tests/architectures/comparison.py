@@ -28,7 +28,7 @@ from architectures.oracle import Oracle
 from architectures.reference import Chooser, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
 from ngramspec.backend import Logits
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 from ngramspec.instruments.selfcheck.texts import LogitsRecorder
@@ -119,7 +119,7 @@ class Bench:
                     draft_max=setting.draft_max,
                     exact="on" if self.exact else "off",
                     calibration_folder=folder,
-                    curve=None if setting.measured or self.exact else CostCurve({1: 1.0}),
+                    times=None if setting.measured or self.exact else make_fixed_curve({1: 1.0}),
                 )
                 for ask in asks:
                     yield self._request(decoder, recorder, setting, prompts, ask)

@@ -17,7 +17,7 @@ from support.mock_target import Clock, MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
@@ -82,8 +82,8 @@ class Drafted:
 @contextmanager
 def drafted(*args: Any, **options: Any) -> Iterator[Drafted]:
     made = Drafted(*args, **options)
-    curve = CostCurve({1: PASS, 64: seconds(64)})
-    with run_engine(made.target, curve=curve, drafter=made.drafter, cache_room=1 << 24) as made.engine:
+    times = PassTimes({1: 1.0, 64: seconds(64) / PASS})
+    with run_engine(made.target, times=times, drafter=made.drafter, cache_room=1 << 24) as made.engine:
         yield made
 
 

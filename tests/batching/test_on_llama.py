@@ -14,10 +14,9 @@ from support.grid import grid
 from support.pools import use_pooled_cache
 
 from ngramspec.batching.request import Done
-from ngramspec.batching.writer import warm_up
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
+from ngramspec.batching.writer import choose_sizes
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.kernels import KernelClasses
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
@@ -41,18 +40,14 @@ def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path
     with Target(models[name], exact="on", n_ctx=N_CTX, threads=1) as target:
         base = [chance.randrange(3, target.vocabulary.n_vocab - 3) for _ in range(20)]
         prompts = [[*base * 3, 5 + i, *base[: 5 + i]] for i in range(5)]
-        decoder = SpeculativeDecoder(target, drafter=None, exact="on", curve=CostCurve({1: 1.0}))
+        decoder = SpeculativeDecoder(target, drafter=None, exact="on", kernels=KernelClasses())
         plain = []
         for prompt in prompts:
             target.sequences[0].clear()
             plain.append([t for step in decoder.generate(prompt, max_tokens=40) for t in step.tokens])
     with Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
-        if exact == "on":
-            known, exactness = warm_up(shared, exact=True)
-        else:
-            known, exactness = Calibration.from_curve(CostCurve({1: 1.0, 64: 2.0})), ExactnessMode(max_logit_shift=1.0)
-            known.ensure_curve(shared.sequences[0])
-        with run_engine(shared, calibration=known, exactness=exactness, cache_room=1 << 26) as engine:
+        exactness = choose_sizes(shared, exact=True) if exact == "on" else ExactnessMode(max_logit_shift=1.0)
+        with run_engine(shared, exactness=exactness, cache_room=1 << 26) as engine:
             ears = [ask(engine, prompt, 40) for prompt in prompts]
             ends = [ear.wait() for ear in ears]
             again = [ask(engine, [*prompt, *ear.tokens[:20]], 20) for prompt, ear in zip(prompts, ears, strict=True)]
@@ -71,7 +66,7 @@ def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path
 def test_engine_on_llama_gives_draft_model_one_sequence_per_text(
     models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draft model is the target's file and always used, since a pass costs 1 s by the curve; it changes no text."""
+    """The draft model is the target's file and always used, since a pass costs 1 s; it changes no text."""
     chance = random.Random(name)
     if not apart:
         use_pooled_cache(monkeypatch)
@@ -84,7 +79,7 @@ def test_engine_on_llama_gives_draft_model_one_sequence_per_text(
         found, counted = [], []
         for drafter in (None, HybridDrafter(make_model_drafter(shared.vocabulary, small))):
             settings: dict[str, Any] = {"exactness": ExactnessMode(range(1, 33), aligned=True), "draft_max": 8}
-            with run_engine(shared, curve=make_fixed_curve({1: 1.0, 64: 1.2}), drafter=drafter, **settings) as engine:
+            with run_engine(shared, times=make_fixed_curve({1: 1.0, 64: 1.2}), drafter=drafter, **settings) as engine:
                 ears = [
                     ask(engine, prompt, 40 + 10 * i, sampling=Sampling(0.8 * (i % 2), seed=i))
                     for i, prompt in enumerate(prompts)

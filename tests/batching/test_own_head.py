@@ -61,9 +61,9 @@ class Timed:
             self._charge(heads, cost)
             shared = cast(SharedModel, heads)
             drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=now, shared_model=shared))
-        curve, exactness = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), ExactnessMode(range(1, 33))
+        times, exactness = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), ExactnessMode(range(1, 33))
         settings: dict[str, Any] = {"drafter": drafter, "draft_max": 8, "cache_room": 1 << 26, "clock": now}
-        self.engine = self._opened.enter_context(run_engine(target, curve=curve, exactness=exactness, **settings))
+        self.engine = self._opened.enter_context(run_engine(target, times=times, exactness=exactness, **settings))
 
     def _charge(self, passes: Any, cost: float) -> None:
         decode = passes.decode

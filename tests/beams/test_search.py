@@ -16,8 +16,8 @@ from support.mock_tree import MockBranchingTarget
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.beams.state import Hypothesis
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.store import StoredTimes
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import BadLogits, logprobs
 from ngramspec.sampling.settings import Sampling
@@ -59,10 +59,11 @@ def reference(
 
 
 def search(target: MockBranchingTarget, beams: int, drafts: bool | BeamDrafter = False, **options: Any) -> BeamSearch:
-    """Return a completed search; with drafts, it sends as many as fit, unless the options contain a calibration."""
-    of_search = {name: options.pop(name) for name in ("calibration", "draft_max", "clock") if name in options}
-    free = {"calibration": Calibration.from_curve(make_fixed_curve({1: 1.0})), "clock": Clock(0.0).perf_counter}
-    of_search = free | of_search
+    """Return a completed search; with drafts, it sends as many as fit, unless the options contain times."""
+    of_search = {name: options.pop(name) for name in ("draft_max", "clock") if name in options}
+    stored = StoredTimes(target.sequences[0])
+    stored.times = options.pop("times", make_fixed_curve({1: 1.0}))
+    of_search = {"stored": stored, "clock": Clock(0.0).perf_counter, **of_search}
     drafter = BeamDrafter() if drafts is True else drafts or None
     made = BeamSearch(target, beams, drafter=drafter, **of_search)
     for _ in made.run(options.pop("prompt", PROMPT), **options):
@@ -189,11 +190,10 @@ def test_beam_search_does_not_share_logits_between_searches() -> None:
 
 
 def timed(dearest: float, beams: int) -> BeamSearch:
-    """Return a search with a known cost of passes: 20 ms, times the given factor over 64 tokens."""
-    curve, clock = make_fixed_curve({1: 1.0, 64: dearest}), Clock(1e-6)
-    target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=lambda n: 0.02 * curve.seconds(n), clock=clock)
-    known = Calibration.from_curve(curve)
-    return search(target, beams, True, max_tokens=120, calibration=known, clock=clock.perf_counter)
+    """Return a search with a known cost of passes: 1 s, times the given factor over 64 tokens."""
+    times, clock = make_fixed_curve({1: 1.0, 64: dearest}), Clock(1e-5)
+    target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=times.ratio, clock=clock)
+    return search(target, beams, True, max_tokens=120, times=times, clock=clock.perf_counter)
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
@@ -202,10 +202,11 @@ def test_beam_search_with_expensive_tokens_shortens_drafts(beams: int) -> None:
     found = [timed(dearest, beams).stats for dearest in dear]
     passes = [stats.passes for stats in found]
     assert passes == sorted(passes)
-    assert passes[0] < passes[1] < passes[2] <= found[2].tokens
-    assert found[3].drafted == 0
+    assert passes[2] <= found[2].tokens
+    drafted = [stats.drafted for stats in found]
+    assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0
     for stats, dearest in zip(found, dear, strict=True):
-        plain = stats.tokens * 0.02 * make_fixed_curve({1: 1.0, 64: dearest}).seconds(beams)
+        plain = stats.tokens * make_fixed_curve({1: 1.0, 64: dearest}).ratio(beams)
         assert stats.seconds <= 1.001 * plain  # Reading the clock takes some time.
 
 

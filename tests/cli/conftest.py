@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the cost curve, which is measured once."""
+    """Return the folder of the costs of passes, which all sessions share."""
     return tmp_path_factory.mktemp("calibration")
 
 

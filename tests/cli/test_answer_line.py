@@ -9,7 +9,7 @@ import pytest
 from ngramspec_cli.answer_line import AnswerReport, format_gain, format_speed
 from support.mock_target import MockTarget
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.cpu.cores import CpuLoad, CpuSeconds
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -17,7 +17,7 @@ from ngramspec.steps import Stats, Step
 
 Captured = pytest.CaptureFixture[str]
 
-CURVE = CostCurve({1: 0.1, 4: 0.38})
+TIMES = PassTimes({1: 1.0, 4: 3.8}, pairs=9)
 FIRST = Step((1,), ("a",), seconds=0.5)
 GAINING = Step(
     (1, 2),
@@ -26,8 +26,7 @@ GAINING = Step(
     accepted=1,
     batch=3,
     seconds=0.25,
-    plain_seconds=0.2,
-    expected_seconds=0.25,
+    cost=1.25,
     elapsed=0.25,
 )
 
@@ -46,54 +45,44 @@ def test_format_speed_counts_tokens_and_needs_two() -> None:
 
 
 def test_format_gain_an_undisturbed_answer_is_a_factor_or_a_reason() -> None:
-    def gain(passes: int = 16, curve: CostCurve | None = CURVE, **changes: object) -> str | None:
-        return format_gain(counted(replace(GAINING, **changes), passes), curve)  # type: ignore[arg-type]
+    def gain(passes: int = 16, times: PassTimes | None = TIMES, **changes: object) -> str | None:
+        return format_gain(counted(replace(GAINING, **changes), passes), times)  # type: ignore[arg-type]
 
     assert gain() == "about 1.60 times as fast as without drafts"
     assert gain(passes=15) is None
-    for even in (0.1255, 0.1):  # The first is 1.004 times as fast.
-        assert gain(plain_seconds=even, drafted=(1, 3, 4)) == "no gain: 16 of 48 draft tokens accepted"
-    assert gain(plain_seconds=0.1, drafted=(1,)) == "no gain: 4 tokens at once cost 3.8 times one token"
+    for even in (1.992, 2.5):  # The first is 1.004 times as fast.
+        assert gain(cost=even, drafted=(1, 3, 4)) == "no gain: 16 of 48 draft tokens accepted"
+    assert gain(cost=2.5, drafted=(1,)) == "no gain: 4 tokens at once cost 3.8 times one token"
     assert gain(tokens=(1,), drafted=(3,), accepted=0) == "no gain: 0 of 16 draft tokens accepted"
     none = {"tokens": (1,), "drafted": (), "accepted": 0}
     assert gain(**none) == "no drafts: 4 tokens at once cost 3.8 times one token"
-    assert gain(curve=None, **none) == "no drafts"
-    disturbed = CostCurve({1: 0.1, 4: 0.54})
-    assert gain(curve=disturbed, **none) == "no drafts"
-    assert gain(curve=disturbed, plain_seconds=0.1, drafted=(1,)) == "no gain"
+    for unseen in (None, PassTimes()):
+        assert gain(times=unseen, **none) == "no drafts"
+        assert gain(times=unseen, cost=2.5, drafted=(1,)) == "no gain"
 
 
 def test_format_gain_a_disturbed_answer_is_unknown() -> None:
-    now, used = 0.0, 0.0
-    load = CpuLoad(lambda: CpuSeconds(used), lambda: now)
-    governor = ThreadGovernor(2, 2, load=load, cores=2)
-    slowed = counted(replace(GAINING, is_quiet=False))
-    assert format_gain(slowed) == "gain unknown: other programs were running"
-    assert format_gain(slowed, governor=governor) == "gain unknown: other programs were running"
-    now, used = 1.0, 1.26
-    assert format_gain(slowed, governor=governor) == "gain unknown: other programs use 1.3 cores"
-    provisional = counted(replace(GAINING, expected_seconds=0.0))
-    assert format_gain(provisional) == "gain unknown: other programs were running"
-    for expected, factor in ((0.25 / 1.3, "1.3"), (0.25 * 2.1, "0.5")):
-        varied = counted(replace(GAINING, expected_seconds=expected))
-        assert format_gain(varied) == f"gain unknown: decoding took {factor}x the expected time"
-        assert varied.estimated_gain is None
+    surprising = replace(GAINING, is_surprising=True)
+    disturbed = counted(surprising)
+    assert format_gain(disturbed, TIMES) == "gain unknown: passes took different times"
+    assert disturbed.estimated_gain is None
+    nothing = replace(surprising, tokens=(1,), drafted=(), accepted=0)
+    assert format_gain(counted(nothing), TIMES) == "no drafts"
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
 def test_estimated_gain_never_exceeds_tokens_per_decode_call(accepted: int) -> None:
     """An earlier version reported 1.62 times the speed with one of ten draft tokens accepted."""
     tokens = tuple(range(accepted + 1))
-    for seconds, plain_seconds in itertools.product((0.01, 0.25, 4.0), repeat=2):
-        times = {"seconds": seconds, "expected_seconds": seconds, "plain_seconds": plain_seconds}
-        drafted = Step(tokens, drafted=(*tokens, *range(9 - accepted)), accepted=accepted, batch=11, **times)
+    for cost in (0.01, 0.25, 4.0):
+        drafted = Step(tokens, drafted=(*tokens, *range(9 - accepted)), accepted=accepted, batch=11, cost=cost)
         gain = counted(drafted).estimated_gain
         assert gain is not None
         assert gain <= 1 + accepted
 
 
 def test_answer_report_prints_one_line_and_each_note_once(capsys: Captured) -> None:
-    decoder = SpeculativeDecoder(MockTarget(), curve=CURVE)
+    decoder = SpeculativeDecoder(MockTarget(), times=TIMES)
     stats = counted(replace(GAINING, close_calls=1))
     report = AnswerReport()
     shown = []
@@ -105,3 +94,18 @@ def test_answer_report_prints_one_line_and_each_note_once(capsys: Captured) -> N
     rounding = "note: rounding could have changed 16 tokens; --exact on prevents this"
     assert shown == [[f"{line}; seed 4294967295", limit, rounding], [line, limit], [f"stopped; {line}; seed 7"]]
     assert max(map(len, itertools.chain(*shown))) <= 100
+
+
+def test_answer_report_on_fixed_threads_notes_load_once(capsys: Captured) -> None:
+    now, used = 0.0, 0.0
+    load = CpuLoad(lambda: CpuSeconds(used), lambda: now)
+    decoder, report = SpeculativeDecoder(MockTarget(), times=TIMES), AnswerReport()
+
+    def is_noted(*, adapts: bool = False) -> bool:
+        governor = ThreadGovernor(2, 2, adapts=(adapts, adapts), load=load, cores=2)
+        report.show(counted(GAINING), decoder, governor, "stopped")
+        return "faster without -t" in capsys.readouterr().err
+
+    assert not is_noted()
+    now, used = 1.0, 1.26
+    assert [is_noted(adapts=True), is_noted(), is_noted()] == [False, True, False]

@@ -44,7 +44,7 @@ def test_bench_prints_table_of_categories_and_writes_json_file(
     assert (result["complete"], result["verdict"]) == (True, lines[-1])
     assert (result["settings"]["policies"], result["settings"]["sampling"]["temperature"]) == (["fixed"], 0)
     assert result["model"]["architecture"] == "llama"
-    assert all(result[key] for key in ("ngramspec", "date", "machine", "build", "cost_curve_seconds", "selection"))
+    assert all(result[key] for key in ("ngramspec", "date", "machine", "build", "pass_costs", "selection"))
     assert [s["category"] for s in result["summaries"]] == CATEGORIES
     assert len(result["runs"]) == 2 * len(result["prefills"]) == 4
     for entry in result["runs"]:
@@ -131,7 +131,7 @@ def test_bench_with_all_policies_compares_them_on_same_prompts(
     ]
     assert all(len(s["acceptance_by_position"]) <= 3 for s in result["summaries"])
     assert [entry["policy"] for entry in result["runs"]] == [None, *names, *names, None]
-    assert result["settings"]["policies"] == list(result["cost_curve_seconds"]) == names
+    assert result["settings"]["policies"] == list(result["pass_costs"]) == names
 
 
 def test_bench_with_too_long_prompts_skips_and_names_them(env: dict[str, str], tmp_path: Path) -> None:

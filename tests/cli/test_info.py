@@ -17,7 +17,7 @@ from support.cli_runner import DEMO, run
 from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
-from ngramspec.cost.measure import SIZES
+from ngramspec.cost.kernels import SIZES
 from ngramspec.cpu import cores
 from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
@@ -51,14 +51,16 @@ def test_info_reports_build_model_and_measurements(env: dict[str, str], tiny: Pa
     rows = [re.findall(r"[\d.]+", line) for line in done.out.splitlines() if re.match(r"\W *\d+ ", line)]
     assert [int(row[0]) for row in rows] == list(SIZES)
     assert all(float(row[1]) > 0 for row in rows)
-    assert rows[0][2:4] == ["1.00", "1.00"]
-    classes = [tuple(map(int, row[4:])) for row in rows]
+    assert rows[0][1:3] == ["1.00", "1.00"]
+    classes = [tuple(map(int, row[3:])) for row in rows]
     assert all(int(row[0]) in same for row, same in zip(rows, classes, strict=True))
     assert sorted(n for same in set(classes) for n in same) == list(SIZES)
     assert re.search(r"^Largest logit difference from single tokens: [\d.e-]+ \(contexts of", done.out, re.MULTILINE)
     exact = re.search(r"^Exact mode here uses batches of ([\d ]+)\.$", done.out, re.MULTILINE)
     assert tuple(map(int, exact[1].split())) in classes
-    assert re.search(r"^A change of batch size .* costs ([\d.]+ ms|nothing that is certain)\.$", done.out, re.MULTILINE)
+    seen = re.search(r"^Seen in (\d+) pairs of passes; such a pass takes [\d.]+ ms now\. (.*)$", done.out, re.MULTILINE)
+    assert int(seen[1]) >= 3 * 13
+    assert re.match(r"A change of batch size costs ([\d.]+ passes over one token|nothing that was seen)\.$", seen[2])
     assert "…" not in done.out
 
 

@@ -11,6 +11,7 @@ from ngramspec_cli.output import PostOptions, command_line
 from support.cli_runner import DEMO, run
 from support.pages import Page, markdown_table, read_svg_words
 
+from ngramspec.instruments.reports.report import SIZES
 from ngramspec.loading.settings import LoadSettings
 
 SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
@@ -65,7 +66,8 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
         [pytest.approx(rate, abs=0.0051) for rate in s["acceptance_by_position"] if rate is not None]
         for s in found["summaries"]
     ]
-    assert costs[0][1:] == list(found["cost_curve_seconds"]["fixed"]["seconds"])
+    shown = {n: f"{cost:.2f}" for n, cost in found["pass_costs"]["fixed"]["ratios"].items() if int(n) in SIZES}
+    assert costs == [["", *shown], ["measured", *shown.values()]]
     known = [cell for cell in found["calibration"] if cell["count"]]
     assert [row[1:3] for row in odds[1:]] == [[str(c["count"]), f"{c['predicted']:.3f}"] for c in known]
     assert {kind for kind, _ in page.spans[3:]} >= {"refused"}

@@ -57,9 +57,6 @@ def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeyp
     assert f"{first['usage']['completion_tokens']} tokens" in line
     assert "Zanzibar" not in done.err
     assert {f"loading {DEMO.name}", "drafts: mixture"} <= set(done.err.splitlines())
-    measuring = "measuring the cost of batches; this happens once per model and machine"
-    assert measuring in done.err
-    assert " s\n" in done.err.partition("measured in ")[2]
     assert any(" is ready: " in line and line.endswith("--exact off") for line in done.err.splitlines())
     (page,) = pages
     assert "<html" in page

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves, freeze, make_fixed_curve, parse_curve, to_json
+from ngramspec.cost.times import PassTimes
 from ngramspec.errors import NGramSpecError
 
 
@@ -24,7 +24,7 @@ def test_find_curves_by_name_returns_linear_interpolation(name: str) -> None:
 def test_given_curve_accepts_expensive_batches() -> None:
     # Real mixtures of experts need the time of three passes for two tokens; the limit is for disturbed measurements.
     assert make_fixed_curve({1: 1.0, 2: 3.05, 64: 200.0}).ratio(2) == 3.05
-    assert CostCurve({1: 1.0, 2: 3.05}).ratio(2) == 3.0
+    assert PassTimes({1: 1.0, 2: 3.05}).ratio(2) == 3.0
 
 
 def test_given_curve_extrapolates_last_slope() -> None:
@@ -42,14 +42,14 @@ def test_given_curve_ignores_observations() -> None:
         curve.observe(8, 0.1)
         curve.observe(1, 9.0)
     assert [curve.ratio(size) for size in range(1, 65)] == before
-    assert (curve.level, curve.switch, curve.last) == (1.0, 0.25, 1)
+    assert (curve.level, curve.change, curve.last) == (1.0, 0.25, 1)
 
 
-def test_frozen_returns_ratios_of_measured_curve() -> None:
-    real = CostCurve({1: 0.02, 2: 0.03, 8: 0.05}, switch=0.004)
+def test_frozen_returns_learned_ratios() -> None:
+    real = PassTimes({1: 1.0, 2: 1.5, 8: 2.5}, (0.2, 0.0))
     held = freeze(real)
     assert [held.ratio(n) for n in range(1, 65)] == pytest.approx([real.ratio(n) for n in range(1, 65)])
-    assert held.switch == pytest.approx(0.2)
+    assert held.change == pytest.approx(0.2)
 
 
 def test_find_curves_reads_one_or_several_curves_from_file(tmp_path: Path) -> None:
@@ -111,5 +111,5 @@ def test_given_curve_round_trips_through_json() -> None:
     for points in ({"1": 1.0, "2": 1.5, "64": 9.0}, {"1": 2.0, "8": 3.0, "switch": 0.5}):
         curve = parse_curve(points)
         again = parse_curve(json.loads(json.dumps(to_json(curve))))
-        assert (again.ratio(33), again.switch) == (curve.ratio(33), curve.switch)
-    assert curve.switch == pytest.approx(0.25), "in units of T(1), as the sizes"
+        assert (again.ratio(33), again.change) == (curve.ratio(33), curve.change)
+    assert curve.change == pytest.approx(0.25), "in units of T(1), as the sizes"

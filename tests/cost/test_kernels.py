@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.cost.measure import SIZES, prefill_is_chunk_invariant, probe
+from ngramspec.cost.kernels import (
+    SIZES,
+    KernelClasses,
+    ProbeReport,
+    choose_class,
+    prefill_is_chunk_invariant,
+    probe,
+)
 
 Kernels = Callable[[int, int], int]
 
@@ -84,3 +92,58 @@ def test_reads_alike_compares_prefill_with_decoding() -> None:
     target = MockTarget(n_ctx=64)
     assert prefill_is_chunk_invariant(target, (4,))
     assert not target.tokens
+
+
+def on_gpu(**options: Any) -> MockTarget:
+    """Return a target with kernels for size 1, sizes up to 8, and larger ones."""
+    return planted(lambda n, depth: 0 if n == 1 else 1 if n <= 8 else 2, **options)
+
+
+def test_exact_sizes_are_chosen_by_bits_and_stay(tmp_path: Path) -> None:
+    target = on_gpu()
+    sizes = KernelClasses.load(target, tmp_path).ensure_exact(target)
+    assert sizes == (2, 3, 4, 5, 6, 8)
+    again, batches = on_gpu(), len(target.batches)
+    assert KernelClasses.load(again, tmp_path).ensure_exact(again) == sizes
+    assert batches
+    assert not again.batches
+    known = KernelClasses.load(again, tmp_path)
+    known.forget()
+    assert not list(tmp_path.iterdir())
+    assert known.exact_sizes is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "chosen"),
+    [
+        (((1,), (2, 3, 4)), (2, 3, 4)),
+        (((1, 2), (3, 4, 5, 6)), (1, 2)),
+        (((1, 3), (2, 4)), (1, 3)),
+        (((1,), (2,), (3, 4)), (1,)),
+    ],
+)
+def test_choose_class_takes_largest_that_begins_small(
+    classes: tuple[tuple[int, ...], ...], chosen: tuple[int, ...]
+) -> None:
+    assert choose_class(ProbeReport((96,), classes, 0.0)) == chosen
+
+
+def test_sizes_of_another_process_win(tmp_path: Path) -> None:
+    target = on_gpu()
+    late = KernelClasses.load(target, tmp_path)
+    early = KernelClasses.load(target, tmp_path)
+    early.ensure_exact(target)
+    probed = len(target.batches)
+    assert late.ensure_exact(target) == early.exact_sizes
+    assert len(target.batches) == probed
+    assert late.ensure_chunk_invariance(target) is False
+    assert KernelClasses.load(target, tmp_path).is_chunk_invariant is False
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"probe": 3, "exact_sizes": [1], "reads_alike": 0}', "[" * 9])
+def test_damaged_files_are_ignored(tmp_path: Path, text: str) -> None:
+    target = on_gpu()
+    KernelClasses.load(target, tmp_path).ensure_exact(target)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    assert KernelClasses.load(target, tmp_path).exact_sizes is None

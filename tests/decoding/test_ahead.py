@@ -9,16 +9,13 @@ import pytest
 from architectures.oracle import Oracle
 from numpy.typing import NDArray
 from support.decoder_loop import make_decoder, make_model
-from support.ear import Ear
+from support.ear import Ear, run_engine
 from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import Clock, MockTarget, plain_generate
 
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Event
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop
@@ -124,16 +121,16 @@ def test_decoding_loop_wait_adds_time_until_logits_arrive() -> None:
 
 def test_submit_ahead_charges_changes_of_size_after_the_pass_before_it() -> None:
     class Recording(CostPolicy):
-        def plan(self, draft: Draft, curve: CostCurve | None, *args: Any) -> tuple[int, int]:
-            assert curve is not None
-            seen.append((curve.last, curve.last_is_first))
-            return super().plan(draft, curve, *args)
+        def plan(self, draft: Draft, times: PassTimes | None, *args: Any) -> tuple[int, int]:
+            assert times is not None
+            seen.append((times.last, times.change_now(times.last) > 0))
+            return super().plan(draft, times, *args)
 
     seen: list[tuple[int, bool]] = []
-    curve = make_fixed_curve({1: 1.0, 64: 1.2}, switch=0.2)
+    times = PassTimes({1: 1.0, 64: 1.2}, (0.2, 0.1), is_fixed=True)
     text = plain_generate(make_model(), [1, 2, 3], 200, Sampling())
     oracle = Oracle(lambda _: text, 60)
-    decoder = SpeculativeDecoder(make_model(kind=EarlyTarget), drafter=oracle, policy=Recording(), curve=curve)
+    decoder = SpeculativeDecoder(make_model(kind=EarlyTarget), drafter=oracle, policy=Recording(), times=times)
     sizes = [1, *(step.batch for step in decoder.generate([1, 2, 3], max_tokens=200) if step.batch)]
     assert len({*sizes}) > 1
     assert seen == [(last, last != before) for before, last in zip([1, *sizes], sizes[:-1], strict=False)][: len(seen)]
@@ -153,9 +150,7 @@ class EarlyShared(MockShared):
 @grid(sequences=(1, 3), requests=(1, 2, 5), temperature=(0.0, 0.9))
 def test_engine_with_early_backend_keeps_texts(sequences: int, requests: int, temperature: float) -> None:
     shared = EarlyShared(sequences, peak=5.0)
-    calibration = Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 2.0}))
-    engine = Engine(shared, shared.sequences[0], calibration=calibration, drafter=MixtureDrafter())
-    try:
+    with run_engine(shared, drafter=MixtureDrafter()) as engine:
         prompts = [[(7 * i + j * (i + 2)) % 16 for j in range(20 + 5 * i)] for i in range(requests)]
         left = Ear()
         cancelled = engine.submit(Request([3, 1, 4, 1, 5], 1000), left)
@@ -169,15 +164,10 @@ def test_engine_with_early_backend_keeps_texts(sequences: int, requests: int, te
             assert ear.wait().reason == "length"
             assert ear.tokens == plain_generate(MockTarget(peak=5.0), prompt, 60, Sampling(temperature, seed=i))
         assert left.wait().reason in ("cancelled", "length")
-    finally:
-        engine.stop()
 
 
 def test_engine_with_early_backend_submits_before_reporting_step() -> None:
     shared = EarlyShared(2)
-    engine = Engine(
-        shared, shared.sequences[0], calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0}))
-    )
     submitted: list[int] = []
     ear = Ear()
 
@@ -186,7 +176,7 @@ def test_engine_with_early_backend_submits_before_reporting_step() -> None:
             submitted.append(len(shared.passes))
         ear(event)
 
-    engine.submit(Request([1, 2, 3], 10), listen)
-    assert ear.wait().reason == "length"
-    engine.stop()
+    with run_engine(shared, drafter=None) as engine:
+        engine.submit(Request([1, 2, 3], 10), listen)
+        assert ear.wait().reason == "length"
     assert submitted == [2, 3, 4, 5, 6, 7, 8, 9, 9]

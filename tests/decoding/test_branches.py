@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoder_loop import drive, make_model
+from support.decoder_loop import drive, make_decoder, make_model
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.settings import Acceptance
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.branches import BranchFinder, BranchingLoop, SideBranch, choose_branches
-from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
@@ -119,31 +119,31 @@ def test_mixture_drafts_known_answers_until_they_are_wrong(how: str) -> None:
     assert drafter.propose(6).tokens[:1] != (77,)
 
 
-def curve_of(cost: Callable[[int], float]) -> CostCurve:
-    return CostCurve({n: cost(n) for n in range(1, 17)})
+def times_of(cost: Callable[[int], float]) -> PassTimes:
+    return make_fixed_curve({n: cost(n) for n in range(1, 17)})
 
 
 def test_choose_branches_keeps_branches_worth_their_cost() -> None:
     questions = [SideBranch(0, (i,), p) for i, p in enumerate((0.5, 0.2, 0.05))]
 
-    def paying(questions: list[SideBranch], length: int, size: int, curve: CostCurve, sizes: Any) -> tuple[int, int]:
-        price = CostPolicy().price(curve, sizes)
+    def paying(questions: list[SideBranch], length: int, size: int, times: PassTimes, sizes: Any) -> tuple[int, int]:
+        price = CostPolicy().price(times, sizes)
         assert price is not None
-        return choose_branches(questions, length, size, price, curve, sizes)
+        return choose_branches(questions, length, size, price, times, sizes)
 
-    flat, steep = curve_of(lambda n: 1 + 1e-6 * n), curve_of(lambda n: 0.4 + 0.6 * n)
+    flat, steep = times_of(lambda n: 1 + 1e-6 * n), times_of(lambda n: 0.4 + 0.6 * n)
     sizes = range(1, 17)
     assert paying(questions, 3, 4, flat, sizes) == (3, 7)
     assert paying(questions, 3, 4, steep, sizes) == (0, 4)
     # A row costs 0.05. If a token known a pass ahead saves 0.8 passes, probabilities of 0.5 and 0.2 pay.
-    assert paying(questions, 3, 4, curve_of(lambda n: 0.95 + 0.05 * n), sizes) == (2, 6)
+    assert paying(questions, 3, 4, times_of(lambda n: 0.95 + 0.05 * n), sizes) == (2, 6)
     # Padding costs nothing, both in the present batch and up to the next allowed size.
     assert paying(questions, 3, 8, steep, (1, 8, 16)) == (3, 8)
     assert paying(questions, 3, 5, steep, sizes) == (1, 5)
     assert paying(questions, 6, 7, flat, range(1, 9)) == (1, 8)
     # The cost must not exceed the expected gain, and a change of the batch size has a cost.
-    assert paying(questions, 3, 4, curve_of(lambda n: 1.0 + 0.9 * (n > 4)), sizes) == (0, 4)
-    switching = CostCurve({1: 1.0, 16: 1.0}, switch=0.9)
+    assert paying(questions, 3, 4, times_of(lambda n: 1.0 + 0.9 * (n > 4)), sizes) == (0, 4)
+    switching = make_fixed_curve({1: 1.0, 16: 1.0}, switch=0.9)
     switching.observe(4, 1.9)
     assert paying(questions, 3, 4, switching, sizes) == (0, 4)
 
@@ -152,8 +152,8 @@ def test_choose_branches_keeps_branches_worth_their_cost() -> None:
     ("slope", "policy", "some"), [(0.04, "cost", True), (0.06, "cost", False), (0.04, "fixed", False)]
 )
 def test_decoder_sends_branches_only_with_cheap_tokens_and_cost_policy(slope: float, policy: str, some: bool) -> None:
-    target, curve = make_model(4), CostCurve({1: 1.0, 64: 1 + 63 * slope})
-    decoder = SpeculativeDecoder(target, policy=policy, curve=curve)
+    target = make_model(4, seconds=lambda n: 1e-3 * (1 + slope * (n - 1)))
+    decoder = make_decoder(target, slope=slope, policy=policy)
     drive(decoder, [1, 2, 3, 1, 2], max_tokens=200, sampling=Sampling(0.9, seed=1))
     assert (target.questions > 0) == some
 

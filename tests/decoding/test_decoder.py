@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cli_runner import DEMO, run_process
-from support.decoder_loop import CLOCK, Oracle, drive, make_model, pass_seconds
+from support.decoder_loop import CLOCK, Oracle, drive, make_decoder, make_model, milliseconds, pass_seconds
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 def mock_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ngramspec.decoding.decoder.time", CLOCK)
-        patch.setattr("ngramspec.cost.measure.time", CLOCK)
         yield
 
 
@@ -48,12 +46,11 @@ def looping(n: int = 60, **options: Any) -> tuple[MockTarget, list[int], list[in
     return mock, text[:63], text[63 : 63 + n]
 
 
-def test_decoder_with_correct_drafts_saves_decode_calls(tmp_path: Path) -> None:
+def test_decoder_with_correct_drafts_saves_decode_calls() -> None:
     for policy in ("fixed", "heuristic", "cost"):
         mock, prompt, text = looping()
         oracle = Oracle(text)
-        decoder = SpeculativeDecoder(mock, drafter=oracle, policy=policy, draft_max=3, calibration_folder=tmp_path)
-        emitted, steps = drive(decoder, prompt, max_tokens=49)
+        emitted, steps = drive(make_decoder(mock, drafter=oracle, policy=policy, draft_max=3), prompt, max_tokens=49)
         assert emitted == text[:49]
         assert len(steps) - 1 == 12  # 48 tokens, 4 at a time
         assert all(s.accepted == 3 for s in steps[1:])
@@ -75,7 +72,7 @@ def test_decoder_with_overlong_drafts_truncates_them(tmp_path: Path) -> None:
             return super().propose(60, choose, fixed_length=fixed_length, price=price)
 
     for policy in ("fixed", "heuristic", "cost"):
-        mock, prompt, text = looping(n_ctx=100, max_batch=16)  # The measurement needs this many tokens.
+        mock, prompt, text = looping(n_ctx=100, max_batch=16)
         decoder = SpeculativeDecoder(
             mock, drafter=Chatty(text), policy=policy, draft_max=40, calibration_folder=tmp_path
         )
@@ -133,12 +130,10 @@ class Faulty(MockTarget):
 )
 def test_generate_after_target_error_keeps_decoder_usable(how: str, error: type[BaseException], tmp_path: Path) -> None:
     _, prompt, text = looping()
-    for measured, wait in ((True, 1), (True, 2), (True, 5), (False, 1), (False, 2), (False, 12)):
-        if how == "logits" and not measured:
-            continue  # The decoder does not read logits during the measurement.
+    for is_first, wait in ((False, 1), (False, 2), (False, 5), (True, 1), (True, 2), (True, 5)):
         mock = Faulty(12, peak=6.0, seconds=pass_seconds, clock=CLOCK)
-        decoder = SpeculativeDecoder(mock, draft_max=10, calibration_folder=tmp_path / f"{measured} {wait}")
-        if measured:
+        decoder = SpeculativeDecoder(mock, draft_max=10, calibration_folder=tmp_path / f"{is_first} {wait}")
+        if not is_first:
             drive(decoder, prompt, max_tokens=5)
         mock.how, mock.at = how, mock.calls + wait
         emitted: list[int] = []
@@ -146,7 +141,6 @@ def test_generate_after_target_error_keeps_decoder_usable(how: str, error: type[
             for step in decoder.generate(prompt, max_tokens=60):
                 emitted += step.tokens
         assert emitted == text[: len(emitted)]
-        assert measured or len(emitted) == 1
         assert mock.tokens == [*prompt, *emitted[:-1]]
         everything_still_works(decoder, prompt, text)
 
@@ -204,7 +198,7 @@ def test_generate_during_another_generation_raises_in_the_first(tmp_path: Path) 
 )
 def test_generate_rejects_invalid_arguments_immediately(reason: str, call: dict[str, Any]) -> None:
     mock = make_model(n_ctx=40)
-    decoder = SpeculativeDecoder(mock, curve=make_fixed_curve({1: 1.0}))
+    decoder = SpeculativeDecoder(mock, times=make_fixed_curve({1: 1.0}))
     with pytest.raises(PromptError if "prompt" in call else ValueError, match=reason):
         decoder.generate(**{"prompt": [1], "max_tokens": 1, **call})
     assert mock.tokens == mock.batches == []
@@ -218,12 +212,11 @@ def test_generate_rejects_invalid_arguments_immediately(reason: str, call: dict[
         ("draft_max must be at least 1", {"draft_max": 0}),
         ("draft_max requires the name of a policy", {"policy": FixedPolicy(4), "draft_max": 8}),  # else ignored
         ("exact must be one of auto, on, off, got True", {"exact": True}),
-        ("cannot be combined with calibration", {"calibration": Calibration()}),
     ],
 )
 def test_decoder_rejects_invalid_settings(reason: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=reason):
-        SpeculativeDecoder(make_model(), curve=make_fixed_curve({1: 1.0}), **wrong)
+        SpeculativeDecoder(make_model(), times=make_fixed_curve({1: 1.0}), **wrong)
 
 
 @pytest.mark.parametrize("exact", ["off", "on"])
@@ -239,12 +232,11 @@ def test_decoder_without_rollback_uses_plain_decoding(exact: Exact, tmp_path: Pa
     assert set(mock.batches) == {1}
 
 
-def test_decoder_pads_batches_to_cheaper_size(tmp_path: Path) -> None:
-    costs = {1: 1.0, 2: 1.6, 3: 4.0, 4: 1.7}
-    mock, prompt, text = looping(seconds=lambda n: 1e-3 * costs.get(n, 2.0 * n))
-    decoder = SpeculativeDecoder(mock, drafter=Oracle(text, wrong=5), draft_max=2, calibration_folder=tmp_path)
-    decoder.calibration.ensure_curve(mock)
-    mock.batches.clear()
+def test_decoder_pads_batches_to_cheaper_size() -> None:
+    times = make_fixed_curve({1: 1.0, 2: 1.6, 3: 4.0, 4: 1.7, 5: 10.0})
+    mock, prompt, text = looping(seconds=lambda n: 1e-3 * times.ratio(n))
+    oracle = Oracle(text, wrong=5)
+    decoder = SpeculativeDecoder(mock, drafter=oracle, draft_max=2, times=times, clock=milliseconds)
     emitted, steps = drive(decoder, prompt, max_tokens=50)
     assert emitted == text[:50]
     assert set(mock.batches) <= {1, 2, 4}
@@ -266,11 +258,11 @@ def exact_text(
     if before:
         drive(decoder, before, max_tokens=20)
     if exact:
-        decoder.calibration.ensure_exact(mock)
+        decoder.kernels.ensure_exact(mock)
     sampling = Sampling(0.8 * (case % 2), top_k=5, seed=case)
     emitted, steps = drive(decoder, beginning(case), max_tokens=40, sampling=sampling)
     if exact:
-        assert decoder.calibration.exact_sizes == (2, 3, 4, 5, 8)
+        assert decoder.kernels.exact_sizes == (2, 3, 4, 5, 8)
         assert {s.batch for s in steps[1:]} <= {2, 3, 4, 5, 8}
     return emitted, sum(len(s.drafted) for s in steps)
 
@@ -308,14 +300,14 @@ def test_generate_of_next_turn_prefills_only_new_tokens(tmp_path: Path) -> None:
     assert mock.prefill_sizes == [len(prompt), 3]  # The last emitted token was not in the cache.
 
 
-def test_decoder_without_drafter_reports_progress_and_measures_nothing(tmp_path: Path) -> None:
+def test_decoder_without_drafter_reports_progress_and_learns_no_times(tmp_path: Path) -> None:
     mock = make_model(n_batch=16)
     seen: list[tuple[int, int]] = []
     decoder = SpeculativeDecoder(mock, drafter=None, calibration_folder=tmp_path)
     _, steps = drive(decoder, [1] * 40, max_tokens=10, progress=lambda *at: seen.append(at))
     assert seen == [(16, 40), (32, 40), (40, 40)]
     assert mock.batches == [1] * 9
-    assert all(s.plain_seconds == s.draft_seconds == 0 for s in steps)
+    assert all(s.cost == s.draft_seconds == 0 for s in steps)
     assert NO_DRAFT.tokens == steps[3].drafted
 
 
@@ -339,32 +331,12 @@ def test_generate_steps_report_times_and_gain(tmp_path: Path) -> None:
         stats.add(step)
     for step in steps[1:]:
         assert step.seconds == pytest.approx(pass_seconds(step.batch), rel=0.02)
-        assert step.plain_seconds == pytest.approx(1e-3, rel=0.05)
         assert 0 < step.draft_seconds < 1e-4 or not step.drafted
+    # The first two passes showed what the next ones cost.
+    assert all(step.cost == pytest.approx(1e3 * step.seconds, rel=0.05) for step in steps[3:])
     assert (stats.generated, stats.tokens, stats.passes) == (1200, 1199, len(steps) - 1)
     assert stats.estimated_gain == pytest.approx(1.199 / (stats.seconds + stats.draft_seconds), rel=0.05)
     assert (stats.estimated_gain or 0) > 1.5
-
-
-def test_generate_excludes_one_time_measurement_from_elapsed(tmp_path: Path) -> None:
-    mock, prompt, _ = looping()
-    _, steps = drive(SpeculativeDecoder(mock, calibration_folder=tmp_path), prompt, max_tokens=20)
-    assert steps[1].elapsed == pytest.approx(steps[1].seconds + steps[1].draft_seconds, rel=0.1)
-
-
-def test_decoder_calibrate_copies_shared_calibration() -> None:
-    mock, known = make_model(12), Calibration()
-    one, other = (SpeculativeDecoder(mock, calibration=known, exact="off") for _ in range(2))
-    drive(one, [1, 2, 3], max_tokens=9)
-    assert known.curve is not None
-    assert other.calibration is known
-    other.calibrate(known)
-    assert other.calibration.curve is not None
-    assert other.calibration.curve is not known.curve
-    assert other.calibration.curve.to_json() == known.curve.to_json()
-    before = known.curve.to_json()
-    other.calibration.curve.observe(5, 3.0)
-    assert known.curve.to_json() == before != other.calibration.curve.to_json()
 
 
 LEFT_OPEN = """

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ngramspec.backend import ModelBase
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, no_draft
@@ -65,10 +65,10 @@ class Recorder(FixedPolicy):
         self.costs: list[RestoreCost | None] = []
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
+        self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         self.costs.append(restore)
-        k, _ = super().plan(draft, curve, sizes)
+        k, _ = super().plan(draft, times, sizes)
         return min(3, k), min(3, k) + 2
 
     def record(self, done: Step) -> None:
@@ -109,7 +109,7 @@ class Alone(DecodingLoop):
 def prepared(most: int = 8, sizes: Sequence[int] = range(1, 17)) -> tuple[Alone, Parrot, Recorder]:
     drafter, policy = Parrot(), Recorder(most)
     loop = Alone(drafter, policy)
-    loop.prepare(CostCurve({1: 1.0, 16: 2.5}), sizes)
+    loop.prepare(make_fixed_curve({1: 1.0, 16: 2.5}), sizes)
     return loop, drafter, policy
 
 
@@ -123,16 +123,14 @@ def test_decoding_loop_over_one_request_calls_drafter_and_policy() -> None:
     assert loop.proposal is not None
     assert loop.proposal.tokens == tuple(range(1, 9))
     done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2)
-    complete = replace(
-        done, batch=5, seconds=1.4, correct_guesses=2, draft_seconds=0.25, plain_seconds=1.0, expected_seconds=1.4
-    )
+    complete = replace(done, batch=5, seconds=1.4, cost=1.4, correct_guesses=2, draft_seconds=0.25, draft_cost=0.25)
     loop.end_pass(done, 5, 1.4, 0.25)
     assert done == complete
     assert policy.passes == [done]
     assert drafter.begun == [[7, 8]]
     assert drafter.told == [(9,), (1, 2, 5)]
-    assert loop.curve is not None
-    assert loop.curve.last == 5
+    assert loop.times is not None
+    assert loop.times.last == 5
 
 
 @pytest.mark.parametrize(
@@ -160,19 +158,19 @@ def test_decoding_loop_without_room_for_drafts_skips_drafter(most: int, left: in
     assert drafter.told == [(4,)]
 
 
-def test_decoding_loop_without_drafter_only_updates_curve() -> None:
+def test_decoding_loop_without_drafter_only_updates_times() -> None:
     policy = Recorder()
     loop = Alone(None, policy)
-    curve = CostCurve({1: 1.0, 2: 0.5})
-    loop.prepare(curve, (1, 2))
+    times = make_fixed_curve({1: 1.0, 64: 1.0})
+    loop.prepare(times, (2, 4))
     loop.start([1])
     loop.first(2)
-    assert loop.plan_next(50) == no_draft(2)  # This is the cheaper batch.
+    assert loop.plan_next(50) == no_draft(2)  # This is the smallest batch that is allowed.
     done = Step((3,))
     loop.end_pass(done, 2, 0.5)
-    assert done.plain_seconds == pytest.approx(0.5)
+    assert done.cost == pytest.approx(0.5)
     assert policy.passes == []
-    assert curve.last == 2
+    assert times.last == 2
 
 
 @pytest.mark.parametrize(("fixed_length", "length"), [(False, 4), (True, 8)])
@@ -307,8 +305,12 @@ def test_decoding_loop_with_owed_tokens_shortens_draft() -> None:
     loop.first(9)
     loop.plan_next(100)
     assert policy.costs == [None]
-    assert loop.curve is not None
-    loop.prepare(loop.curve, range(1, 9), RestoreCost(0.25, 0.5))
+    times = PassTimes()
+    times.observe(1, 1.0)
+    times.observe_copy(0.25, is_load=False)
+    times.observe_copy(0.5, is_load=True)
+    loop.model.replays = True
+    loop.prepare(times, range(1, 9))
     loop.plan_next(100)
     loop.plan_next(100, owed=3)
     # The checkpoint before the owed tokens still exists, so it costs nothing.

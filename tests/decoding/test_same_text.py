@@ -27,7 +27,6 @@ from support.line_tokenizer import LineTokenizer
 from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
-from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.stream import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -192,7 +191,6 @@ def check_same_text(
         policy=policy,
         draft_max=draw(st.sampled_from([7, 15, 1, 2, 4])),
     )
-    decoder.calibration.restore = RestoreCost(0.01, 0.01) if replays else None
     asked: dict[str, Any] = {"max_tokens": most, "sampling": sampling, "stop": stops, "logprobs": 2}
     stats = Stats()
     for _ in range(2):  # The second run starts with the cache and the drafter of the first.

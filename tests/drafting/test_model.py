@@ -254,8 +254,8 @@ def run_timed(
     model = Blurred(60, blur=blur, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)
     target = MockTarget(60, peak=6.0, seconds=lambda n: 1 + slope * (n - 1), clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
-    curve = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope})
-    decoder = SpeculativeDecoder(target, drafter=drafter, curve=curve, clock=clock.perf_counter, **options)
+    times = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope})
+    decoder = SpeculativeDecoder(target, drafter=drafter, times=times, clock=clock.perf_counter, **options)
     stats = Stats()
     began = clock.now
     for step in decoder.generate(prompt, max_tokens=max_tokens):

@@ -208,7 +208,7 @@ class Reader(RecycleDrafter):
 def test_decoder_passes_logits_of_rejected_positions_to_drafter(tmp_path: Path) -> None:
     mock, reader = MockTarget(12, peak=6.0), Reader()
     decoder = SpeculativeDecoder(
-        mock, drafter=reader, policy="fixed", draft_max=3, curve=FREE, calibration_folder=tmp_path
+        mock, drafter=reader, policy="fixed", draft_max=3, times=FREE, calibration_folder=tmp_path
     )
     context = [1, 2]
     steps = list(decoder.generate(context, max_tokens=30))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import sys
 import weakref
@@ -24,7 +23,6 @@ from support.tiny_adapters import write_adapter
 from support.twins import Twins, count_cached_tokens, generate_states, read_state, strip_call_fields
 
 import ngramspec
-from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama.llama_class import BorrowedSequence
 
@@ -282,17 +280,6 @@ def test_llama_generate_at_full_context_raises_as_parent(twins: Callable[..., Tw
     assert pair.drafted
 
 
-def test_draft_stats_under_load_count_slowed_calls(
-    twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    busy = Conditions(1, 1, 0, is_quiet=False)
-    monkeypatch.setattr(BorrowedSequence, "conditions", property(lambda _: busy))
-    pair = twins()
-    pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0))
-    stats = pair.ours.draft_stats
-    assert stats.slowed == stats.passes > 0
-
-
 def test_llama_with_small_batch_size_equals_parent_and_drafts(twins: Callable[..., Twins]) -> None:
     pair = twins(n_batch=8, draft=20)
     pair.compare(lambda llama: generate_states(llama, prompt(llama), 40, temp=0.0))
@@ -332,7 +319,7 @@ def test_llama_after_decode_error_retries_without_drafts(pair: Twins, monkeypatc
     assert passes > 4
 
 
-def test_llama_with_lora_equals_parent_and_measures_with_it(twins: Callable[..., Twins], tmp_path: Path) -> None:
+def test_llama_with_lora_equals_parent_and_has_own_fingerprint(twins: Callable[..., Twins], tmp_path: Path) -> None:
     file = write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2)
     pair = twins(lora_path=str(file), lora_scale=0.5)
     pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, **SETTINGS["greedy"]))
@@ -388,14 +375,14 @@ def test_llama_can_be_pickled_and_closed_during_generation(
 
 
 @pytest.mark.usefixtures("_comparing")
-def test_llama_by_default_measures_and_keeps_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_llama_by_default_stores_times_and_keeps_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     ours, parent = ngramspec.Llama(str(DEMO), **settings), llama_cpp.Llama(str(DEMO), **settings)
     text = "one two three four five six seven eight nine ten " * 6
     expected = generate_states(parent, prompt(parent, text), 60, temp=0.0)
     assert generate_states(ours, prompt(ours, text), 60, temp=0.0) == expected
-    assert ours.draft_stats.plain_seconds > 0
+    assert ours.draft_stats.cost > 0
     parent.close()
     ours.close()
     assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
@@ -445,31 +432,20 @@ def test_llama_sample_without_logits_raises(pair: Twins) -> None:
 
 _LEFT_OPEN = """
 import sys
-from pathlib import Path
-from support.tiny_adapters import write_adapter
-from support.twins import FREE
 from ngramspec import Llama
-from ngramspec.cost.calibration import Calibration
-from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
 
-known = Calibration.from_curve(FREE)
-known.path = Path(sys.argv[2])
-Calibration.load = lambda sequence: known
 llama = Llama(sys.argv[1], exact="off", n_ctx=128, n_threads=1, verbose=False)
 stream = llama.generate(llama.tokenize(b"one two three one two three one"), temp=0.0)
-for _ in range(4):
+for _ in range(20):
     next(stream)
 assert llama.draft_stats.passes
 """
 
 
 def test_llama_stream_left_open_at_exit_saves_state_silently(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    costs = tmp_path / "costs.json"
-    env = environment(tmp_path) | {"PYTHONPATH": path}
-    done = run_process(env, DEMO, costs, command=[sys.executable, "-c", _LEFT_OPEN])
+    done = run_process(environment(tmp_path), DEMO, command=[sys.executable, "-c", _LEFT_OPEN])
     assert (done.code, done.err) == (0, "")
-    assert costs.exists()
+    assert list(tmp_path.rglob("*-times.json"))
     assert list(tmp_path.rglob("*.npz"))
 
 

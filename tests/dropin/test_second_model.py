@@ -17,7 +17,7 @@ from support.twins import FREE
 
 import ngramspec
 from ngramspec import Target
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost import store
 from ngramspec.dropin import speculative_eval
 from ngramspec.errors import ModelError
 from ngramspec.llama import bindings, rpc
@@ -36,7 +36,7 @@ def text(llama: Any, **settings: Any) -> str:
 def test_llama_with_open_draft_model_drafts_and_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
     monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
-    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
+    monkeypatch.setattr(store, "_read", lambda _: FREE.copy())
     with Target(DEMO, n_ctx=512, threads=1) as small:
         ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
         for _ in range(2):  # The second run starts with both caches of the first.

@@ -21,8 +21,8 @@ from support.tiny_models import WINDOW, write_model
 from ngramspec.backend import Logits
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.store import StoredTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import cache_tree
@@ -256,8 +256,9 @@ def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float
 
 def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDrafter | None) -> BeamSearch:
     """Return a beam search that has ended."""
-    free = Calibration.from_curve(make_fixed_curve({1: 1.0}))
-    search = BeamSearch(target, beams, drafter=drafter, calibration=free, clock=Clock(0.0).perf_counter)
+    stored = StoredTimes(target.sequences[0])
+    stored.times = make_fixed_curve({1: 1.0})
+    search = BeamSearch(target, beams, drafter=drafter, stored=stored, clock=Clock(0.0).perf_counter)
     for _ in search.run(prompt, max_tokens=5 * WINDOW):
         pass
     assert target.sequences[0].tokens == prompt

@@ -20,8 +20,8 @@ from support.cli_runner import DEMO, PATIENCE
 import ngramspec
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.store import StoredTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
@@ -97,9 +97,9 @@ def test_engine_token_keeps_python_calls_within_limit() -> None:
             ended.set()
 
     with Target(DEMO, texts=2, n_ctx=1024, exact="off", threads=1) as target:
-        engine = Engine(
-            target, target.vocabulary, calibration=Calibration.from_curve(make_fixed_curve({1: 1.0, 64: 64.0}))
-        )
+        stored = StoredTimes(target.sequences[0])
+        stored.times = make_fixed_curve({1: 1.0, 64: 64.0})
+        engine = Engine(target, target.vocabulary, stored=stored)
         engine.submit(Request(target.vocabulary.tokenize(PROMPT), 11 * STEADY), listen)
         assert ended.wait(PATIENCE)
         engine.stop()

@@ -21,7 +21,7 @@ from support.decoder_loop import Oracle, drive, make_decoder
 from support.tiny_models import write_model
 
 from ngramspec.backend import Logits
-from ngramspec.cost.measure import probe
+from ngramspec.cost.kernels import probe
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
@@ -97,7 +97,7 @@ def test_exact_mode_with_any_samplers_keeps_log_probabilities(
         emitted, steps = drive(
             decoder, exact.vocabulary.tokenize(CODE * 2), max_tokens=30, sampling=sampling, logprobs=2
         )
-        assert {step.batch for step in steps[1:]} <= set(decoder.calibration.exact_sizes or ())
+        assert {step.batch for step in steps[1:]} <= set(decoder.kernels.exact_sizes or ())
         return emitted, [one for step in steps for one in step.logprobs], sum(step.accepted for step in steps)
 
     monkeypatch.setattr(exact.sequences[0], "ask", counted)

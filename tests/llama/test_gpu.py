@@ -25,7 +25,7 @@ from support.cli_runner import DEMO
 
 from ngramspec.backend import Logits
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.cost.measure import probe
+from ngramspec.cost.kernels import probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.exactness.decision import SIZES
 from ngramspec.llama.target import Target
@@ -84,8 +84,8 @@ def check(text: Sequence[int], expected: Sequence[int], rows: Rows) -> None:
 
 def generate(target: Target, prompt: Sequence[int], count: int, sampling: Sampling, **options: object) -> list[int]:
     """Return the tokens of a generation whose passes cost the same for all sizes."""
-    curve = make_fixed_curve({1: 1.0, 64: 1.0})
-    decoder = SpeculativeDecoder(target, exact="off", curve=curve, draft_max=LONGEST, **options)
+    times = make_fixed_curve({1: 1.0, 64: 1.0})
+    decoder = SpeculativeDecoder(target, exact="off", times=times, draft_max=LONGEST, **options)
     steps = decoder.generate(prompt, max_tokens=count, sampling=sampling)
     return [token for step in steps for token in step.tokens]
 

@@ -134,8 +134,8 @@ def test_head_prefill_of_long_text_skips_start_without_states(target: Target, mo
 def test_target_collects_hidden_states_only_for_drafting_decoder(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
     (states,) = target._states
-    plain = SpeculativeDecoder(target, drafter=None, exact="off", curve=FREE)
-    drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", curve=FREE)
+    plain = SpeculativeDecoder(target, drafter=None, exact="off", times=FREE)
+    drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", times=FREE)
     target.sequences[0].clear()
     head.clear()
     drafted.read(text)
@@ -222,14 +222,14 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def plain(drafting: Target) -> Iterator[SpeculativeDecoder]:
     with Target(drafting.weights.path, **SETTINGS) as loaded:
-        yield SpeculativeDecoder(loaded, drafter=None, exact="off", curve=FREE)
+        yield SpeculativeDecoder(loaded, drafter=None, exact="off", times=FREE)
 
 
 def on_head(target: Target, draft_max: int = 4) -> SpeculativeDecoder:
     assert target.head is not None
     drafter = ModelDrafter(target.head, n_vocab=target.vocabulary.n_vocab)
     return SpeculativeDecoder(
-        target, drafter=drafter, policy="fixed", draft_max=draft_max, exact=target.exact, curve=FREE
+        target, drafter=drafter, policy="fixed", draft_max=draft_max, exact=target.exact, times=FREE
     )
 
 

@@ -16,8 +16,9 @@ from architectures.files import write_model
 from architectures.reference import Reference
 from support.cli_runner import DEMO
 
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.measure import probe
+from ngramspec.cost.kernels import KernelClasses, probe
+from ngramspec.cost.times import PassTimes
+from ngramspec.cost.trial_passes import time_passes
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.llama import devices
@@ -104,17 +105,18 @@ def test_sequence_aligned_prefill_reuses_adopted_and_restored_tokens(demo: Targe
         assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
 
 
-def test_calibration_of_sequence_keeps_tokens_of_all_sequences(demo: Target, tmp_path: Path) -> None:
+def test_comparing_and_timing_of_sequence_keeps_tokens_of_others(demo: Target, tmp_path: Path) -> None:
     sequence, other = demo.sequences[1], demo.sequences[0]
     other.prefill(some(40))
     sequence.prefill(some(20))
-    calibration = Calibration.load(sequence, tmp_path)
-    assert calibration.path is not None
-    assert calibration.ensure_curve(sequence).seconds(1) > 0
+    kernels, times = KernelClasses.load(sequence, tmp_path), PassTimes()
+    assert kernels.path is not None
+    time_passes(sequence, some(80), times)
+    assert times.seconds(1) > 0
     assert sequence.tokens == some(20)
-    assert calibration.ensure_exact(sequence)
+    assert kernels.ensure_exact(sequence)
     assert other.tokens == some(40)
-    assert Calibration.load(other, tmp_path).exact_sizes == calibration.exact_sizes
+    assert KernelClasses.load(other, tmp_path).exact_sizes == kernels.exact_sizes
     with Target(DEMO, texts=2, n_ctx=480, threads=1, exact="on") as fewer:
         assert fewer.sequences[0].fingerprint != sequence.fingerprint  # Passes of more sequences cost more.
 

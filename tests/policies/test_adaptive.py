@@ -115,11 +115,11 @@ def test_entropy_policy_alone_requests_logits_and_records_details() -> None:
 
 
 def refused(drafted: int) -> Step:
-    return make_step(1, drafted, 0, 1.0, 0.0, 1.0)
+    return make_step(1, drafted, 0, 1.0, 0.0)
 
 
 def accepted(drafted: int, correct_guesses: int) -> Step:
-    return make_step(drafted + 1, drafted, correct_guesses, 1.0, 0.0, 1.0)
+    return make_step(drafted + 1, drafted, correct_guesses, 1.0, 0.0)
 
 
 def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
@@ -186,7 +186,7 @@ def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tu
     for number in range(passes):
         correct = next((i for i in range(20) if rng.random() >= true), 20)
         k, _ = policy.plan(draft([claimed] * 20), None, ALL)
-        policy.record(make_step(1 + min(k, correct), k, min(correct, k + 1), 1.0, 0.0, 1.0))
+        policy.record(make_step(1 + min(k, correct), k, min(correct, k + 1), 1.0, 0.0))
         if number >= passes // 4:
             lengths.append(k)
             right.append(correct >= k)

@@ -8,10 +8,9 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.passes import UnlimitedPolicy, draft
+from support.passes import UnlimitedPolicy, draft, known
 
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.policies.draft_value import DraftValue
 
 SIZES = range(1, 65)
@@ -58,7 +57,7 @@ def test_draft_value_equals_value_of_best_split_of_the_chain(seed: int) -> None:
 
 
 def test_cost_policy_with_uncertain_first_token_uses_plain_decoding() -> None:
-    steep = CostCurve({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0})
+    steep = known({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0})
     lengths = [
         UnlimitedPolicy().plan(draft(chances), steep, SIZES)[0] for chances in (COPY, COPY[1:], [0.9, *COPY[1:]])
     ]
@@ -74,11 +73,11 @@ def test_draft_value_with_lower_cost_limit_counts_fewer_tokens() -> None:
     assert rich.gross[0] > poor.gross[0] > 1
 
 
-def curve(slope: float) -> CostCurve:
-    return CostCurve({1: 1.0, 64: 1 + 63 * slope})
+def curve(slope: float) -> PassTimes:
+    return known({1: 1.0, 64: 1 + 63 * slope})
 
 
-def worth_with_restore(k: int, acceptance: list[float], t: CostCurve, restore: RestoreCost) -> float:
+def worth_with_restore(k: int, acceptance: list[float], t: PassTimes, restore: RestoreCost) -> float:
     """Return expected tokens less seconds, summed over every possible refusal; a second is worth a token."""
     value = 0.0
     for outcome in itertools.product((True, False), repeat=k):

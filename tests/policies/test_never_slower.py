@@ -20,9 +20,7 @@ from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.batching.writer import Writer
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import SHARED_ORDER, RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.decoding.drafts import Drafts as TextDrafts
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.exactness.decision import ExactnessMode
@@ -79,7 +77,7 @@ class Machine:
 
     Args:
         cost: Cost of a pass by its size.
-        believed: Initial cost curve of the policy; `None` means the true one.
+        believed: What passes cost according to a stored file; `None` means the true costs.
         texts: Number of texts that share each pass.
         ask: Cost of a call of the drafters.
         restore: Cost of a checkpoint and of its restoration, if tokens are evaluated again after a refusal.
@@ -98,7 +96,8 @@ class Machine:
     interrupted: float = 0.0
 
     def __post_init__(self) -> None:
-        self.curve = CostCurve({n: (self.believed or self.cost)(n) for n in SIZES}, self.switch, self.capture)
+        points = {n: (self.believed or self.cost)(n) / self.cost(1) for n in SIZES}
+        self.times = PassTimes(points, (self.switch, self.capture))
         self.budget = CostPolicy()
         self.seconds = 0.0
         self.tokens = self.passes = self.asked = self.drafted = 0
@@ -120,22 +119,26 @@ class Machine:
         return (self.seconds - seconds) / ((self.tokens - began) * plain)
 
     def _pass(self, kind: Drafts) -> None:
-        n, restore, policy, curve = self.texts, self.restore, self.budget.for_n_sequences(self.texts), self.curve
+        n, policy, times = self.texts, self.budget.for_n_sequences(self.texts), self.times.for_plain(self.texts)
         asks = policy.limit() > 0
         guesses = [kind.next(self._rng) if asks else (NO_DRAFT, 0) for _ in range(n)]
-        if restore and self._owed:
-            restore = RestoreCost(0.0, restore.load, self._owed)
+        restore = times.restore(self._owed) if self.restore is not None else None
         drafts = [draft for draft, _ in guesses]
         if n == 1:
-            planned = [policy.plan(drafts[0], curve, SIZES, restore)]
+            planned = [policy.plan(drafts[0], times, SIZES, restore)]
         else:
-            planned = policy.plan_batch(drafts, curve, SIZES, lambda parts: [sum(parts)])
+            planned = policy.plan_batch(drafts, times, SIZES, lambda parts: [sum(parts)])
         size = self._owed + sum(size for _, size in planned)
         sent = sum(k for k, _ in planned)
         kept = sum(min(k, right) for (k, _), (_, right) in zip(planned, guesses, strict=True))
         overhead = self.ask * asks
-        if restore is not None:
-            overhead += (restore.save if sent else 0.0) + (restore.load if kept < sent else 0.0)
+        if self.restore is not None:
+            if sent and not self._owed:
+                overhead += self.restore.save
+                times.observe_copy(self.restore.save, is_load=False)
+            if kept < sent:
+                overhead += self.restore.load
+                times.observe_copy(self.restore.load, is_load=True)
             self._owed = self._owed + 1 + kept if kept < sent else 0
         spent = self.cost(size)
         if size != self._last:
@@ -150,14 +153,10 @@ class Machine:
             accepted=kept,
             correct_guesses=sum(right for _, right in guesses) // n,
             batch=size,
-            seconds=spent,
-            interruption_seconds=spent - curve.without_interruption(size, spent),
-            draft_seconds=overhead,
-            plain_seconds=curve.level * curve.ratio(n) / n,
-            expected_seconds=curve.seconds(size) + curve.change_seconds(size),
         )
+        done.cost, done.correction, _ = times.observe(size, spent)
+        done.draft_cost = overhead / times.level
         policy.record(done)
-        curve.observe(size, spent)
         self._has_changed, self._last = size != self._last, size
         self.seconds += spent + overhead
         self.tokens += n + kept
@@ -256,7 +255,7 @@ def test_cost_policy_with_wrong_cost_curve_corrects_it(true: float, believed: fl
     """The curve may be from a short context with cheaper batches; only passes with a draft reveal the difference."""
     machine = Machine(lambda n: 1 + true * (n - 1), believed=lambda n: 1 + believed * (n - 1))
     assert machine.run(4000, Drafts(p, p)) < 1.03
-    assert machine.curve.level == pytest.approx(1.0, rel=0.1)
+    assert machine.times.level == pytest.approx(1.0, rel=0.1)
 
 
 def test_cost_policy_with_interrupted_calls_still_drafts() -> None:
@@ -304,8 +303,8 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
     cost = lambda n: 0.01 * CURVES[curve](n)  # noqa: E731
     model = MockShared(texts, split=split, seconds=cost, peak=3.0)
     clock = model.clock.perf_counter
-    known_costs = Calibration.from_curve(CostCurve({n: cost(n) for n in SHARED_ORDER}))
-    writer = Writer(model, known_costs, ExactnessMode(), drafts=right is not None, draft_max=63, clock=clock)
+    times = PassTimes({n: CURVES[curve](n) for n in SIZES})
+    writer = Writer(model, times, ExactnessMode(), drafts=right is not None, draft_max=63, clock=clock)
     requests = []
     for sequence in model.sequences:
         request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)

@@ -11,9 +11,9 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.passes import UnlimitedPolicy, draft, make_step
+from support.passes import UnlimitedPolicy, draft, known, make_step
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.cost import CostPolicy
@@ -22,8 +22,9 @@ ALL = range(1, 65)
 Cost = Callable[[int], float]
 
 
-def curve_of(cost: Cost, sizes: Sequence[int] = range(1, 17)) -> CostCurve:
-    return CostCurve({n: cost(n) for n in sizes})
+def curve_of(cost: Cost, plain: int = 1) -> PassTimes:
+    """Return the times of passes of which a plain one has `plain` tokens."""
+    return known({n: cost(n) for n in range(1, 17)}).for_plain(plain)
 
 
 # --------------------------------------------------------------------------- simple policies
@@ -61,7 +62,7 @@ def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
         drafted = rng.randrange(length + 1)
         emitted = rng.choice([1, drafted + 1])
         for each in (policy, fixed):
-            each.record(make_step(emitted, drafted, emitted - 1, 1.0, 0.0, 1.0))
+            each.record(make_step(emitted, drafted, emitted - 1, 1.0, 0.0))
         assert fixed.limit() == 6
         if drafted:
             length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
@@ -91,19 +92,19 @@ def values_of(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], ra
 
 
 @given(
-    costs=st.lists(st.floats(0.5, 20.0), min_size=16, max_size=16),
+    costs=st.lists(st.floats(1.0, 20.0), min_size=16, max_size=16),
     acceptance=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=15),
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
 )
 def test_cost_policy_plan_maximises_expected_value(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...]
 ) -> None:
-    costs = [1.0, *(min(c, 1.5 * n) for n, c in enumerate(costs[1:], 2))]  # the curve's limit
+    least = costs[sizes[0] - 1]
 
     def cost(n: int) -> float:
-        return costs[n - 1]
+        return max(least, costs[n - 1]) if n > sizes[0] else least  # no batch costs less than a plain pass
 
-    k, size = UnlimitedPolicy().plan(draft(acceptance), curve_of(cost), sizes)
+    k, size = UnlimitedPolicy().plan(draft(acceptance), curve_of(cost, sizes[0]), sizes)
     assert size in sizes
     assert size >= 1 + k
     cheapest = min(cost(n) for n in sizes if n >= 1 + k)
@@ -120,14 +121,14 @@ def test_cost_policy_uses_recent_throughput_as_price_of_time(throughput: float, 
 
     policy = UnlimitedPolicy()
     for _ in range(300):  # These passes of 10 tokens reach the throughput.
-        policy.record(make_step(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
+        policy.record(make_step(10, 9, 9, 10 / throughput, 0.0))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
     rate = throughput / 0.01
     assert values_of([p] * 15, cost, ALL, rate)[k] >= max(values_of([p] * 15, cost, range(1, 17), rate)) - 0.02
 
 
 @given(
-    costs=st.lists(st.floats(0.5, 20.0), min_size=16, max_size=16),
+    costs=st.lists(st.floats(1.0, 20.0), min_size=16, max_size=16),
     acceptance=st.lists(st.floats(0.01, 0.99), min_size=15, max_size=15),
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
     passes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=5),
@@ -135,9 +136,9 @@ def test_cost_policy_uses_recent_throughput_as_price_of_time(throughput: float, 
 def test_cost_policy_price_keeps_every_profitable_draft_length(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
-    curve, policy = curve_of(lambda n: costs[n - 1]), UnlimitedPolicy()
-    for emitted, seconds in passes:
-        policy.record(make_step(emitted, 0, 0, seconds, 0.0, 1.0))
+    curve, policy = curve_of(lambda n: max(costs[0], costs[n - 1]), sizes[0]), UnlimitedPolicy()
+    for emitted, spent in passes:
+        policy.record(make_step(emitted, 0, 0, spent, 0.0))
     price = policy.price(curve, sizes)
     assert price is not None
     cut, reach = 0, 1.0
@@ -160,9 +161,9 @@ def test_price_of_cost_policy_follows_curve_and_others_return_none() -> None:
         assert make_policy(name).price(curve, ALL) is None
     policy = UnlimitedPolicy()
     assert policy.price(None, ALL) is None
-    for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes 1 s
+    for throughput in (0.5, 1.0, 2.0):  # tokens per plain pass
         for _ in range(300):
-            policy.record(make_step(4, 3, 3, 4 / throughput, 0.0, 1.0))
+            policy.record(make_step(4, 3, 3, 4 / throughput, 0.0))
         price = policy.price(curve, ALL)
         assert price is not None
         assert price.rate == pytest.approx(max(1.0, throughput))
@@ -198,19 +199,19 @@ NOISY = {1: 1.0, 2: 0.99, 3: 1.01, 4: 0.985, 8: 0.99, 16: 0.98}
 def test_cost_policy_plan_returns_expected_lengths(
     points: dict[int, float] | None, chances: list[float], sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
-    curve = CostCurve(points) if points else None
-    assert UnlimitedPolicy().plan(draft(chances), curve, sizes) == planned
+    times = known(points).for_plain(sizes[0]) if points else None
+    assert UnlimitedPolicy().plan(draft(chances), times, sizes) == planned
 
 
 def test_cost_policy_plan_sends_no_more_than_the_draft() -> None:
-    assert UnlimitedPolicy().plan(draft([0.9] * 15, length=3), CostCurve(FLAT), ALL) == (3, 4)
+    assert UnlimitedPolicy().plan(draft([0.9] * 15, length=3), known(FLAT), ALL) == (3, 4)
 
 
 # --------------------------------------------------------------------------- cost: the account
 
 
 def typical(n: int) -> float:
-    return 2e-3 * (1 + 0.25 * (n - 1))
+    return 1 + 0.25 * (n - 1)
 
 
 def test_cost_policy_draft_length_grows_with_savings() -> None:
@@ -219,7 +220,7 @@ def test_cost_policy_draft_length_grows_with_savings() -> None:
     for _ in range(8):
         k, size = policy.plan(sure, curve, ALL)
         lengths.append(k)
-        policy.record(make_step(1 + k, k, k, typical(size), 0.0, typical(1)))
+        policy.record(make_step(1 + k, k, k, typical(size), 0.0))
     assert lengths == sorted(lengths)
     assert 1 <= lengths[0] < 4
     assert lengths[-1] == 15
@@ -227,7 +228,7 @@ def test_cost_policy_draft_length_grows_with_savings() -> None:
 
 def test_cost_policy_without_savings_allows_cheapest_profitable_draft() -> None:
     # In a mixture of experts, two tokens cost much more than one, and further tokens add little.
-    steep = CostCurve({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
+    steep = known({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
     k, size = CostPolicy().plan(draft([0.99] * 15), steep, ALL)
     assert (k, size) == (3, 4)
 
@@ -235,15 +236,15 @@ def test_cost_policy_without_savings_allows_cheapest_profitable_draft() -> None:
 def test_cost_policy_after_calls_of_zero_duration_still_plans() -> None:
     policy, curve = CostPolicy(), curve_of(typical)
     for done in (
-        make_step(1, 0, 0, 0.0, 0.0, 0.0),
-        make_step(1, 0, 0, 0.0, 1e-6, 0.0),
-        make_step(3, 2, 2, 0.0, 0.0, 0.0),
+        make_step(1, 0, 0, 0.0, 0.0),
+        make_step(1, 0, 0, 0.0, 1e-6),
+        make_step(3, 2, 2, 0.0, 0.0),
     ):
         policy.record(done)
     for _ in range(200):
         if policy.limit():
             break
-        policy.record(make_step(1, 0, 0, 1e-3, 0.0, 1e-3))
+        policy.record(make_step(1, 0, 0, 1e-3, 0.0))
     assert policy.limit() > 0
     k, size = policy.plan(draft([0.9] * 15), curve, ALL)
     assert size >= 1 + k

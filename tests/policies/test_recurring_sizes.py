@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from support.passes import draft, make_step
+from support.passes import draft, known, make_step
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, Points, make_fixed_curve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
@@ -46,7 +45,7 @@ def run(
         k, size = policy.plan(guess, curve, ALL) if policy.limit() else (0, 1)
         spent = curve.ratio(size) + (true if size != last else 0.0)
         curve.observe(size, spent)
-        policy.record(make_step(1 + min(k, right), k, min(k, right), spent, 0.0, 1.0))
+        policy.record(make_step(1 + min(k, right), k, min(k, right), spent, 0.0))
         tokens, seconds, last = tokens + 1 + min(k, right), seconds + spent, size
         sizes[size] += 1
     return tokens / seconds, sizes
@@ -100,10 +99,10 @@ def candidates(*values: tuple[int, float, int, float]) -> list[Candidate]:
 
 
 def test_recurring_sizes_choose_prefers_recurring_size() -> None:
-    recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 4: 1.5, 8: 1.6, 16: 1.7}, switch=0.3)
+    recurring, curve = RecurringSizes(), known({1: 1.0, 4: 1.5, 8: 1.6, 16: 1.7}, switch=0.3)
     eight = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6))
     for _ in range(200):
-        curve.last = recurring.choose(eight, curve, ALL, 1.0, 9.0, 0.0).size
+        curve.begin_pass(recurring.choose(eight, curve, ALL, 1.0, 9.0, 0.0).size)
         recurring.record_pass()
     assert curve.last == 8
     either = candidates((0, 1.0, 1, 1.0), (3, 3.1, 4, 1.5), (7, 3.1, 8, 1.6), (15, 3.25, 16, 1.7))
@@ -115,33 +114,33 @@ def test_recurring_sizes_choose_prefers_recurring_size() -> None:
     assert recurring.choose(shorter, curve, ALL, 1.0, 9.0, 0.0).size == 8
     sixteen = candidates((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6), (15, 4.2, 16, 1.7))
     for _ in range(300):  # A size that is better for long becomes the recurring one.
-        curve.last = recurring.choose(sixteen, curve, ALL, 1.0, 9.0, 0.0).size
+        curve.begin_pass(recurring.choose(sixteen, curve, ALL, 1.0, 9.0, 0.0).size)
         recurring.record_pass()
     assert curve.last == 16
 
 
 def test_recurring_sizes_choose_after_long_plain_decoding_charges_switch() -> None:
-    recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 8: 1.6}, switch=0.3)
+    recurring, curve = RecurringSizes(), known({1: 1.0, 8: 1.6}, switch=0.3)
     good, poor = (candidates((0, 1.0, 1, 1.0), (7, value, 8, 1.6)) for value in (4.0, 1.7))
     for _ in range(300):
-        curve.last = recurring.choose(good, curve, ALL, 1.0, 9.0, 0.0).size
+        curve.begin_pass(recurring.choose(good, curve, ALL, 1.0, 9.0, 0.0).size)
         recurring.record_pass()
-    curve.last = 1
+    curve.begin_pass(1)
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0, 0.0).size == 8, "the size that pays is used again"
     for _ in range(300):
         recurring.record_pass()
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0, 0.0).size == 1
 
 
-def settled(policy: CostPolicy, curve: CostCurve, passes: int = 300) -> None:
+def settled(policy: CostPolicy, curve: PassTimes, passes: int = 300) -> None:
     """Run passes with good drafts until their size is the recurring one."""
     for _ in range(passes):
         k, size = policy.plan(draft([0.95] * 7), curve, ALL) if policy.limit() else (0, 1)
         curve.observe(size, 1.0)
-        policy.record(make_step(1 + k, k, k, curve.ratio(size), 0.0, 1.0))
+        policy.record(make_step(1 + k, k, k, curve.ratio(size), 0.0))
     while curve.last != 8:
         curve.observe(policy.plan(draft([0.95] * 7), curve, ALL)[1], 1.0)
-        policy.record(make_step(8, 7, 7, curve.ratio(8), 0.0, 1.0))
+        policy.record(make_step(8, 7, 7, curve.ratio(8), 0.0))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_cost_policy_without_draft_keeps_size_while_cheaper_than_switch(cost: fl
             break
         assert size == 8
         curve.observe(size, cost)
-        policy.record(make_step(1, 0, 0, cost, 0.0, 1.0))
+        policy.record(make_step(1, 0, 0, cost, 0.0))
         kept += 1
     assert least <= kept <= most
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
-from support.passes import UnlimitedPolicy, draft
+from support.passes import UnlimitedPolicy, draft, known
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.policies.cost import CostPolicy
 
 SIZES = range(1, 65)
@@ -31,7 +30,7 @@ def value(chances: Sequence[Sequence[float]], lengths: Sequence[int], rate: floa
 
 
 def test_price_with_several_texts_divides_loss_budget() -> None:
-    curve = CostCurve(dict.fromkeys(SIZES, 1.0))  # A pass of four texts costs as much as one.
+    curve = known(dict.fromkeys(SIZES, 1.0))  # A pass of four texts costs as much as one.
     alone, shared = (CostPolicy(texts=texts).price(curve, SIZES) for texts in (1, 4))
     assert alone is not None
     assert shared is not None
@@ -45,16 +44,15 @@ CHANCES = st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=2, max_
 def test_plan_together_with_shared_cache_finds_best_lengths(
     chances: list[list[float]], slope: float, bend: float
 ) -> None:
-    curve = CostCurve({n: 1 + slope * (n - 1) * (1 + bend * n) for n in SIZES})
-    curve.worst = math.inf
+    curve = known({n: 1 + slope * (n - 1) * (1 + bend * n) for n in SIZES})
+    times = curve.for_plain(len(chances))
     policy = UnlimitedPolicy(texts=len(chances))
-    planned = policy.plan_batch([draft(of) for of in chances], curve, SIZES, whole)
-    rate = len(chances) / curve.ratio(len(chances))
+    planned = policy.plan_batch([draft(of) for of in chances], times, SIZES, whole)
+    rate = float(len(chances))
 
     def of(lengths: Sequence[int]) -> float:
         size = sum(1 + length for length in lengths)
-        extra = curve.switch_cost(size, len(chances)) if any(lengths) else 0.0
-        return value(chances, lengths, rate, curve.ratio(size) + extra)
+        return value(chances, lengths, rate, times.ratio(size))
 
     best = max(map(of, itertools.product(*(range(len(c) + 1) for c in chances))))
     assert of([length for length, _ in planned]) == pytest.approx(best)
@@ -63,7 +61,7 @@ def test_plan_together_with_shared_cache_finds_best_lengths(
 
 def test_plan_together_with_separate_caches_pads_to_one_batch() -> None:
     """Reading the weights costs 1 and a token 0.05, so a second batch for a longer draft costs as much as 20 tokens."""
-    curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
+    curve = known({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)
     chances = [[0.9, 0.9], [0.9, 0.9, 0.9], [0.9], []]
     planned = UnlimitedPolicy(texts=4).plan_batch(

@@ -12,7 +12,7 @@ from support.decoder_loop import drive, make_decoder, make_model
 from support.passes import draft, make_step
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.cost.measure import RestoreCost
+from ngramspec.cost.times import RestoreCost
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.draft_value import DraftValue
 from ngramspec.policies.traced_cost import TracedCostPolicy
@@ -43,7 +43,7 @@ def explain(
     policy.price(curve, sizes)
     planned, _ = policy.plan(draft(chances), curve, sizes, restore)
     n_drafted = planned if n_drafted is None else n_drafted
-    step = make_step(1, n_drafted, 0, seconds=1.0, draft_seconds=0.0, plain_seconds=1.0)
+    step = make_step(1, n_drafted, 0, cost=1.0, draft_cost=0.0)
     policy.record(step)
     return planned, dict(step.policy_details)
 
@@ -118,7 +118,7 @@ def test_reason_names_a_budget_that_is_used_up() -> None:
         policy.limit()
         policy.price(curve, sizes)
         policy.plan(draft([0.9] * 4), curve, sizes)
-        step = make_step(1, n_drafted, 0, seconds=9.0, draft_seconds=0.0, plain_seconds=1.0)
+        step = make_step(1, n_drafted, 0, cost=9.0, draft_cost=0.0)
         policy.record(step)
         reasons.append(step.policy_details["reason"])
     assert "the loss budget is used up" in reasons

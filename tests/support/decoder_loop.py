@@ -44,7 +44,7 @@ def milliseconds() -> float:
 def make_decoder(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """Return a decoder with a given cost curve (each further token costs `slope`) that stores nothing on disk."""
     return SpeculativeDecoder(
-        target, curve=make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options
+        target, times=make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options
     )
 
 

@@ -12,8 +12,9 @@ from support.mock_shared import MockShared
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.steps import Step
@@ -55,16 +56,18 @@ class Ear:
 
 
 @contextmanager
-def run_engine(model: Any, *, curve: CostCurve | None = None, **settings: Any) -> Iterator[Engine]:
+def run_engine(model: Any, *, times: PassTimes | None = None, **settings: Any) -> Iterator[Engine]:
     """Run an engine that drafts from n-grams.
 
     Args:
         model: The model.
-        curve: Its cost curve; `None` means one with which drafts pay.
+        times: Costs of its passes; `None` means those with which drafts pay.
         settings: Arguments of `Engine`.
     """
-    known = Calibration.from_curve(curve or CostCurve({1: 1e-3, 64: 2e-3}))
-    defaults: dict[str, Any] = {"calibration": known, "drafter": MixtureDrafter(TextIndexSet())}
+    stored = StoredTimes(model.sequences[0])
+    stored.path = None  # the user's folder must not change
+    stored.times = times or make_fixed_curve({1: 1.0, 64: 2.0})
+    defaults: dict[str, Any] = {"stored": stored, "drafter": MixtureDrafter(TextIndexSet())}
     if isinstance(model, MockShared):
         defaults |= {"vocabulary": model.sequences[0], "clock": model.clock.perf_counter}
     else:

@@ -20,6 +20,7 @@ from support.cli_runner import PATIENCE
 from ngramspec.acceptance.rules import Rows, Verdict
 from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.batching.request import Done, Listener, Prefilled, Report, Scored, Slot, Started
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import Plan, Text
 from ngramspec.drafting.draft import Chooser, Draft
@@ -42,8 +43,7 @@ class Script:
         start_error: Error sent to the listener before the request starts.
         error: Error sent to the listener after `after` steps.
         n_cached: Number of prompt tokens that are in the cache.
-        expected_seconds: Seconds that a pass takes by the cost curve; it takes 0.01.
-        is_quiet: False if other programs slow passes down.
+        is_surprising: True if passes take another time than expected.
         begin: Event to await before the prefill; `None` means no waiting.
         go: Semaphore to await before each step; `None` means no waiting.
     """
@@ -55,8 +55,7 @@ class Script:
     error: NGramSpecError | ValueError | None = None
     after: int = 1
     n_cached: int = 0
-    expected_seconds: float = 0.01
-    is_quiet: bool = True
+    is_surprising: bool = False
     begin: threading.Event | None = None
     go: threading.Semaphore | None = None
 
@@ -109,6 +108,7 @@ class FakeService:
         self.tickets: list[FakeTicket] = []
         self.stats = Stats()
         self.scales: tuple[float, ...] = ()
+        self.times = PassTimes()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -200,8 +200,7 @@ class FakeService:
         step.drafted = draft.tokens[: max(0, len(step.tokens) - 1)]
         step.accepted = len(step.drafted)
         step.batch = 0 if first else len(step.tokens)
-        step.seconds = step.plain_seconds = 0.01
-        step.expected_seconds, step.is_quiet = script.expected_seconds, script.is_quiet
+        step.seconds, step.cost, step.is_surprising = 0.01, 1.0, script.is_surprising
         if request.logprobs is not None:
             likely = range(request.logprobs)
             step.logprobs = tuple(

@@ -20,7 +20,6 @@ from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import ModelBase, Vocabulary
-from ngramspec.cpu.thread_governor import Conditions
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
@@ -105,7 +104,6 @@ class MockTarget(ModelBase):
         self.can_rollback = not fail_rollback
         self.replays = replays
         self.exact_rollback = not replays
-        self.conditions = Conditions()
         self.owed = 0
         self._mark = 0
         self.tokens: list[int] = []

@@ -335,28 +335,28 @@ FAULTS["slower_thread_count_stays"] = Fault(
 
 # --------------------------------------------------------------------------- cost and policies
 
-CURVE = "ngramspec.cost.curve:CostCurve"
+TIMES = "ngramspec.cost.times:PassTimes"
 
 
-@fault("cost/test_curve.py::test_cost_curve_under_load_keeps_switch_and_ratio", f"{CURVE}.observe")
-def cost_curve_learns_from_noisy_passes(
-    observe: Any, self: Any, size: int, seconds: float, is_quiet: bool = True
-) -> None:
-    observe(self, size, seconds)
+@fault("cost/test_times.py::test_load_changes_level_and_no_ratio", f"{TIMES}.observe")
+def ratios_follow_level(observe: Any, self: Any, size: int, seconds: float) -> Any:
+    charge = observe(self, size, seconds)
+    self._plain = self.level
+    return charge
 
 
-@fault("cost/test_curve.py::test_cost_curve_interpolates_and_extrapolates_sizes", f"{CURVE}.ratio")
-def unmeasured_sizes_cost_no_more(ratio: Any, self: Any, size: int) -> Any:
-    return ratio(self, min(size, max(self._ratios)))
+@fault("cost/test_times.py::test_unknown_sizes_follow_neighbours", f"{TIMES}.ratio")
+def unknown_sizes_cost_no_more(ratio: Any, self: Any, size: int) -> Any:
+    return ratio(self, min(size, self.largest))
 
 
 @fault(
     "policies/test_policy.py::test_cost_policy_plan_returns_expected_lengths", "ngramspec.policies.cost:CostPolicy.plan"
 )
-def policy_prefers_longest_draft(plan: Any, self: Any, draft: Any, curve: Any, sizes: Any, restore: Any = None) -> Any:
+def policy_prefers_longest_draft(plan: Any, self: Any, draft: Any, times: Any, sizes: Any, restore: Any = None) -> Any:
     length = min(len(draft.tokens), sizes[-1] - 1)
     size = min(size for size in sizes if size > length)
-    return (length, size) if length else plan(self, draft, curve, sizes, restore)
+    return (length, size) if length else plan(self, draft, times, sizes, restore)
 
 
 @fault(
@@ -586,6 +586,6 @@ FAULTS["benchmark_omits_drafting_time"] = Fault(
     "ngramspec.decoding.decoder:SpeculativeDecoder.__init__",
 )
 def replay_ignores_cost_curve(init: Any, self: Any, *args: Any, **options: Any) -> None:
-    from ngramspec.cost.curve import CostCurve
+    from ngramspec.cost.times import PassTimes
 
-    init(self, *args, **options | {"curve": CostCurve({1: 1.0}, measured=False)})
+    init(self, *args, **options | {"times": PassTimes({1: 1.0}, is_fixed=True)})

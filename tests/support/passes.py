@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.draft import Draft
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
@@ -23,9 +24,13 @@ def draft(chances: Sequence[float], length: int | None = None) -> Draft:
     return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(chances), "ngram")
 
 
-def make_step(
-    n_emitted: int, n_drafted: int, n_guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
-) -> Step:
+def known(points: Mapping[int, float], switch: float = 0.0, capture: float = 0.0) -> PassTimes:
+    """Return times with known costs, in any unit."""
+    unit = points[1]
+    return PassTimes({n: cost / unit for n, cost in points.items()}, (switch / unit, capture / unit), is_fixed=True)
+
+
+def make_step(n_emitted: int, n_drafted: int, n_guessed: int, cost: float, draft_cost: float) -> Step:
     """Return the record of a pass with these numbers of drafted and emitted tokens; their ids are arbitrary."""
     return Step(
         (7,) * n_emitted,
@@ -33,7 +38,6 @@ def make_step(
         accepted=min(n_emitted - 1, n_drafted),
         correct_guesses=n_guessed,
         batch=1 + n_drafted,
-        seconds=seconds,
-        draft_seconds=draft_seconds,
-        plain_seconds=plain_seconds,
+        cost=cost,
+        draft_cost=draft_cost,
     )

@@ -11,20 +11,17 @@ import httpx
 from ngramspec_cli import serve_run
 from support.cli_runner import DEMO, PATIENCE, RunResult, run
 
-from ngramspec.cost import measure
-
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 
 
 def serve(
     env: dict[str, str], client: Callable[[httpx.Client], None], *options: str, model: tuple[str, ...] = (str(DEMO),)
 ) -> RunResult:
-    """Serve the demo model after a short measurement, call `client` once the server is ready, then stop the server."""
+    """Serve the demo model, call `client` once the server is ready, then stop the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with (
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
-        mock.patch.object(measure, "BUDGET", 0.2),
         mock.patch.object(serve_run, "wait_for_loss", partial(client, http)),
     ):
         return run(env, "serve", *model, *SMALL, str(port), *options)

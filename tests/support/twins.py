@@ -13,7 +13,7 @@ import pytest
 from architectures.oracle import Oracle
 
 import ngramspec
-from ngramspec.cost.calibration import Calibration
+from ngramspec.cost import store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.dropin import speculative_eval
 from ngramspec.policies.policy import FixedPolicy
@@ -60,7 +60,7 @@ class Twins:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(speculative_eval, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
             patch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(self._draft))
-            patch.setattr(Calibration, "load", lambda *_: Calibration.from_curve(FREE))
+            patch.setattr(store, "_read", lambda _: FREE.copy())
             return theirs, call(self.ours)
 
     def compare(self, call: Callable[[Any], Any]) -> Any:

@@ -28,8 +28,8 @@ from typing import Any
 from memory_model import AnswerModel, Memory, MemoryModel
 from seeds import Clock, TimedModel
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.draft_model import DraftModel
@@ -70,7 +70,7 @@ class Configuration:
             )
         model: Any = TimedModel(AnswerModel(self.target, drafter), curve, 1.0, clock)
         self.decoder = SpeculativeDecoder(
-            model, vocabulary=self.target.model.vocabulary, drafter=drafter, exact="off", curve=curve, clock=clock
+            model, vocabulary=self.target.model.vocabulary, drafter=drafter, exact="off", times=curve, clock=clock
         )
 
     def play(self, prompt: Sequence[int], kind: str, n: int, text: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ class Configuration:
 class Hindsight:
     """Times of texts if drafts contained only correct tokens, for n-grams, a draft model and both."""
 
-    def __init__(self, curve: CostCurve, x: float) -> None:
+    def __init__(self, curve: PassTimes, x: float) -> None:
         self._curve, self._x = curve, x
         self._tokens = 0
         self._seconds = [0.0, 0.0, 0.0]
@@ -160,7 +160,7 @@ def main() -> None:
     answers = Memory(target)
     plain: Any = AnswerModel(answers, None)
     alone = SpeculativeDecoder(
-        plain, vocabulary=target.vocabulary, drafter=None, exact="off", curve=find_curves("flat")["flat"]
+        plain, vocabulary=target.vocabulary, drafter=None, exact="off", times=find_curves("flat")["flat"]
     )
     ngrams = {curve: Configuration(answers, curve) for curve in options.curve}
     ways = {

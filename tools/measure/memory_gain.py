@@ -27,8 +27,8 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
@@ -100,7 +100,7 @@ def open_memory(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memo
 
 
 def replay(
-    recordings: Sequence[Recording], memory: Memory, curve: CostCurve, drafter: str
+    recordings: Sequence[Recording], memory: Memory, curve: PassTimes, drafter: str
 ) -> Mapping[str, ReplayCounts]:
     """Replay the recordings with a memory and return the counters by category."""
     replayer = Replay(make_drafter(drafter, memory=memory), curve=curve)
@@ -167,7 +167,7 @@ def main() -> None:
                 show(name, curve, replay(recordings, memory, curve, options.drafter))
 
 
-def show(name: str, curve: CostCurve, tallies: Mapping[str, ReplayCounts]) -> None:
+def show(name: str, curve: PassTimes, tallies: Mapping[str, ReplayCounts]) -> None:
     """Print the figures of one curve."""
     gains = {category: tally.speedup(curve) for category, tally in tallies.items()}
     passes = sum(tally.stats.passes for tally in tallies.values())

@@ -105,7 +105,7 @@ def run_proxies(workers: Sequence[int], network: Network, ports: Any) -> None:
 
 
 def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, network: Network, results: Any) -> None:
-    """Decode with these workers, and put the passes, seconds and cost curve into `results`."""
+    """Decode with these workers, and put the passes, seconds and costs of passes into `results`."""
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.instruments.prompts import load_prompts, prepare
     from ngramspec.llama import rpc
@@ -137,10 +137,9 @@ def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, network:
                 result[name]["sent"] += network.n_sent_bytes.value - n_sent_bytes
                 result[name]["tokens"] += len(text) - 1
                 result[name]["texts"].append(text)
-        curve = decoders["drafted"].calibration.curve
-        assert curve is not None
-        result["ratios"] = [curve.ratio(n) for n in range(1, 65)]
-        result["switch"] = curve.switch
+        times = decoders["drafted"].times
+        result["ratios"] = [times.ratio(n) for n in range(1, 65)]
+        result["switch"] = times.change
     results.put(result)
 
 

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.backend import EvaluatesAtOnce, Logits, Model
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
+from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves, make_fixed_curve
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -57,7 +56,7 @@ class TimedModel(EvaluatesAtOnce):
     exactness = ExactnessMode()
     feeds_head = False
 
-    def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
+    def __init__(self, model: Model, curve: PassTimes, cost: float, clock: Clock) -> None:
         self._model, self._curve, self._cost, self._clock = model, curve, cost, clock
 
     def __getattr__(self, name: str) -> Any:
@@ -193,14 +192,12 @@ def main() -> None:
     curve = find_curves(options.curve)[options.curve] if options.curve else None
     clock = Clock()
     model: Any = target if curve is None else TimedModel(target.sequences[0], curve, 1.0, clock)
-    draft = (
-        CountingModel(small.sequences[0], curve or CostCurve({1: 1.0}), options.x, clock) if small is not None else None
-    )
+    costs = curve or make_fixed_curve({1: 1.0})
+    draft = CountingModel(small.sequences[0], costs, options.x, clock) if small is not None else None
     now = time.perf_counter if curve is None else clock
     table = make_rows(draft, now, read_corpus(target, options.corpus) if options.corpus else None)
     if options.only:
         table = [r for r in table if r is table[0] or any(name in r.seed for name in options.only)]
-    calibration = Calibration.load(target.sequences[0]) if curve is None else None
     decoders = [
         SpeculativeDecoder(
             model,
@@ -209,8 +206,7 @@ def main() -> None:
             policy=row.policy,
             draft_max=row.draft_max,
             exact="off",
-            curve=curve,
-            calibration=calibration,
+            times=curve,
             clock=now,
         )
         for row in table

@@ -12,8 +12,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.paired import Paired, compare_pairs
+from ngramspec.cost.times import PassTimes
 from ngramspec.instruments.benchmark.runs import Kind, Run
 from ngramspec.instruments.reports.report import OVERALL
 from ngramspec.steps import Stats
@@ -76,12 +76,12 @@ class Summary:
         }
 
 
-def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
+def summarise(runs: Iterable[Run], times: PassTimes) -> list[Summary]:
     """Return one summary per category, in order of appearance, and the overall one; [] if no round is finished.
 
     Args:
         runs: Runs of one policy, and those that it is compared with (see `Benchmark.runs_of`).
-        curve: Measured cost of a pass; `None` if it was not measured.
+        times: Costs of passes.
     """
     rounds_by_key: dict[tuple[str, str, int], Round] = {}
     for run in runs:
@@ -90,10 +90,10 @@ def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
     groups: dict[str, list[Round]] = {}
     for runs_by_kind in rounds:
         groups.setdefault(runs_by_kind["plain"].category, []).append(runs_by_kind)
-    return [_summary(*group, curve) for group in (*groups.items(), (OVERALL, rounds))] if rounds else []
+    return [_summary(*group, times) for group in (*groups.items(), (OVERALL, rounds))] if rounds else []
 
 
-def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) -> Summary:
+def _summary(category: str, rounds: Sequence[Round], times: PassTimes) -> Summary:
     identical: dict[tuple[str, str], bool] = {}
     stats = Stats()
     batches: Counter[int] = Counter()
@@ -118,7 +118,7 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
         exact_price=Spread.of(_ratio(round_, "plain", "default") for round_ in rounds),
         stats=stats,
         alpha=alpha(stats),
-        predicted=predict_gain(stats, batches, plain_batches, curve),
+        predicted=predict_gain(stats, batches, plain_batches, times),
         identical=sum(identical.values()),
     )
 
@@ -152,9 +152,9 @@ def count_expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def predict_gain(
-    stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], curve: CostCurve | None
+    stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], times: PassTimes
 ) -> float | None:
-    """Return the speed-up that theory predicts from alpha, the draft lengths and the cost curve.
+    """Return the speed-up that theory predicts from alpha, the draft lengths and the costs of passes.
 
     This is theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) with c = 0. Pass i has the draft length gamma_i
     (0 without a draft) and takes the time T of its batch size b_i, including padding. Plain decoding takes T(p) per
@@ -165,20 +165,18 @@ def predict_gain(
     The formula ignores the time of drafting and of Python, and assumes equal acceptance at all positions.
 
     Returns:
-        Predicted gain; 1 if nothing was drafted, `None` without passes or a curve.
+        Predicted gain; 1 if nothing was drafted, `None` without passes.
     """
     if not stats.passes or not plain_batches:
         return None
     if not stats.drafted:
         return 1.0
-    if curve is None:
-        return None
     rate = alpha(stats) or 0.0
     # Drafts of exactly k tokens: those that had a position k - 1, less those that had a position k.
     lengths = [a - b for a, b in pairwise([*stats.drafted_at, 0])]
     tokens = stats.passes_without_draft + sum(n * count_expected_tokens(rate, k) for k, n in enumerate(lengths, 1))
-    plain = sum(n * curve.ratio(size) for size, n in plain_batches.items()) / sum(plain_batches.values())
-    return tokens * plain / sum(n * curve.ratio(size) for size, n in batches.items())
+    plain = sum(n * times.ratio(size) for size, n in plain_batches.items()) / sum(plain_batches.values())
+    return tokens * plain / sum(n * times.ratio(size) for size, n in batches.items())
 
 
 def describe_gain(summaries: Sequence[Summary]) -> str:

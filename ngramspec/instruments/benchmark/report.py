@@ -114,11 +114,9 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
         yield reports.acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=totals)
     curves = {}
     for policy, decoder in benchmark.policies.items():
-        if (curve := decoder.calibration.curve) is not None:
-            seconds = curve.to_json()["seconds"]
-            curves[policy if len(benchmark.policies) > 1 else "measured"] = {int(n): x for n, x in seconds.items()}
-    if curves:
-        yield reports.costs(curves)
+        ratios = decoder.times.to_json()["ratios"]
+        curves[policy if len(benchmark.policies) > 1 else "measured"] = {int(n): x for n, x in ratios.items()}
+    yield reports.costs(curves)
 
 
 def text_sections(benchmark: Benchmark) -> Iterator[Section]:

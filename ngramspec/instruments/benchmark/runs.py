@@ -97,7 +97,7 @@ class Benchmark:
 
         def make_decoder(drafter: Drafter | None, policy: Policy | str = "cost") -> SpeculativeDecoder:
             # Exact mode must use the same batch sizes on all sides, whatever a probe of each would have chosen.
-            options: dict[str, Any] = {"exact": first.exact, "calibration": first.calibration}
+            options: dict[str, Any] = {"exact": first.exact, "kernels": first.kernels, "times": first.times.copy()}
             return SpeculativeDecoder(first.target, drafter=drafter, policy=policy, **options)
 
         self._decoders = {("plain", None): make_decoder(None), ("drafted", first.policy.name): first}
@@ -135,17 +135,9 @@ class Benchmark:
         return None
 
     def warm_up(self) -> None:
-        """Measure the cost curve of runs of this length, then run every decoder once without counting the run."""
-        first = self.drafted
-        if first.drafter is not None:
-            first.read(self.cases[0].tokens)
-            first.calibration.ensure_curve(first.sequence, self.max_tokens)
+        """Run every decoder once without counting the run."""
         for contender in self._decoders:
             self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
-        # The curve is measured once. From here on each decoder updates its copy with its own passes, as in real use.
-        for decoder in self.policies.values():
-            if decoder is not first:
-                decoder.calibrate(first.calibration)
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; if the caller stops early, the finished runs remain."""
@@ -170,7 +162,7 @@ class Benchmark:
                     self._compare(case, pair["plain", None], pair["drafted", policy])
 
     def forget(self) -> None:
-        """Give the drafted decoders new drafters and policies, which have learned nothing; keep the cost curves."""
+        """Give the drafted decoders new drafters and policies, which have learned nothing; keep the costs of passes."""
         for name, decoder in self.policies.items():
             if decoder.drafter is not None:
                 decoder.set_drafter(*self.make_untrained(name))

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, to_json
+from ngramspec.cost.times import PassTimes
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
@@ -28,7 +28,7 @@ AVERAGED_FIGURES = (
 """Figures for which "macro" contains the mean of the categories."""
 
 
-def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
+def figures(tally: ReplayCounts, curves: Mapping[str, PassTimes]) -> Figures:
     """Return the figures of a replay as JSON.
 
     `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
@@ -59,7 +59,7 @@ def figures(tally: ReplayCounts, curves: Mapping[str, CostCurve]) -> Figures:
     }
 
 
-def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, CostCurve]) -> dict[str, Figures]:
+def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, PassTimes]) -> dict[str, Figures]:
     """Return the figures of each category, then "overall" (all tokens together) and "macro" (mean of categories)."""
     if not tallies:
         return {}

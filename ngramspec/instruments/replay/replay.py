@@ -21,8 +21,8 @@ import numpy as np
 
 from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import LARGEST
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Drafts
@@ -66,7 +66,7 @@ class RecordedTarget(ModelBase):
     max_batch = LARGEST
     leaves = 8  # same number as for a model on a GPU
 
-    def __init__(self, curve: CostCurve, piece: Piece | None = None) -> None:
+    def __init__(self, curve: PassTimes, piece: Piece | None = None) -> None:
         self.tokens: list[int] = []
         self._piece = piece
         self.seconds = 0.0
@@ -88,7 +88,7 @@ class RecordedTarget(ModelBase):
         size = len(tokens)
         self.seconds += self._curve.ratio(size)
         if size != self._last:
-            self.seconds += self._curve.switch
+            self.seconds += self._curve.change
         self._last = size
         self.tokens += tokens
         return self._rows[:size]
@@ -163,9 +163,9 @@ class ReplayCounts:
         for name in ("transcripts", "prompt_tokens", "batches", "changes", "begin_seconds", "work_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def speedup(self, curve: CostCurve) -> float:
+    def speedup(self, curve: PassTimes) -> float:
         """Return the cost of the same tokens in one-token passes / the cost of these passes, both by `curve`."""
-        cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.switch
+        cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.change
         return self.stats.tokens / cost if cost else 1.0
 
 
@@ -218,11 +218,11 @@ class Replay:
         policy: str | Policy = "cost",
         draft_max: int | None = None,
         *,
-        curve: CostCurve,
+        curve: PassTimes,
         piece: Piece | None = None,
     ) -> None:
         self.curve, target = curve, RecordedTarget(curve, piece)
-        options: dict[str, Any] = {"exact": "off", "curve": curve, "clock": target.clock}
+        options: dict[str, Any] = {"exact": "off", "times": curve, "clock": target.clock}
         self.decoder = SpeculativeDecoder(target, drafter=drafter, policy=policy, draft_max=draft_max, **options)
         for kind, part in (("drafter", drafter), ("policy", self.decoder.policy)):
             if part is not None and part.wants_logits:

@@ -18,9 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ngramspec.backend import Logits, Model, Runner
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
+from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, KernelClasses, ProbeReport, probe
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
@@ -93,11 +92,11 @@ class SelfCheck:
         self.seconds_by_check: defaultdict[Name, float] = defaultdict(float)
         self.complete = False
         self._clock = clock
-        self._calibration = Calibration.load(self.sequence, calibration_folder)
+        self._kernels = KernelClasses.load(self.sequence, calibration_folder)
         keeper = LogitsRecorder(self.sequence)
-        options: dict[str, Any] = {"policy": "fixed", "exact": "off", "curve": CostCurve({1: 1.0})}
-        if exact:  # the cost of passes is needed only to choose the batch sizes of exact mode
-            options |= {"exact": "on", "curve": None, "calibration": self._calibration}
+        options: dict[str, Any] = {"policy": "fixed", "exact": "off", "times": PassTimes()}
+        if exact:
+            options |= {"exact": "on", "kernels": self._kernels}
         self.plain, self.drafted = (
             SpeculativeDecoder(
                 keeper, vocabulary=target.vocabulary, drafter=name, calibration_folder=calibration_folder, **options
@@ -122,7 +121,7 @@ class SelfCheck:
                 yield "batch sizes"
                 with self._blame("greedy"):
                     start = self._clock()
-                    self._calibration.ensure_exact(self.sequence)
+                    self._kernels.ensure_exact(self.sequence)
                     self._start += self._clock() - start  # not included in the time limit
             if not self._texts_broken:
                 yield from self._check_texts()
@@ -131,23 +130,23 @@ class SelfCheck:
     @property
     def probe_report(self) -> ProbeReport | None:
         """Result of the batch-size probe; `None` if it was not needed."""
-        return self._calibration.probe
+        return self._kernels.probe
 
     @property
     def exact_sizes(self) -> tuple[int, ...] | None:
         """Batch sizes of exact mode; `None` before they are known."""
-        return self._calibration.exact_sizes
+        return self._kernels.exact_sizes
 
     def bound(self) -> float:
         """Return how far batch sizes move a logit, measured by a probe at the first call; 0 in exact mode."""
         if self.exact:
             return 0.0
-        report = self._calibration.probe
+        report = self._kernels.probe
         if report is None:
             # A batch of these sizes costs about two passes.
             passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
             fits_both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
-            report = self._calibration.probe = probe(self.sequence, (SHORT, LONG) if fits_both else (SHORT,))
+            report = self._kernels.probe = probe(self.sequence, (SHORT, LONG) if fits_both else (SHORT,))
         return report.max_difference
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
 from ngramspec.instruments.replay.replay import Recording, Replay
 
@@ -75,7 +75,7 @@ class TypicalDrafter(Drafter):
         self._chain.append((new, self._random.random() < _RATES[new]))
 
 
-def typical_gain(curve: CostCurve) -> float:
+def typical_gain(curve: PassTimes) -> float:
     """Return the speed with drafts / the speed of plain decoding, on typical text with these costs of a pass."""
     replay = Replay(TypicalDrafter(), curve=curve)
     return replay.run(Recording("typical", "1", [RIGHT], [RIGHT] * TOKENS)).speedup(curve)

@@ -1,5 +1,6 @@
 """Tests of the benchmark on a mock target with known durations of passes: pairs, times, statistics and theory."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.settings import Acceptance
-from ngramspec.cost import measure
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost import kernels
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
@@ -39,6 +40,8 @@ from ngramspec.steps import Stats, Step
 
 PREDICTABLE = 8.0
 """Peak with which the mock's text soon repeats itself, so that drafts are accepted."""
+
+TIMES = make_fixed_curve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +72,8 @@ def bench(
     target: MockTarget, prompts: int = 2, *, policies: Sequence[str] = ("fixed",), tokens: int = 40, **options: Any
 ) -> Benchmark:
     """Return a benchmark after its warm-up; `options` are arguments of the decoders and of the benchmark."""
-    how = {"drafter": options.pop("drafter", "ngram"), "exact": options.pop("exact", "off")}
+    defaults = {"drafter": "ngram", "exact": "off", "times": None}
+    how = {name: options.pop(name, default) for name, default in defaults.items()}
     decoder = SpeculativeDecoder(target, policy=policies[0], **how)
     options = {
         "repeat": 2,
@@ -90,7 +94,7 @@ def measured(target: MockTarget, prompts: int = 2, **options: Any) -> Benchmark:
 
 
 def overall(benchmark: Benchmark) -> Summary:
-    return summarise(benchmark.runs, benchmark.drafted.calibration.curve)[-1]
+    return summarise(benchmark.runs, benchmark.drafted.times)[-1]
 
 
 def test_prepare_tokenizes_prompts_and_skips_unusable_ones() -> None:
@@ -116,8 +120,10 @@ def test_prepare_tokenizes_prompts_and_skips_unusable_ones() -> None:
 @pytest.mark.parametrize("policy", ["fixed", "cost"])
 def test_benchmark_repeats_do_not_learn_from_earlier_repeats(clock: Clock, policy: str) -> None:
     """The default drafter learns facts about tokens from every text, and most of them from its own text."""
-    target = MockTarget(64, peak=3.0, seconds=lambda n: 1.0 + 0.02 * n, clock=clock)
-    runs = measured(target, cases=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
+    times = make_fixed_curve({1: 1.0, 64: 2.26})
+    target = MockTarget(64, peak=3.0, seconds=times.ratio, clock=clock)
+    settings = {"drafter": "mixture", "policies": [policy], "repeat": 3, "tokens": 120, "times": times}
+    runs = measured(target, cases=cases(3, 60), **settings).runs
     drafted = {(run.repeat, run.prompt): run.stats for run in runs if run.kind == "drafted"}
     assert sum(stats.accepted for stats in drafted.values()) > 50
     for (repeat, prompt), stats in drafted.items():
@@ -245,12 +251,12 @@ def test_benchmark_compares_sampled_texts_except_with_rejection() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     coupled = measured(MockTarget(peak=PREDICTABLE), 3, sampling=sampling)
     assert coupled.differences == []
-    assert [s.identical for s in summarise(coupled.runs, None)] == [2, 1, 3]
+    assert [s.identical for s in summarise(coupled.runs, TIMES)] == [2, 1, 3]
     rejection = measured(MockTarget(), 1, sampling=sampling, acceptance=Acceptance("rejection"))
     outputs = {run.kind: run.output for run in rejection.runs}
     assert outputs["plain"] != outputs["drafted"]
     assert rejection.differences == []
-    assert "identical" not in verdicts({"": summarise(rejection.runs, None)}, rejection.caveat)[0]
+    assert "identical" not in verdicts({"": summarise(rejection.runs, TIMES)}, rejection.caveat)[0]
 
 
 def test_benchmark_with_rounding_differs_only_without_exact_mode() -> None:
@@ -261,14 +267,14 @@ def test_benchmark_with_rounding_differs_only_without_exact_mode() -> None:
     exact = measured(inexact(), 3, exact="on", default=SpeculativeDecoder(inexact(), drafter=None))
     assert exact.differences == []
     sizes = {size for run in exact.runs if run.kind != "default" for size in run.batches}
-    assert sizes <= set(exact.drafted.calibration.exact_sizes)
+    assert sizes <= set(exact.drafted.kernels.exact_sizes)
     assert [run.kind for run in exact.runs[:6]] == ["plain", "drafted", "default", "drafted", "default", "plain"]
     assert overall(exact).identical == 3
 
 
 def test_benchmark_in_exact_mode_probes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Mock(side_effect=measure.probe)
-    monkeypatch.setattr(measure, "probe", probe)
+    probe = Mock(side_effect=kernels.probe)
+    monkeypatch.setattr(kernels, "probe", probe)
     unwritable = tmp_path / "file"
     unwritable.touch()
     decoder = SpeculativeDecoder(MockTarget(), exact="on", calibration_folder=unwritable)
@@ -281,7 +287,7 @@ def test_benchmark_in_exact_mode_probes_once(tmp_path: Path, monkeypatch: pytest
 def test_benchmark_without_rollback_returns_ratio_one(clock: Clock) -> None:
     benchmark = measured(MockTarget(fail_rollback=True, seconds=lambda n: 1.0, clock=clock))
     assert benchmark.drafted.drafter is None
-    found = summarise(benchmark.runs, None)[-1]
+    found = summarise(benchmark.runs, TIMES)[-1]
     assert found.ratio.median == pytest.approx(1.0, abs=0.001)
     assert (found.predicted, found.identical) == (1.0, 2)
 
@@ -292,7 +298,7 @@ def test_benchmark_when_interrupted_keeps_finished_rounds() -> None:
     for _ in range(3):
         next(measuring)
     assert not benchmark.complete
-    category, whole = summarise(benchmark.runs, None)
+    category, whole = summarise(benchmark.runs, TIMES)
     assert (category.category, whole.category) == ("even", "overall")
     assert (whole.prompts, whole.rounds) == (1, 1)
     list(measuring)
@@ -324,7 +330,7 @@ def test_benchmark_with_several_policies_alternates_on_same_prompts() -> None:
 def test_benchmark_runs_of_policy_contain_only_its_runs() -> None:
     benchmark = measured(MockTarget(peak=PREDICTABLE), 3, policies=("fixed", "heuristic"), tokens=60)
     assert list(benchmark.policies) == ["fixed", "heuristic"]
-    summaries = {policy: summarise(benchmark.runs_of(policy), None) for policy in benchmark.policies}
+    summaries = {policy: summarise(benchmark.runs_of(policy), TIMES) for policy in benchmark.policies}
     for policy, (*_, found) in summaries.items():
         drafted = [run for run in benchmark.runs if run.policy == policy]
         assert len(drafted) == found.rounds == 6
@@ -336,21 +342,18 @@ def test_benchmark_runs_of_policy_contain_only_its_runs() -> None:
     assert verdicts({"fixed": summaries["fixed"]}) == [verdicts(summaries)[0].removeprefix("fixed: ")]
 
 
-def test_benchmark_measures_costs_once_and_separates_curves_by_policy(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measuring = Mock(return_value=CostCurve({1: 1.0, 5: 1.5}))
-    monkeypatch.setattr(measure, "measure", measuring)
-    target = MockTarget(seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
-    benchmark = bench(target, 1, policies=("fixed", "heuristic", "cost"), repeat=1)
-    assert measuring.call_count == 1
-    first, second, third = (d.calibration.curve for d in benchmark.policies.values())
+def test_benchmark_separates_costs_by_policy_and_stores_those_of_first(clock: Clock, tmp_path: Path) -> None:
+    target = MockTarget(peak=PREDICTABLE, seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
+    decoder, others = SpeculativeDecoder(target), ("fixed", "heuristic")
+    benchmark = Benchmark(decoder, cases(1), 40, other_policies=others, make_untrained=make_untrained)
+    first, second, third = (d.times for d in benchmark.policies.values())
     assert first.to_json() == second.to_json() == third.to_json()
-    second.observe(5, 3.0)
+    for size in (1, 5) * 3:
+        second.observe(size, float(size))
     assert first.to_json() == third.to_json() != second.to_json()
     list(benchmark.measure())
-    assert measuring.call_count == 1
-    assert len(list(tmp_path.rglob("*.json"))) == 1
+    (stored,) = tmp_path.rglob("*.json")
+    assert json.loads(stored.read_text()) == first.to_json()
 
 
 def test_benchmark_difference_names_its_policy() -> None:
@@ -365,8 +368,8 @@ def test_benchmark_difference_names_its_policy() -> None:
     benchmark = Benchmark(decoder, cases(1), 40, other_policies=["heuristic"], make_untrained=made.__getitem__)
     list(benchmark.measure())
     assert [(d["policy"], d["repeat"], d["position"]) for d in benchmark.differences] == [("heuristic", 0, 2)]
-    assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
-    assert summarise(benchmark.runs_of("heuristic"), None)[-1].identical == 0
+    assert summarise(benchmark.runs_of("fixed"), TIMES)[-1].identical == 1
+    assert summarise(benchmark.runs_of("heuristic"), TIMES)[-1].identical == 0
 
 
 def test_benchmark_caveat_names_reason_for_different_outputs() -> None:
@@ -398,7 +401,7 @@ def test_summarise_returns_medians_of_paired_ratios() -> None:
     runs += [a_run("a", "drafted", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((0.5, 2.0, 1.0))]
     runs += [a_run("b", "plain", 8, 1.0), a_run("b", "drafted", 8, 2.0), a_run("b", "default", 8, 0.8)]
     runs.append(a_run("b", "plain", 8, 1.0, repeat=1))  # Its partner never ran.
-    a, b, both = summarise(runs, None)
+    a, b, both = summarise(runs, TIMES)
     assert (a.category, a.prompts, a.rounds) == ("a", 1, 3)
     assert (a.plain, a.drafted) == (Spread(4.0, 2.0, 8.0), Spread(8.0, 4.0, 16.0))
     assert a.ratio == Spread(2.0, 1.0, 4.0)
@@ -424,21 +427,21 @@ def test_describe_gain_reports_only_what_the_pairs_show(seconds: list[float], dr
     for run in runs:
         run.stats.drafted = drafts
     runs += [a_run("a", "plain", 8, 1.0, repeat=run.repeat) for run in runs]
-    assert describe_gain(summarise(runs, None)) == words
+    assert describe_gain(summarise(runs, TIMES)) == words
 
 
 def test_summarise_requires_identical_rounds_and_omits_speed_of_empty_text() -> None:
     runs = [a_run("a", kind, 8, 1.0, repeat=repeat) for repeat in (0, 1) for kind in ("plain", "drafted")]
     runs[1] = replace(runs[1], output=(9,))
-    summary = summarise(runs, None)[0]
+    summary = summarise(runs, TIMES)[0]
     assert (summary.identical, summary.prompts, summary.rounds) == (0, 1, 2)
-    summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)], None)
+    summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)], TIMES)
     assert (summaries[0].plain, summaries[0].ratio, summaries[0].identical) == (None, None, 1)
     assert verdicts({"cost": summaries, "fixed": []}) == [
         "cost: no speed measured; output identical on 1 of 1 prompts",
         "fixed: no speed measured",
     ]
-    assert summarise([], None) == []
+    assert summarise([], TIMES) == []
 
 
 def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[Stats, Counter[int]]:
@@ -449,9 +452,6 @@ def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[S
         tokens = tuple(range(kept + 1))
         stats.add(Step(tokens, ("",) * len(tokens), drafted=(0,) * k, accepted=kept, batch=k + 1, seconds=1.0))
     return stats, Counter(k + 1 for k in drafts)
-
-
-CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 
 
 def test_expected_tokens_equals_published_and_closed_form_values() -> None:
@@ -466,24 +466,23 @@ def test_predicted_gain_equals_theorem_for_mixed_draft_lengths() -> None:
     stats, batches = counted({3: 40}, lambda number: number % 4)
     alpha = sum(stats.accepted_at) / sum(stats.tested_at)
     assert 0 < alpha < 1
-    gain = predict_gain(stats, batches, {1: 5}, CURVE)
+    gain = predict_gain(stats, batches, {1: 5}, TIMES)
     assert gain == pytest.approx((1 - alpha**4) / (1 - alpha) * 1.0 / 1.7)
     stats, batches = counted({0: 30, 1: 10, 4: 20}, lambda _number: 4)
     tokens = 30 + 10 * 2 + 20 * 5
     seconds = 30 * 1.0 + 10 * 1.2 + 20 * 2.0
-    assert predict_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
+    assert predict_gain(stats, batches, {1: 5}, TIMES) == pytest.approx(tokens / seconds)
     # Exact mode may pad plain passes, which makes the baseline more expensive.
-    assert predict_gain(stats, batches, {2: 5}, CURVE) == pytest.approx(1.2 * tokens / seconds)
+    assert predict_gain(stats, batches, {2: 5}, TIMES) == pytest.approx(1.2 * tokens / seconds)
     # In these cases there is no gain to predict.
-    assert predict_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, None) == 1.0
-    assert predict_gain(Stats(), {}, {1: 5}, CURVE) is None
-    assert predict_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
+    assert predict_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, TIMES) == 1.0
+    assert predict_gain(Stats(), {}, {1: 5}, TIMES) is None
 
 
 def test_summarise_reports_acceptance_figures() -> None:
     stats, batches = counted({0: 2, 2: 6}, lambda number: number % 3)
     runs = [a_run("a", "plain", 8, 1.0), Run("a", "p", "drafted", 0, (1,), 1.0, 0.5, stats, batches, "length")]
-    summary = summarise(runs, CURVE)[0]
+    summary = summarise(runs, TIMES)[0]
     # Two of the six drafts keep 2 tokens, two keep 0 and two keep 1.
     assert summary.acceptance_by_position == [pytest.approx(4 / 6), pytest.approx(2 / 4)]
     assert summary.alpha == pytest.approx(6 / 10)

@@ -14,7 +14,7 @@ import pytest
 from support.cli_runner import DEMO, run
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.benchmark.server_comparison import RemoteServer, compare_answers, compare_with_server
@@ -110,7 +110,7 @@ def test_compare_alternates_sides_and_sends_each_prompt_once() -> None:
         order.append("theirs")
         return native(path, body)
 
-    decoder = Ours(target, drafter=None, curve=CostCurve({1: 0.5}), clock=clock.perf_counter)
+    decoder = Ours(target, drafter=None, times=make_fixed_curve({1: 1.0}), clock=clock.perf_counter)
     cases = [Case("kind", str(i), (*PROMPT, i)) for i in range(3)]
     with server(reply) as (url, asked):
         pairs = list(compare_with_server(decoder, RemoteServer(url, target), cases, 5, Sampling()))

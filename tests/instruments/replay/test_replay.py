@@ -16,8 +16,8 @@ from support.recordings import make_recordings
 
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft, Drafter
@@ -54,7 +54,7 @@ class Scripted(Drafter):
         return 0
 
 
-def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: CostCurve = CPU) -> ReplayCounts:
+def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: PassTimes = CPU) -> ReplayCounts:
     return Replay(drafter, FixedPolicy(most), curve=curve).run(Recording("c", "i", [1, 2, 3], response))
 
 
@@ -105,7 +105,7 @@ def test_replay_of_greedy_text_equals_decoding() -> None:
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)
     mock = MockTarget(12, seconds=make_fixed_curve(points).ratio, clock=clock, peak=6.0)
-    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=make_fixed_curve(points), clock=clock.perf_counter)
+    decoder = SpeculativeDecoder(mock, drafter=drafter, times=make_fixed_curve(points), clock=clock.perf_counter)
     replay = Replay(make_drafter(drafter), curve=make_fixed_curve(points))
     for first in range(6):
         prompt = [first, 2, 3]
@@ -137,7 +137,7 @@ def test_metered_loop_counts_only_drafting_time(monkeypatch: pytest.MonkeyPatch)
     ticks = iter(range(1000))
     monkeypatch.setattr("ngramspec.instruments.replay.replay.time", Mock(thread_time=lambda: float(next(ticks))))
     target = RecordedTarget(CPU)
-    options = {"drafter": Scripted([11], []), "policy": FixedPolicy(4), "curve": CPU, "clock": target.clock}
+    options = {"drafter": Scripted([11], []), "policy": FixedPolicy(4), "times": CPU, "clock": target.clock}
     decoder = SpeculativeDecoder(target, **options)
     decoder.loop = meter = TimedLoop(decoder.policy, target.clock)
     verifier = Mock(fixed_length=False, **{"choose.return_value": None, "verify.return_value": Verdict((10,), 0)})
@@ -155,7 +155,7 @@ def test_replay_with_branches_saves_decode_calls_if_rows_are_cheap(
     answer = [t for _ in range(150) for t in (1, 2, *rng.choice([[3, 5, 6], [4, 7, 8]]))]
     recording = Recording("kind", "one", [1, 2, 3, 5, 6, 1, 2, 4, 7, 8], answer)
 
-    def replay(curve: CostCurve, leaves: int) -> ReplayCounts:
+    def replay(curve: PassTimes, leaves: int) -> ReplayCounts:
         monkeypatch.setattr(RecordedTarget, "leaves", leaves)
         steps: list[Step] = []
         tally = Replay(make_drafter("mixture"), curve=curve).run(recording, steps.append)
@@ -235,13 +235,13 @@ def test_curve_comparison_when_interrupted_keeps_finished_recordings(monkeypatch
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> SpeculativeDecoder:
-    return SpeculativeDecoder(MockTarget(12, peak=6.0), curve=CPU, calibration_folder=tmp_path)
+    return SpeculativeDecoder(MockTarget(12, peak=6.0), times=CPU, calibration_folder=tmp_path)
 
 
-def test_decoder_with_given_curve_neither_measures_nor_saves(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+def test_decoder_with_given_times_neither_learns_nor_saves(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
     steps = list(decoder.generate([1, 2, 3], max_tokens=100))
     assert decoder.target.batches == [step.batch for step in steps[1:]]
-    assert {step.plain_seconds for step in steps[1:]} == {1.0}
+    assert decoder.times.to_json() == CPU.copy().to_json()
     assert list(tmp_path.iterdir()) == []
 
 

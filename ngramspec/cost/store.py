@@ -1,0 +1,79 @@
+"""`StoredTimes`: the ratios of a model's `PassTimes` on this machine, between processes.
+
+They are stored in one small JSON file per model, build, machine and settings. The name of the file begins with the name
+of the model file, so that `load_batch_cost_ratio` finds it. It contains no seconds: a ratio is a prior that passes
+replace, whatever the machine was doing when it was learned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ngramspec.backend import Model
+from ngramspec.cost.times import PassTimes
+from ngramspec.storage import cache_folder, read_cache, write_cache_json
+
+END = "-times.json"  # end of the names of files
+
+
+class StoredTimes:
+    """The times of the passes of one model, and their file.
+
+    Args:
+        target: Model; without a fingerprint nothing is stored.
+        folder: Folder of the files; `None` means the user's cache folder.
+    """
+
+    def __init__(self, target: Model, folder: Path | None = None) -> None:
+        folder = folder or cache_folder("calibration")
+        self.path = folder / f"{target.fingerprint}{END}" if target.fingerprint else None
+        self.times = (_read(self.path) if self.path else None) or PassTimes()
+        self._saved_pairs = self.times.pairs
+
+    def save(self) -> None:
+        """Store the ratios if passes have shown something since they were last stored; see `storage.write_cache`."""
+        if self.path is not None and self.times.pairs > self._saved_pairs:
+            write_cache_json(self.path, self.times.to_json())
+            self._saved_pairs = self.times.pairs
+
+    def forget(self) -> None:
+        """Delete the ratios, including the file."""
+        self.times, self._saved_pairs = PassTimes(), 0
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> PassTimes | None:
+    """Return the times in a file; `None` if it has none."""
+    try:
+        data: Mapping[str, Any] = json.loads(read_cache(path) or "")
+        ratios = {int(size): float(ratio) for size, ratio in data["ratios"].items()}
+        first, second = map(float, data["change"])
+        if not all(size > 0 and 0 < ratio < math.inf for size, ratio in ratios.items()) or 1 not in ratios:
+            return None
+        if not (0 <= first < math.inf and 0 <= second < math.inf):
+            return None
+        return PassTimes(ratios, (first, second), pairs=int(data["pairs"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def load_batch_cost_ratio(model: str, folder: Path | None = None) -> float | None:
+    """Return the last stored T(4) / T(1) of a model on this machine; `None` if none is stored.
+
+    Args:
+        model: Beginning of the model's fingerprints, and so of the names of its files.
+        folder: Folder of the files; `None` means the user's cache folder.
+    """
+    found: list[tuple[float, float]] = []
+    for path in (folder or cache_folder("calibration")).glob(f"{model}*{END}"):
+        if (times := _read(path)) is not None:
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, times.ratio(4)))
+    return max(found)[1] if found else None

@@ -1,0 +1,202 @@
+"""Tests of what passes teach about their costs; `policies/test_promise.py` tests what follows from it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ngramspec.cost.times import FEW, PRIOR, SIZES, PassTimes, RestoreCost
+
+ALL = range(1, 65)
+COSTS = {1: 1.0, 2: 1.2, 3: 1.5, 4: 1.8, 8: 3.0, 16: 5.0, 64: 17.0}
+
+
+def teach(times: PassTimes, size: int, cost: float, level: float = 0.01, pairs: int = FEW) -> None:
+    """Show pairs of a plain pass and one over `size` tokens."""
+    for _ in range(pairs):
+        times.observe(times.offset + 1, level)
+        times.observe(size, level * cost)
+
+
+def test_new_times_hold_the_default_prior_and_no_seconds() -> None:
+    times = PassTimes()
+    assert [times.ratio(n) for n in SIZES] == pytest.approx([PRIOR[n] for n in SIZES])
+    assert (times.level, times.seconds(8), times.pairs, times.change) == (0.0, 0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("factor", [1 / 40, 0.5, 1.0, 40.0])
+def test_pairs_replace_any_prior(factor: float) -> None:
+    times = PassTimes({n: 1 + factor * (cost - 1) for n, cost in COSTS.items()})
+    for size, cost in COSTS.items():
+        if size > 1:
+            teach(times, size, cost)
+    assert [times.ratio(n) for n in COSTS] == pytest.approx(list(COSTS.values()), rel=0.02)
+
+
+def test_load_changes_level_and_no_ratio() -> None:
+    """A compiler starts between two pairs, and each pass takes three times as long."""
+    times = PassTimes(COSTS)
+    teach(times, 4, 1.8)
+    before = [times.ratio(n) for n in ALL]
+    teach(times, 4, 1.8, level=0.03)
+    assert times.level == pytest.approx(0.03)
+    assert [times.ratio(n) for n in ALL] == pytest.approx(before)
+
+
+def test_one_interruption_raises_nothing_and_is_hardly_charged() -> None:
+    times = PassTimes(COSTS)
+    teach(times, 4, 1.8, pairs=8)
+    times.observe(1, 0.01)
+    charge = times.observe(4, 1.0)
+    assert charge.cost == pytest.approx(1.3 * 1.8)
+    assert charge.is_surprising
+    assert times.ratio(4) == pytest.approx(1.8, rel=0.01)
+    new = PassTimes(COSTS)
+    teach(new, 8, 30.0, pairs=1)
+    assert new.ratio(8) == pytest.approx(3.0), "a single value only lowers a ratio"
+    teach(new, 16, 2.0, pairs=1)
+    assert new.ratio(16) == pytest.approx(2.0)
+
+
+def test_confirmed_cost_is_charged_to_earlier_passes() -> None:
+    times = PassTimes(dict.fromkeys(ALL, 1.0))
+    teach(times, 2, 1.0, level=1.0, pairs=8)
+    charges = [times.observe(size, cost) for size, cost in ((1, 1.0), (8, 6.0), (1, 1.0), (8, 6.0))]
+    assert [charge.cost for charge in charges] == pytest.approx([1.0, 1.3, 1.0, 1.3])
+    assert charges[3].correction == pytest.approx(2 * (6.0 - 1.3))
+
+
+def test_five_new_values_replace_a_window() -> None:
+    times = PassTimes(COSTS)
+    teach(times, 4, 1.8, pairs=30)
+    teach(times, 4, 3.2, pairs=5)
+    assert times.ratio(4) == pytest.approx(3.2)
+
+
+def test_values_far_apart_make_no_pair() -> None:
+    times = PassTimes(COSTS)
+    times.observe(1, 0.01)
+    for _ in range(5):
+        times.skip(2)
+    times.observe(4, 0.09)
+    for _ in range(5):
+        times.skip(2)
+    times.observe(1, 0.01)
+    assert times.pairs == 0
+
+
+def test_unknown_sizes_follow_neighbours() -> None:
+    """All passes cost twice as much more as stored; only two sizes were seen."""
+    times = PassTimes(COSTS)
+    for size in (4, 16):
+        teach(times, size, 1 + 2 * (COSTS[size] - 1))
+    for size in (2, 3, 8, 64):
+        assert times.ratio(size) == pytest.approx(1 + 2 * (COSTS[size] - 1), rel=0.35)
+        assert times.ratio(size) > COSTS[size]
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.0), (2.5, 4.0)])
+def test_cost_of_change_is_learned_from_three_plain_passes(first: float, second: float) -> None:
+    times = PassTimes(COSTS)
+    for _ in range(12):
+        times.observe(4, 0.01 * (1.8 + first))
+        for extra in (first, second, 0.0, 0.0):
+            times.observe(1, 0.01 * (1 + extra))
+    assert times.change == pytest.approx(first + second, rel=0.05)
+    assert times.change_now(1) == 0.0
+    assert times.change_now(4) == pytest.approx(first, rel=0.05)
+
+
+def test_two_passes_refute_a_cost_of_change() -> None:
+    times = PassTimes(COSTS, (31.0, 0.0))
+    for size in (1, 1, 1, 4, 4, 1, 1, 4):
+        times.observe(size, 0.01 * COSTS[size])
+    assert times.change == pytest.approx(0.8), "that of a pass over four tokens beyond a plain one"
+    times.observe(1, 0.01)
+    times.observe(2, 0.012)
+    times.observe(1, 0.01)
+    assert times.change < 0.3, "what is left is within noise"
+
+
+def test_wants_plain_pass_for_unknown_size_and_after_change_of_speed() -> None:
+    times = PassTimes(COSTS)
+    for _ in range(6):
+        times.observe(4, 0.018)
+    assert times.wants_plain
+    teach(times, 4, 1.8)
+    for _ in range(20):
+        times.observe(4, 0.018)
+    assert not times.wants_plain
+    for _ in range(5):
+        times.observe(4, 0.036)
+    assert times.wants_plain
+
+
+def test_several_texts_have_separate_times_that_begin_as_part_of_one() -> None:
+    times = PassTimes(COSTS)
+    four = times.for_plain(4)
+    assert [four.ratio(n) for n in (4, 8, 16)] == pytest.approx([1.0, 3.0 / 1.8, 5.0 / 1.8])
+    teach(four, 8, 1.1)
+    assert four.ratio(8) == pytest.approx(1.1)
+    assert times.ratio(8) == 3.0
+    assert times.for_plain(4) is four
+    assert times.now == four.now == 2 * FEW
+    assert four.cost_of([8], [4]) == four.ratio(8)
+    assert four.cost_of([4, 4], [4]) == pytest.approx(2.0)
+
+
+def test_restore_costs_are_medians_of_what_was_seen() -> None:
+    times = PassTimes(COSTS)
+    assert times.restore(0) == RestoreCost(0.0, 0.0, 0)
+    times.observe(1, 0.01)
+    for seconds in (0.005, 0.005, 9.0):
+        times.observe_copy(seconds, is_load=False)
+        times.observe_copy(2 * seconds, is_load=True)
+    assert times.restore(0) == RestoreCost(pytest.approx(0.5), pytest.approx(1.0), 0)
+    assert times.restore(7) == RestoreCost(0.0, pytest.approx(1.0), 7), "a checkpoint exists already"
+
+
+def test_known_costs_never_change() -> None:
+    times = PassTimes(COSTS, (0.3, 0.0), is_fixed=True)
+    before = [times.ratio(n) for n in ALL]
+    for size in (1, 4, 4, 1, 16):
+        assert times.observe(size, 2.0).cost == 2.0
+    times.observe_copy(1.0, is_load=True)
+    assert [times.ratio(n) for n in ALL] == before
+    assert (times.change, times.level, times.last, times.wants_plain) == (0.3, 1.0, 16, False)
+
+
+PASSES = st.lists(st.tuples(st.sampled_from(ALL), st.floats(1e-6, 1e3)), max_size=150)
+
+
+@given(PASSES, st.dictionaries(st.sampled_from(SIZES), st.floats(0.01, 1e4), min_size=1))
+def test_after_any_passes_costs_are_possible(passes: list[tuple[int, float]], prior: dict[int, float]) -> None:
+    times = PassTimes({1: 1.0, **prior})
+    for size, seconds in passes:
+        charge = times.observe(size, seconds)
+        assert 0 <= charge.cost < math.inf
+        assert 0 <= charge.correction < math.inf
+    for n in ALL:
+        assert 1 <= times.ratio(n) <= 1.5 * n
+    batches = times.optimal_batches(ALL)
+    for n in ALL:
+        size, cost = batches[n]
+        assert size >= n
+        assert cost <= times.ratio(n)
+    assert all(slope >= 0 or math.isinf(slope) or slope < 0 for slope in times.slopes(ALL))
+    assert 0 <= times.change < math.inf
+
+
+@given(
+    points=st.dictionaries(st.integers(2, 20), st.floats(1.0, 30.0), max_size=8),
+    sizes=st.sampled_from([tuple(range(1, 21)), (1, 2, 4, 8, 16), (1, 3, 9)]),
+)
+def test_slopes_equal_minimum_cost_per_added_token(points: dict[int, float], sizes: tuple[int, ...]) -> None:
+    times = PassTimes({1: 1.0, **points}, is_fixed=True)
+    costs = [cost for _, cost in times.optimal_batches(sizes)[1:]]
+    for k, slope in enumerate(times.slopes(sizes)[: len(costs)]):
+        later = [(costs[m] - costs[k]) / (m - k) for m in range(k + 1, len(costs))]
+        assert slope == pytest.approx(min(later, default=math.inf))
