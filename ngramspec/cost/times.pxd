@@ -14,6 +14,7 @@ cdef class PassTimes:
     cdef public Py_ssize_t offset
     cdef public double level
     cdef public Py_ssize_t pairs
+    cdef public Py_ssize_t largest
     cdef public Py_ssize_t _now
     cdef public Py_ssize_t _last
     cdef public Py_ssize_t _position

@@ -139,7 +139,7 @@ class PassTimes:
         self._copies = Window(), Window()  # cost of a checkpoint, and of the way back to it
         self._extra = [float(change[0]), float(change[1])]
         for window, extra in zip(self._changes, change, strict=True):
-            window.values = [1.0 + extra] * FEW if extra else []
+            window.values, window.value = [1.0 + extra] * FEW if extra else [], 1.0 + extra
         self._recent: list[float] = []  # seconds of the last passes / the ratio of their size
         self.level = 1.0 if is_fixed else 0.0  # seconds of a plain pass now; 0 if unknown
         self._plain = self._plain_level = 0.0  # seconds of the last plain pass, and the level then
@@ -149,6 +149,7 @@ class PassTimes:
         self._run = [0.0, 0.0]  # seconds of the last plain passes that came first and second after a change of size
         self._unpaired: list[tuple[int, float, float, int]] = []  # size, seconds, cost of the change, pass
         self.pairs = pairs
+        self.largest = 1  # largest size whose cost was seen, beyond `offset`
         self._root = self if root is None else root
         self._others: dict[int, PassTimes] = {}  # by number of texts
         self._now = 0
@@ -252,11 +253,6 @@ class PassTimes:
             costs = [1.0 + (cost - 1.0) / hope for _, cost in self.optimal_batches(sizes)[texts:]]
             slopes = self._slopes[key] = find_slopes(costs)
         return slopes
-
-    @property
-    def largest(self) -> int:
-        """Largest size that was seen."""
-        return max((n for n, window in self._ratios.items() if window.values), default=1)
 
     def seen(self, size: int) -> int:
         """Return the pass since which this size was seen `FEW` times; `-NEVER` if it was not."""
@@ -362,14 +358,15 @@ class PassTimes:
             self._unpaired.clear()
         return correction
 
-    def book(self, cost: float, size: int, seconds: float) -> Charge:
-        """Learn only the level from a pass of several batches, of which the first has `size` tokens."""
+    def book(self, cost: float, parts: Sequence[int], seconds: float) -> Charge:
+        """Learn only the level from a pass that llama.cpp divides into several batches."""
         if not self.is_fixed:
+            self.largest = max(self.largest, sum(parts) - self.offset)
             self._root._now += 1
             self._recent.append(seconds / cost)
             del self._recent[:-RECENT]
             self.level = median(self._recent)
-        self._begin(size)
+        self._begin(parts[0])
         return Charge(min(seconds / self.level, JUMP * cost))
 
     def observe_copy(self, seconds: float, *, is_load: bool) -> None:
@@ -384,6 +381,7 @@ class PassTimes:
         window, before = self._ratios[key], self.ratio(key + self.offset)
         is_new = window.add(max(LOWEST, min(cost, WORST * key)), self._root._now)
         self.pairs += 1
+        self.largest = max(self.largest, size)
         values = window.values
         if len(values) <= FEW or abs(window.value - before) > MOVED * before:
             self._rebuild()
@@ -397,7 +395,7 @@ class PassTimes:
         The median counts once nearly all of several values are above 1, and until it falls below `CHANGE`.
         """
         for position, window in enumerate(self._changes):
-            window.add(self._run[position] / seconds, self._root._now)
+            window.add(self._run[position] / seconds, 0)  # rare, so that none is ever too old
             order = sorted(window.values)
             is_certain = self._extra[position] > 0.0 or (
                 order[len(order) // 8] > 1.0 if len(order) >= 8 else len(order) >= RUN and order[0] > JUMP

@@ -179,7 +179,7 @@ class SharedLoop(DecodingLoop):
             whole = batches[0] + current.owed
             charge = times.observe(whole, current.seconds) if current.is_timed else times.skip(whole)
         else:  # the time of one batch is the time of the pass; that of several cannot be divided
-            charge = times.book(times.cost_of(batches, group.plain), batches[0], current.seconds)
+            charge = times.book(times.cost_of(batches, group.plain), batches, current.seconds)
         return charge, times.level
 
 

@@ -301,7 +301,8 @@ class CostPolicy(Policy):
         if budget < 0:
             return best
         rate, plain = self.rate, batches([1] * n)
-        largest = min(sizes[-1], n - 1 + self._reachable(times))
+        # With separate caches, a pass is one batch only if each text has a draft token.
+        largest = min(sizes[-1], max(2 * n, n - 1 + self._reachable(times)))
         best_value, sure_cost = n - rate, math.inf
         may_probe, oldest = self._may_probe and not times.is_fixed, times.now - STALE
         probe: list[tuple[int, int]] | None = None

@@ -12,8 +12,8 @@ class LossBudget:
     neither the load of the machine nor its clock creates or destroys savings.
 
     - The saved time is the number of plain passes for the tokens of drafted passes, minus the cost of these. Old values
-      fade, large losses slowly (`REPAYMENT`). The budget is the saved time, at most `MOST`, plus `ALLOWANCE` of the
-      time spent, plus `CREDIT`.
+      fade, large losses slowly (`REPAYMENT`). The budget is the saved time, plus `ALLOWANCE` of the time spent, plus
+      `CREDIT`.
     - A new text inherits at most `START` of gain from earlier texts, and at most `DEBT` of loss. It inherits no loss if
       it repeats an earlier answer.
     - The time of drafts without verification has a limit: `ALLOWANCE` of the time spent, plus `DRAFTING_CREDIT`, plus
@@ -27,7 +27,6 @@ class LossBudget:
     START = 0.5
     DEBT = 2.0
     FADE = 0.995
-    MOST = 7.0
     # Maximum part of the time spent by which a loss fades. On CUDA, one rejected draft may cost 15 plain passes.
     REPAYMENT = 0.01
     DRAFTING_CREDIT = 0.25
@@ -75,7 +74,7 @@ class LossBudget:
         expense = max(0.0, done.draft_cost - self.CHEAP)
         self._is_expensive = expense > 0 or (self._is_expensive and not done.draft_cost)
         if drafting:
-            self._saved = min(self.MOST, self._saved + len(done.tokens) / self._texts - cost)
+            self._saved += len(done.tokens) / self._texts - cost
         else:
             if self._drafting or self._drafted_before:
                 # The first pass of another size rebuilds its graph, and on CUDA the second one captures it. The drafts

@@ -45,14 +45,14 @@ def test_engine_with_repeated_request_drafts_earlier_answer(sampling: Sampling) 
     first, *repeated = asks(request, request, request)
     assert first == (0, 0, LENGTH - 1)
     # The loss budget allows 3 tokens first, and more after each success, up to its limit.
-    assert repeated == [(88, 88, 7)] * 2
+    assert repeated == [(90, 90, 5)] * 2
 
 
 def test_engine_after_losses_elsewhere_drafts_repeated_request_fully() -> None:
     request = Request(PROMPT, LENGTH)
     _, *others, repeated = asks(request, *[misleading(200 + 20 * i) for i in range(4)], request)
     assert others == [(3, 0, 7)] * 3 + [(0, 0, 7)]  # the budget is used up
-    assert repeated == (88, 88, 7)
+    assert repeated == (90, 90, 5)
 
 
 def test_engine_with_other_seed_does_not_draft_earlier_answer() -> None:

@@ -326,6 +326,7 @@ def test_cost_policy_with_several_texts_never_exceeds_time_bound(
     curve: str, texts: int, right: float, split: bool
 ) -> None:
     drafted, plain = (seconds(curve, texts, split, chance) for chance in (right, None))
-    assert drafted <= 1.02 * plain + 0.01 * CURVES[curve](texts)
+    # Each number of texts has a separate loss budget, and after accepted drafts the texts end one after the other.
+    assert drafted <= 1.02 * plain + 0.01 * sum(map(CURVES[curve], range(1, texts + 1)))
     if curve == "flat" and right > 0.9:
         assert drafted < 0.5 * plain
