@@ -13,12 +13,12 @@ quiet, because each of these rules holds on a busy machine too:
 3. One pass proves little, because it may have been interrupted: a plain one that takes twice the level is no partner,
    a single value only lowers a ratio, and a pass is charged at most `JUMP` of its expected time until a second one of
    its size confirms what it took.
-4. A size without values is corrected as far as its nearest neighbours were, and costs at most `LEAP` times as many
-   plain passes more than the largest one that was seen allows (`reachable`).
-5. A change of size costs at most what a pass that follows one took beyond a plain one.
+4. A size without values is corrected as far as its nearest neighbours were.
+5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
+   It is at most what two passes that follow a change took beyond a plain one.
 
 Example: the last plain pass took 10 ms and the next one, over 4 tokens, 15 ms, so T(4) / T(1) = 1.5. Then a compiler
-starts, and the next two take 30 ms and 45 ms: again 1.5. The level becomes 30 ms after three such passes.
+starts, and the next two take 30 ms and 45 ms: again 1.5. The level is 30 ms after three such passes.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ REACH = 4  # maximum number of passes between the two of a pair
 CHECK = 16  # minimum number of passes between two plain ones that a change of the level requests
 STALE = 256  # passes after which values are replaced by the first new one
 NEVER = 1 << 40
+SHORTEST = 1e-9  # minimum seconds of a pass, for clocks that stand still
 MOVED = 0.02  # change of a ratio from which on the tables are rebuilt
 PADDED = 0.97  # maximum cost of a padded batch, as a part of that of the size that fits
 DEAREST = 8.0  # maximum charge for a change of size that was seldom seen
-CHANGE = 1.05  # passes after a change of size cost more only if three quarters of them take longer than this
+CHANGE = 1.05  # a change of size costs something only if the median pass after it takes longer than this
 SPLIT = 2.0  # maximum cost of a batch that was not seen for long, over that of smaller ones in its place
 WORST = 1.5  # maximum cost of a batch over that of its tokens one by one
 LOWEST = 0.8  # minimum T(n) / T(1): a batch does more work than a single token
@@ -311,6 +312,7 @@ class PassTimes:
         if self.is_fixed:
             self._begin(size)
             return Charge(seconds / level)
+        seconds = max(seconds, SHORTEST)
         root = self._root
         root._now += 1
         now = root._now
@@ -363,7 +365,7 @@ class PassTimes:
         if not self.is_fixed:
             self.largest = max(self.largest, sum(parts) - self.offset)
             self._root._now += 1
-            self._recent.append(seconds / cost)
+            self._recent.append(max(seconds, SHORTEST) / cost)
             del self._recent[:-RECENT]
             self.level = median(self._recent)
         self._begin(parts[0])
@@ -419,9 +421,6 @@ class PassTimes:
         return extra
 
     # ------------------------------------------------------------------ tables
-
-    def _prior_at(self, size: int) -> float:
-        return self._prior[size] if size in self._prior else extrapolate(self._prior, size)
 
     def _rebuild(self) -> None:
         """Rebuild the tables: windows, priors corrected by their neighbours, and lines between them."""

@@ -10,7 +10,11 @@ from ngramspec.cost.times import FEW, SIZES, PassTimes
 
 
 def time_passes(
-    model: Model, tokens: Sequence[int], times: PassTimes, clock: Callable[[], float] = time.perf_counter
+    model: Model,
+    tokens: Sequence[int],
+    times: PassTimes,
+    clock: Callable[[], float] = time.perf_counter,
+    max_seconds: float = 5.0,
 ) -> None:
     """Time passes over parts of a text after the cached tokens, roll each of them back, and teach `times`.
 
@@ -22,13 +26,14 @@ def time_passes(
         tokens: Text, because the time of a mixture of experts depends on the tokens.
         times: Costs of the model's passes.
         clock: Returns the time in seconds.
+        max_seconds: Time after which no further size is begun, the smallest ones first.
     """
-    start = len(model.tokens)
+    start, end = len(model.tokens), clock() + max_seconds
     largest = min(len(tokens), model.max_batch, model.n_ctx - start)
     for _ in range(FEW):
         for size in SIZES[1:]:
             # The third pass in a row of a size does not contain the cost of a change of size.
-            for n in (1, 1, 1, size, size, size) if size <= largest else ():
+            for n in (1, 1, 1, size, size, size) if size <= largest and clock() < end else ():
                 model.checkpoint()
                 began = clock()
                 model.evaluate(tokens[:n])

@@ -17,6 +17,8 @@ import pytest
 from architectures.comparison import Bench, Result
 from architectures.files import names, write_models
 from architectures.settings import BRIEF, QUICK
+from ngramspec.cost.times import PassTimes
+from ngramspec.cost.trial_passes import time_passes
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import list_checks
@@ -76,6 +78,19 @@ def test_drafts_in_exact_mode_or_with_threads_keep_text(exact: bool, threads: in
     with closing(Bench(path, tmp_path, exact=exact, threads=threads)) as bench:
         for setting in (*QUICK[:2], replace(QUICK[-1], length=900)):
             check(bench.requests(setting), exact=exact)
+
+
+@models("llama", "mamba", "qwen35", "lfm2", also=["jamba", "gemma3"])
+def test_trial_passes_leave_state_of_text(path: Path) -> None:
+    with Target(path, n_ctx=256, threads=1, exact="off") as target:
+        sequence = target.sequences[0]
+        sequence.prefill(list(range(40, 80)))
+        expected = sequence.evaluate([5]).copy()
+        sequence.clear()
+        sequence.prefill(list(range(40, 80)))
+        time_passes(sequence, list(range(5, 75)), PassTimes())
+        assert sequence.tokens == list(range(40, 80))
+        np.testing.assert_allclose(sequence.evaluate([5]), expected, atol=0.01)
 
 
 @models("llama", "qwen3moe", "deepseek2", also=["minimax-m2"])

@@ -101,3 +101,12 @@ def test_load_batch_cost_ratio_returns_newest_of_model(tmp_path: Path) -> None:
     assert load_batch_cost_ratio("a", tmp_path) == pytest.approx(1.7)
     assert load_batch_cost_ratio("b", tmp_path) == pytest.approx(1.9)
     assert load_batch_cost_ratio("c", tmp_path) is None
+
+
+def test_time_passes_ends_within_its_time(tmp_path: Path) -> None:
+    target, clock = make_target()
+    target.prefill([1, 2])
+    times = StoredTimes(target, tmp_path).times
+    time_passes(target, list(range(20)) * 4, times, clock.perf_counter, max_seconds=0.02)
+    assert 1 < max(target.batches) < 8
+    assert clock.now < 0.04
