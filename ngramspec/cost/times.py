@@ -404,7 +404,7 @@ class PassTimes:
             )
             cost = window.cautious_value
             before, self._extra[position] = self._extra[position], cost - 1.0 if is_certain and cost > CHANGE else 0.0
-            if not before and self._extra[position]:  # what was learned without it contains it
+            if not before and self._extra[position] > JUMP - 1.0:  # what was learned without it contains it
                 self._ratios = {n: Window() for n in self._prior}
                 self._unpaired.clear()
                 self._rebuild()
