@@ -39,7 +39,6 @@ cdef class PassTimes:
     cdef dict _points
     cdef set _known
     cpdef double ratio(self, Py_ssize_t size) except? -1
-    cpdef double seconds(self, Py_ssize_t size) except? -1
     cpdef double change_now(self, Py_ssize_t size) except? -1
     cpdef optimal_batches(self, sizes)
     cpdef observe(self, Py_ssize_t size, double seconds)

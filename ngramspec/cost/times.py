@@ -187,10 +187,6 @@ class PassTimes:
         ratio: float = self._own[size]
         return ratio
 
-    def seconds(self, size: cython.Py_ssize_t) -> float:
-        """Return the expected seconds of a pass over `size` tokens; 0 if no pass was seen."""
-        return self.level * self.ratio(size)
-
     @property
     def now(self) -> int:
         """Number of passes of the model."""
@@ -334,6 +330,7 @@ class PassTimes:
                 correction = self._learn(size, seconds / self._plain - extra)
             else:
                 self._unpaired.append((size, seconds, extra, now))
+                del self._unpaired[:-REACH]  # earlier ones are too far from any plain pass to come
         else:
             correction = self._observe_plain(position, seconds)
         is_rare = False
@@ -460,8 +457,13 @@ class PassTimes:
         self._extend(LARGEST)
 
     def _extend(self, size: int) -> None:
-        """Fill the table of ratios up to `size`."""
-        self._own += [extrapolate(self._points, n) for n in range(len(self._own), size + 1)]
+        """Fill the table of ratios up to `size`: lines between the points, then the mean slope from size 1."""
+        points, own = self._points, self._own
+        sizes = sorted(points)
+        for low, high in pairwise(sizes):
+            for n in range(max(low, len(own)), min(high, size + 1)):
+                own.append(points[low] + (points[high] - points[low]) * (n - low) / (high - low))
+        own += [extrapolate(points, n) for n in range(len(own), size + 1)]
 
     def _make_batches(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
         offset, fitting, best, size_set = self.offset, 0, 0, set(sizes)

@@ -150,7 +150,7 @@ class SharedLoop(DecodingLoop):
                 share = plan.size / current.size
                 step.batch, step.seconds, step.draft_seconds = plan.size, current.seconds * share, overhead / n
                 step.is_surprising = charge.is_surprising
-                # In passes that one text would need alone: the tokens of all texts cost one plain pass of all.
+                # A plain pass gives each text a token, so it costs each of them one.
                 step.cost, step.draft_cost = charge.cost * share * n, step.draft_seconds / level * n if level else 0.0
         if current.texts[0].drafts.drafter is not None:
             self._cost_policy.for_n_sequences(n).record(
