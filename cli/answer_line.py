@@ -17,6 +17,10 @@ LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "sto
 INTERRUPTIONS = ("stopped", "interrupted", "failed")
 """Words for answers that ended early."""
 
+RARE = 0.1  # share of passes up to which drafts are too rare for a gain
+
+EXPENSIVE = 2.0  # T(4) / T(1) from which on batches are expensive: three draft tokens cost a second pass
+
 
 class AnswerReport:
     """Report after each answer: a line with its speed, and notes for the user that are each shown once."""
@@ -32,11 +36,23 @@ class AnswerReport:
         ending: str,
         *,
         seed: int | None = None,
+        intro: str = "",
     ) -> None:
-        """Report on an answer; `ending` is its stop reason or one of `INTERRUPTIONS`."""
-        speed = format_speed(stats)
-        gain = None if decoder.drafter is None else format_gain(stats, decoder.times)
-        parts = [ending if ending in INTERRUPTIONS else "", speed if gain is None else f"{speed}, {gain}"]
+        """Report on an answer.
+
+        Args:
+            stats: Counters of the answer.
+            decoder: Decoder that generated it.
+            governor: Threads of the model; `None` means that the load is unknown.
+            ending: Stop reason of the answer, or one of `INTERRUPTIONS`.
+            seed: Seed to show, if it is a new one.
+            intro: Start of the line.
+        """
+        busy_cores = governor.state.other_cores if governor is not None else None
+        is_busy = busy_cores is not None and busy_cores > CpuLoad.QUIET
+        gain = None if decoder.drafter is None else format_gain(stats, decoder.times, is_busy=is_busy)
+        figures = ", ".join(filter(None, (format_speed(stats), gain)))
+        parts = [intro, ending if ending in INTERRUPTIONS else "", figures]
         if seed is not None and self._is_new(f"seed {seed}"):
             parts.append(f"seed {seed}")
         note("; ".join(filter(None, parts)))
@@ -49,8 +65,7 @@ class AnswerReport:
             note(f"note: rounding could have changed {calls}; --exact on prevents this")
         # Without -t, decoding leaves busy cores to other programs, with --exact off even if that changes bits.
         is_fixed = governor is not None and not governor.adapts and governor.threads > 1
-        used = governor.state.other_cores if governor is not None and is_fixed else None
-        if used is not None and used > CpuLoad.QUIET and self._is_new("threads"):
+        if is_fixed and is_busy and self._is_new("threads"):
             note("note: decoding would be faster without -t or with --exact off: other programs use the same cores")
 
     def _is_new(self, name: str) -> bool:
@@ -62,22 +77,30 @@ class AnswerReport:
 
 def format_speed(stats: Stats) -> str:
     """Return the number of tokens and their rate."""
-    text = pluralize(stats.generated, "token")
-    return text if stats.tokens_per_second is None else f"{text} at {stats.tokens_per_second:.1f} tokens/s"
+    text, speed = pluralize(stats.generated, "token"), stats.tokens_per_second
+    return text if speed is None else f"{text} at {speed:,.{1 if speed < 1000 else 0}f} tokens/s"
 
 
-def format_gain(stats: Stats, times: PassTimes | None = None) -> str | None:
-    """Return the gain from drafts, or the reason for its absence; `None` if the answer is too short."""
+def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool = False) -> str | None:
+    """Return the gain from drafts, or the one reason for its absence; `None` if the answer is too short.
+
+    Args:
+        stats: Counters of the answer.
+        times: Costs of passes; `None` means that they are unknown.
+        is_busy: True if other programs use the cores.
+    """
     if stats.passes < SHORT:
         return None
-    if stats.is_disturbed:
-        return "gain unknown: passes took different times" if stats.drafted else "no drafts"
-    cost = f": 4 tokens at once cost {times.ratio(4):.1f} times one token" if times is not None and times.pairs else ""
-    if not stats.drafted:
-        return f"no drafts{cost}"
     gain = stats.estimated_gain
     if gain is not None and round(gain, 2) > 1:
-        return f"about {gain:.2f} times as fast as without drafts"
-    if 2 * stats.accepted > stats.drafted:
-        return f"no gain{cost}"
-    return f"no gain: {stats.accepted} of {stats.drafted} draft tokens accepted"
+        return f"{gain:.2f} times as fast with drafts"
+    drafts = stats.passes - stats.passes_without_draft
+    if drafts + stats.missed <= RARE * stats.passes:
+        return "no gain: nothing repeated"
+    # Even of disturbed passes it is known that so few tokens saved nothing.
+    if drafts and 2 * stats.accepted <= (RARE * stats.passes if stats.is_disturbed else stats.drafted):
+        return "no gain: drafts were wrong"
+    if not stats.is_disturbed:
+        is_expensive = times is not None and times.pairs and times.ratio(4) >= EXPENSIVE
+        return "no gain: batches are expensive here" if is_expensive else "no gain: little repeated"
+    return f"gain unknown: {'other programs ran' if is_busy else 'times varied'}"

@@ -66,6 +66,7 @@ class Stats:
     tokens: int = 0  # tokens emitted by target passes
     passes: int = 0  # target passes
     passes_without_draft: int = 0
+    missed: int = 0  # passes without a draft although the drafter's first guess was right
     drafted: int = 0  # draft tokens sent to the target
     accepted: int = 0  # draft tokens emitted
     drafted_at: list[int] = field(default_factory=list)  # draft tokens sent, by position in the draft
@@ -96,6 +97,7 @@ class Stats:
         self.decode_seconds += done.elapsed
         k = len(done.drafted)
         self.passes_without_draft += k == 0
+        self.missed += k == 0 and done.correct_guesses > 0
         self.drafted += k
         self.accepted += done.accepted
         while len(self.drafted_at) < k:
