@@ -26,6 +26,10 @@ from ngramspec.errors import TargetError
 pytestmark = pytest.mark.exhaustive
 expect.set_options(timeout=PATIENCE * 1000)
 
+FITS = """[...document.querySelectorAll('main, main :is(.code, pre, table, .formula, .question)')].every(
+    (e) => e.scrollWidth <= e.clientWidth && (e.matches('main') || getComputedStyle(e).overflow === 'visible'))"""
+"""JavaScript expression for whether nothing in the conversation is cut off or scrolls to the side."""
+
 CONTRAST = Path(__file__).with_name("contrast.js")
 """JavaScript expression for the contrast between the page's texts and their backgrounds."""
 
@@ -291,14 +295,15 @@ HOSTILE = """<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>
 </div>&amp; <style>* { display: none }</style>"""
 
 
-def test_page_shows_html_in_answer_as_text(visit: Visit) -> None:
-    visit.answered(Script(f"{HOSTILE}\n\n[a](javascript:hit=1) ![b](http://127.0.0.2:9/c.png)"), "<i>Why</i>?")
-    assert visit.page.locator(".question").text_content() == "<i>Why</i>?"
-    expect(visit.answer.locator("p").first).to_have_text(HOSTILE.splitlines()[0])
-    expect(visit.answer.locator("pre")).to_have_text('<b onclick="1">bold</b>\n ``\n')
-    expect(visit.page.locator("#log :is(img, script, style, b, i)")).to_have_count(0)
-    expect(visit.page.locator("#log a")).to_have_count(1)
-    visit.page.locator("#log a").hover()
+def test_page_shows_html_in_messages_as_text(visit: Visit) -> None:
+    text = f"{HOSTILE}\n\n[a](javascript:hit=1) ![b](http://127.0.0.2:9/c.png)"
+    visit.answered(Script(text), text)
+    for shown in (visit.answer, visit.page.locator(".question")):
+        expect(shown.locator("p").first).to_have_text(HOSTILE.splitlines()[0])
+        expect(shown.locator("pre")).to_have_text('<b onclick="1">bold</b>\n ``\n')
+        expect(shown.locator(":is(img, script, style, b, i)")).to_have_count(0)
+        expect(shown.locator("a")).to_have_count(1)
+        shown.locator("a").hover()
     assert visit.page.evaluate("window.hit") is None
 
 
@@ -321,6 +326,41 @@ def test_page_renders_answer_equally_during_stream_and_after_reload(visit: Visit
     visit.page.reload()
     expect(visit.answer.locator("table")).to_be_visible()
     assert visit.answer.inner_html() == whole
+
+
+def test_page_renders_questions_like_answers(visit: Visit) -> None:
+    question = visit.page.locator(".question").last
+    visit.answered(Script(), "Fix *this*:\n\n```py\nx = 1\n```\n\n- a\n\n|b|\n|-|\n|c|")
+    for tag in ("em", "pre .number", "ul > li", "td"):
+        expect(question.locator(f".text {tag}")).to_have_count(1)
+    # Code without a fence keeps its indentation and marks.
+    code = "# fix\ndef __init__(self):\n    return a*b*c"
+    visit.answered(Script(), code)
+    assert question.locator(".text").text_content() == code
+    expect(question.locator("h3, strong, em, pre")).to_have_count(0)
+    visit.answered(Script(), "word\n" * 60)
+    visit.page.wait_for_function("document.querySelectorAll('.folded p').length === 1")
+    folded = question.bounding_box()["height"]
+    visit.press("Show all")
+    assert question.bounding_box()["height"] > folded * 2
+    visit.press("Show less")
+    assert question.bounding_box()["height"] == folded
+
+
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        ("```py\nimport os\n```\n\nExplain **this** `line`.", "Explain this line."),
+        ("```py\nimport os\n```", "import os"),
+        ("~~~\n---\n# A title\n", "A title"),
+        ("## Plan for x_1\nmore", "Plan for x_1"),
+        ("?!", "Untitled"),
+    ],
+)
+def test_page_names_conversation_after_first_words(visit: Visit, question: str, title: str) -> None:
+    visit.answered(Script(), question)
+    visit.press("Chats")
+    assert visit.listed() == [title]
 
 
 def test_page_without_renderer_shows_plain_text(visit: Visit) -> None:
@@ -413,11 +453,14 @@ def test_page_sends_attached_text_files(visit: Visit, tmp_path: Path) -> None:
     visit.page.dispatch_event("main", "drop", {"dataTransfer": dropped})
     expect(names).to_have_text([re.compile("a.py"), re.compile("d.txt")])
     visit.answered(Script(), "Mend this.")
-    content = "a.py\n````\nx = '``` é'\n````\n\nd.txt\n```\ndrop\n```\n\nMend this."
+    content = "a.py\n````py\nx = '``` é'\n````\n\nd.txt\n```txt\ndrop\n```\n\nMend this."
     assert visit.sent()["messages"] == [{"role": "user", "content": content}]
     expect(names).to_have_count(0)
     expect(visit.page.locator(".question li")).to_have_text(["a.py", "d.txt"])
-    expect(visit.page.locator(".question .plain")).to_have_text("Mend this.")
+    expect(visit.page.locator(".question > .text")).to_have_text("Mend this.")
+    visit.page.locator(".question summary").first.click()
+    expect(visit.page.locator(".question pre")).to_have_text("x = '``` é'\n")
+    expect(visit.page.locator(".question pre .string")).to_have_text("'``` é'")
     visit.press("Edit")
     expect(names).to_have_text([re.compile("a.py"), re.compile("d.txt")])
 
@@ -557,7 +600,10 @@ def test_page_contacts_no_other_host(visit: Visit) -> None:
 
 def test_page_fits_each_width_and_meets_contrast_requirement(visit: Visit) -> None:
     code = "```py\n# " + "x" * 200 + "\ndef f(): return 'a' + 1\n```"
-    visit.answered(Script(f"{'word ' * 30}\n{code}\n{'y' * 200} `z`\n\n|{'w' * 90}|b|\n|-|-|\n|1|2|\n\n> q", step=3))
+    tables = f"|{'w' * 90}|b|\n|-|-|\n|1|2|\n\n" + "\n".join(("|name" * 10, "|-" * 10, "|value" * 10))
+    text = f"{'word ' * 30}\n{code}\n{'y' * 200} `z`\n\n{tables}\n\n$$\n{'f' * 200}\n$$\n\n> q"
+    visit.answered(Script(text, step=3), f"{text}\n{code}\n{code}\n" * 5)
+    expect(visit.page.locator(".question table")).to_have_count(10)
     visit.page.get_by_label("Accepted drafts in green").check()
     visit.press("Settings")
     for width in (320, 900, 1200):
@@ -571,6 +617,7 @@ def test_page_fits_each_width_and_meets_contrast_requirement(visit: Visit) -> No
             assert box["x"] + box["width"] <= width, id
             assert box["y"] + box["height"] <= 640, id
         assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        visit.page.wait_for_function(FITS)
         for colours in ("light", "dark"):
             visit.page.emulate_media(color_scheme=colours)
             for green in (True, False):

@@ -13,9 +13,18 @@ function newChat(system) {
 }
 
 function titleOf(chat) {
-  const { typed, files, content } = chat.messages[0] ?? {};
-  const text = chat.title || typed || files?.[0]?.name || content || "";
-  return text.trim().split("\n")[0].slice(0, 80) || "Untitled";
+  const { typed, files, content = "" } = chat.messages[0] ?? {};
+  const text = typed?.trim() || files?.[0]?.name || content;
+  const words = chat.title.trim() || firstWords(text.replace(FENCED, "")) || firstWords(text) || "Untitled";
+  return Array.from(words).slice(0, 80).join("");
+}
+
+const FENCED = /^ *(`{3,}|~{3,})[^]*?(?:^ *\1|$(?![^]))/gm;
+
+// Returns the first line with a letter or digit, without marks of Markdown; fences are not lines.
+function firstWords(text) {
+  const lines = text.split("\n").filter((line) => !/^ *(```|~~~)/.test(line));
+  return lines.find((line) => /[\p{L}\p{N}]/u.test(line))?.replace(/^[\s>#*+-]+|\*\*|`/g, "").trim();
 }
 
 function loadChat(id) {

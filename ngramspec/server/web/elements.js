@@ -75,12 +75,7 @@ function build(node) {
   }
   element.append(...children.map(build));
   if (tag === "pre") return boxed(element, attributes.language);
-  if (tag !== "table") return element;
-  const box = document.createElement("div");
-  box.className = "scroll";
-  box.tabIndex = 0;
-  box.append(element);
-  return box;
+  return element;
 }
 
 function boxed(pre, language) {
@@ -89,9 +84,16 @@ function boxed(pre, language) {
   const bar = make("div", "bar", box);
   make("span", "", bar, language);
   button("Copy", bar, () => copy(pre.textContent), "Copy code");
-  pre.tabIndex = 0;
   box.append(pre);
   return box;
+}
+
+// Breaks words in the tables that are otherwise wider than their place.
+function fitTables(place) {
+  for (const table of place.querySelectorAll("table")) {
+    table.classList.remove("tight");
+    table.classList.toggle("tight", table.offsetWidth > table.parentElement.clientWidth);
+  }
 }
 
 const NOTHING = { elements: 0, units: 0, points: 0 };
@@ -139,6 +141,7 @@ class Markdown {
     following(() => {
       while (this.element.childNodes.length > from.elements) this.element.lastChild.remove();
       this.element.append(...made.blocks.map(build));
+      fitTables(this.element);
     });
     this.over = {
       elements: Math.max(this.element.childNodes.length - 1, 0),

@@ -21,8 +21,9 @@ class AnswerView {
     this.element.ariaLabel = "Answer";
     this.details = make("details", "thoughts", this.element);
     make("summary", "", this.details, "Thoughts");
-    this.thoughts = new Markdown(make("div", "", this.details));
-    this.answer = new Markdown(make("div", "answer", this.element));
+    this.details.ontoggle = () => fitTables(this.details);
+    this.thoughts = new Markdown(make("div", "text", this.details));
+    this.answer = new Markdown(make("div", "answer text", this.element));
     this.note = make("p", "note", this.element);
     const actions = make("div", "actions", this.element);
     button("Copy", actions, () => copy(answer.content), "Copy answer");
@@ -47,13 +48,39 @@ class QuestionView {
   constructor(message, at) {
     this.element = make("div", "", $("log"));
     const box = make("div", "question", this.element);
-    if (message.files?.length) {
-      const names = make("ul", "files", box);
-      for (const { name } of message.files) make("li", "", names, name);
+    const files = make("ul", "files", box);
+    for (const file of message.files ?? []) showAttached(file, make("li", "", files));
+    const text = make("div", "text", box);
+    text.dir = "auto";
+    this.text = new Markdown(text);
+    const actions = make("div", "actions", this.element);
+    const typed = typedOf(message);
+    if (typed.length > 2000 || typed.split("\n").length > 30) {
+      box.classList.add("folded");
+      const more = button("Show all", actions, () => (more.textContent = box.classList.toggle("folded") ? "Show all" : "Show less"));
     }
-    make("div", "plain", box, message.typed ?? message.content).dir = "auto";
-    button("Edit", make("div", "actions", this.element), () => edit(at));
+    button("Copy", actions, () => copy(typed), "Copy message");
+    button("Edit", actions, () => edit(at));
+    this.show(message);
   }
+
+  show(message) {
+    const typed = typedOf(message);
+    // Markdown would lose the indentation of code that is not in a fence.
+    const isLooseCode = /^(\t| {2})/m.test(typed) && !/^\s*(```|~~~|[-*+] |\d+[.)] )/m.test(typed);
+    if (isLooseCode) Object.assign(this.text.element, { className: "plain text", textContent: typed });
+    else this.text.show(typed, [], true);
+  }
+}
+
+const typedOf = ({ typed, content }) => typed ?? content;
+
+// Shows the name of an attached file, which opens its text.
+function showAttached(file, parent) {
+  const box = make("details", "", parent);
+  make("summary", "", box, file.name);
+  const text = new Markdown(make("div", "text", box));
+  box.ontoggle = () => text.element.firstChild || text.show(fenced(file), [], true);
 }
 
 // Shows the conversation; unchanged parts stay in place.
@@ -161,12 +188,15 @@ function busy(yes) {
 
 // Builds the message for the model: the files, each in fences that do not occur in it, then the typed text.
 function contentOf(typed, files) {
-  const parts = files.map(({ name, text }) => {
-    const ticks = Math.max(2, ...(text.match(/`+/g) ?? []).map((found) => found.length));
-    const fence = "`".repeat(ticks + 1);
-    return `${name}\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
-  });
+  const parts = files.map((file) => `${file.name}\n${fenced(file)}`);
   return [...parts, typed].filter((part) => part.trim()).join("\n\n");
+}
+
+// Returns the text of a file as code in Markdown; its language is the file's extension.
+function fenced({ name, text }) {
+  const ticks = Math.max(2, ...(text.match(/`+/g) ?? []).map((found) => found.length));
+  const fence = "`".repeat(ticks + 1);
+  return `${fence}${name.match(/\.(\w+)$/)?.[1] ?? ""}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 function ask() {
@@ -184,11 +214,10 @@ function ask() {
 
 function edit(at) {
   if (running) return;
-  const { content, typed = content, files: attached = [] } = chat.messages[at];
   editing = at;
-  files = attached;
+  files = chat.messages[at].files ?? [];
   showFiles();
-  $("question").value = typed;
+  $("question").value = typedOf(chat.messages[at]);
   $("editing").hidden = false;
   $("question").focus();
 }
@@ -428,7 +457,7 @@ for (const id of FIELDS.slice(1)) $(id).onchange = keep;
 $("key").onchange = () => {
   keep();
   identify();
-  for (const { message, view } of shown) view.show?.(message, true);
+  for (const { message, view } of shown) view.show(message, true);
 };
 const held = (event) => event.dataTransfer?.types.includes("Files");
 document.ondragover = (event) => {
@@ -445,6 +474,7 @@ $("question").onpaste = (event) => {
   attach([...event.clipboardData.files]);
 };
 wide.onchange = () => listed(wide.matches);
+new ResizeObserver(() => fitTables($("log"))).observe($("scroller"));
 addEventListener("storage", list);
 addEventListener("pagehide", () => {
   keep();
