@@ -35,6 +35,7 @@ from .console import (
 COMMANDS = {
     "chat": "Chat with a model.",
     "complete": "Continue a text from a file or from stdin.",
+    "edit": "Change a file as an instruction says.",
     "serve": "Serve a model over HTTP: OpenAI, Anthropic, Ollama and llama-server APIs, chat page.",
     "bench": "Measure the speed-up from drafting, by category of text.",
     "replay": "Estimate the speed-up on recorded conversations, without a model.",

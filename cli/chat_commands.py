@@ -133,7 +133,7 @@ def _file(session: Session, name: str) -> None:
         session.attachments.clear()
         note("removed all attached files")
         return
-    message = _format_attachment(name)
+    message = format_attachment(name, _read_file(name))
     tokens = len(session.target.vocabulary.tokenize(message, add_bos=False))
     if tokens > session.room():
         raise NGramSpecError(f"{name} has {tokens} tokens, but only {session.room()} fit in the context")
@@ -155,11 +155,12 @@ def _prediction(session: Session, name: str) -> None:
     note(f"the next answer is also drafted from {name}, which is not part of your message")
 
 
-def _format_attachment(name: str) -> str:
-    path, text = Path(name), _read_file(name)
+def format_attachment(name: str, text: str) -> str:
+    """Return a file as a part of a message: its name, and its text in a code fence that is longer than any in it."""
+    path = Path(name)
     longest = max(map(len, re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
-    ending = "" if text.endswith("\n") else "\n"
+    ending = "" if not text or text.endswith("\n") else "\n"
     return f"{path.name}:\n\n{fence}{path.suffix[1:]}\n{text}{ending}{fence}"
 
 

@@ -109,7 +109,7 @@ class Session:
         """Number of tokens in the context that the conversation occupies."""
         if self._n_tokens is None:
             try:
-                self._n_tokens = len(self._encode(self.conversation.messages(self.conversation.first)))
+                self._n_tokens = len(self.encode(self.conversation.messages(self.conversation.first)))
             except NGramSpecError:  # templates may reject a conversation that does not end with a user message
                 self._n_tokens = 0
         return self._n_tokens
@@ -231,13 +231,13 @@ class Session:
         steps, stats = list[Step](), Stats()
         deltas: list[Delta] = []  # reasoning and content
         try:
-            prompt, first = conversation.prompt(full_message, self._encode, self.room())
+            prompt, first = conversation.prompt(full_message, self.encode, self.room())
             if n_dropped := first - conversation.first:
                 turns = "oldest turn does not fit" if n_dropped == 1 else f"{n_dropped} oldest turns do not fit"
                 note(f"the {turns} in the context; the model answers without {'it' if n_dropped == 1 else 'them'}")
             with self.stop_key, disable_echo(), guard_stdout():
                 try:
-                    self._answer(prompt, steps, deltas)
+                    self.generate(prompt, steps, deltas)
                 except Terminated:  # keep the incomplete turn for --resume
                     if deltas or not is_retry:
                         conversation.add(_make_turn(full_message, deltas), first)
@@ -280,12 +280,13 @@ class Session:
         """Return the maximum number of tokens in a prompt."""
         return self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
 
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt of a conversation, whose answer `generate` generates."""
         prompt = self.target.vocabulary.chat(messages, variables=self.variables)
         self._opening = prompt.opening
         return prompt.tokens
 
-    def _answer(self, prompt: list[int], steps: list[Step], deltas: list[Delta]) -> None:
+    def generate(self, prompt: list[int], steps: list[Step], deltas: list[Delta]) -> None:
         """Show an answer until it ends or Ctrl-C is pressed, and append its steps and its reasoning and content."""
         if self.trace is not None:
             header = TraceHeader.of(self.decoder, self.target.weights.name, self.sampling, self.acceptance)

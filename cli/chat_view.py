@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from rich.console import Console
@@ -129,6 +129,29 @@ class AnswerView:
         elif self._open_line:
             write_stdout("\n")
         self._open_line = False
+
+
+class HiddenView(AnswerView):
+    """View that shows the reasoning of an answer, and only the number of tokens of its content.
+
+    `on_tokens` is called with that number and the expected one, which is corrected upwards.
+    """
+
+    def __init__(self, expected: int, on_tokens: Callable[[int, int], None]) -> None:
+        super().__init__()
+        self._expected, self._on_tokens = expected, on_tokens
+        self._n_tokens = 0
+
+    def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
+        """Count the tokens of a step and show the reasoning in `deltas`."""
+        super().show(step, deltas, piece)
+        if any(delta.kind == "text" for delta in deltas):
+            self._n_tokens += len(step.tokens)
+            self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
+
+    def write(self, deltas: Iterable[Delta]) -> None:
+        """Write the reasoning in pieces of an answer."""
+        super().write(delta for delta in deltas if delta.kind == "reasoning")
 
 
 def _size() -> os.terminal_size:

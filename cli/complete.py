@@ -224,10 +224,10 @@ def _arguments(
     """
     has_text = text_file is not None or prompt is not None
     is_text = named or model_option is not None or not has_text  # unless the argument looks like a model
-    if model is not None and file is None and is_text and not _is_model(model):
+    if model is not None and file is None and is_text and not is_model(model):
         model, file = None, model
-    if file is not None and _is_model(file):
-        if model is not None and _is_model(model):
+    if file is not None and is_model(file):
+        if model is not None and is_model(model):
             usage_error(f"two models were given: {model} and {file}; remove one")
         usage_error(f"the model comes before the text: ngramspec complete {file} {model}")
     texts = {file: file, f"-f/--file {text_file}": text_file, "-p/--prompt": prompt}
@@ -240,7 +240,7 @@ def _arguments(
     return choose_model(model, model_option), "-" if source is None else source
 
 
-def _is_model(argument: str) -> bool:
+def is_model(argument: str) -> bool:
     """Return True if an argument names a model; the name of a missing file decides, since its bytes are unknown."""
     return is_model_argument(argument) or (argument.endswith(".gguf") and not os.path.exists(argument))
 

@@ -244,6 +244,11 @@ def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
     return _counting_bar("reading", MofNCompleteColumn())
 
 
+def edit_bar() -> AbstractContextManager[Callable[[int, int], None]]:
+    """Return a callback for the progress of a new file in tokens, of which the number is estimated."""
+    return _counting_bar("writing", MofNCompleteColumn())
+
+
 def index_bar() -> AbstractContextManager[Callable[[int, int], None]]:
     """Return a callback for the progress of reading files in bytes."""
     return _counting_bar("indexing", DownloadColumn())

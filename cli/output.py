@@ -53,7 +53,7 @@ class Output:
         self.silent = bool(stdout_flags)
         flags: dict[str, str] = {}  # flags by the files that they name
         for flag, name in self._names.items():
-            _check(name)
+            check_writable(name)
             other_flag = flags.setdefault(os.path.realpath(name), flag)
             if other_flag != flag and not _in_place(Path(name)):
                 usage_error(f"{other_flag} and {flag} cannot both be written to {name}; name another file")
@@ -80,7 +80,7 @@ class Output:
                     _write(self._names[flag], self._WRITERS[flag](content))
 
 
-def _check(name: str) -> None:
+def check_writable(name: str) -> None:
     """End the program if a file is known not to be writable."""
     if name == "-":
         return

@@ -1,0 +1,149 @@
+"""`ngramspec edit`: the model changes a file; only the new file goes to stdout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from codecs import BOM_UTF8
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ngramspec.chat_template.template import worker as template_worker
+from ngramspec.instruments.trace import TraceWriter
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.sampling.option import option
+from ngramspec.sampling.text_rules import TextRules
+from ngramspec.steps import Stats, Step
+from ngramspec.storage import atomic_path
+from ngramspec.tool_calls.deltas import Delta
+
+from .answer_line import LIMITS
+from .chat_commands import format_attachment
+from .chat_session import Session, open_model
+from .chat_view import HiddenView
+from .complete import is_model
+from .console import edit_bar, fail, guard_stdout, note, pluralize, printable, read_source, usage_error, write_stdout
+from .edit_text import find_file, format_diff, merge_lines
+from .options import MODEL, TRACE, check_predict, choose_model, find, keep
+from .output import check_writable
+from .reasoning_options import ReasoningOptions
+from .sampling_options import SamplingOptions, check_sampling
+
+
+def edit(
+    load: LoadSettings,
+    sampling: SamplingOptions,
+    reasoning: ReasoningOptions,
+    rules: TextRules,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="[MODEL] FILE INSTRUCTION", help="File to change (-: stdin), and what to change in it."),
+    ],
+    model_option: str | None = MODEL,
+    predict: int = option(
+        -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
+    ),
+    diff: bool = option(False, help="Print a unified diff instead of the new file."),
+    write: bool = option(False, "-w", "--write", help="Replace the file instead of printing the new one."),
+    trace: Path | None = TRACE,
+) -> None:
+    """Change a file as an instruction says.
+
+    Example: ngramspec edit app.py "Rename load to read_users." --write
+
+    Only the new file goes to stdout, without the code fence and the words around it. --diff prints a diff for patch -p1
+    or git apply instead. --write replaces the file when the answer is complete, and keeps its mode and line ends. With
+    both, the file is replaced and the diff printed.
+
+    If the answer contains no file or a limit cut it, nothing is written: the answer goes to stderr, and the exit code
+    is 1. If the context is too small for the file and a new one of its length, that is an error before the generation.
+    """
+    limit, sampling_settings = check_predict(predict), sampling.sampling()
+    acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
+    model, name, instruction = _parse(arguments)
+    file = read_source(name, "no file on standard input; pipe one in or name it")
+    if write:
+        if not Path(name).is_file():
+            usage_error(f"--write requires a file, got {name}")
+        check_writable(name)
+    label, text = "stdin" if name == "-" else name, file.replace("\r\n", "\n")
+    writer = TraceWriter(trace) if trace is not None else None
+    source = find(choose_model(model, model_option), load)
+    template_worker.start()
+    loaded_model = open_model(source, load)
+    vocabulary, drafter = loaded_model.target.vocabulary, loaded_model.decoder.drafter
+    check_sampling(vocabulary, sampling_settings)
+    reasoning.check(vocabulary.chat_template)
+    session = Session(source, load, loaded_model, sampling_settings, acceptance, limit=limit)
+    session.trace, session.rules, session.variables = writer, rules, reasoning.variables
+    session.reasoning_budget, session.reasoning_message = reasoning.reasoning_budget, reasoning.reasoning_budget_message
+    session.prediction = text if drafter is not None and drafter.prediction is not None else ""
+
+    answer, ending, stats = _generate(session, format_attachment(label, text), instruction)
+    new_text = find_file(answer, text)
+    lines, n_changed = merge_lines(file, new_text or "")
+    problem = ""  # reason for which nothing is written
+    if ending in LIMITS:
+        problem = "the answer was cut; raise -n/--predict or -c/--ctx-size"
+    elif new_text is None:
+        problem = "the answer contains no file"
+    elif write and read_source(name, "") != file:
+        problem = f"{name} has changed since it was read"
+    if problem:
+        note(answer)
+    else:
+        if write and n_changed:
+            _replace(Path(name).resolve(), "".join(lines))
+        if diff or not write:
+            output = "".join(format_diff(label, file, lines) if diff else lines)
+            with guard_stdout():
+                write_stdout(printable(output) if sys.stdout.isatty() else output)
+    seed = None if sampling_settings.greedy else sampling_settings.seed
+    intro = "" if problem else f"{pluralize(n_changed, 'line')} changed"
+    session.report.show(stats, session.decoder, session.target.governor, ending, seed=seed, intro=intro)
+    if problem:
+        fail(f"{problem}; nothing was written")
+
+
+def _generate(session: Session, attachment: str, instruction: str) -> tuple[str, str, Stats]:
+    """Return the answer of the model, its stop reason and its counters."""
+    n_tokens = len(session.target.vocabulary.tokenize(attachment, add_bos=False))
+    prompt = session.encode([{"role": "user", "content": f"{attachment}\n\n{instruction}"}])
+    n_ctx, size = session.target.n_ctx, len(prompt) + min(session.limit, n_tokens)
+    if size > n_ctx:
+        fail(f"the context of {n_ctx} tokens is too small: prompt and new file need {size}; raise -c/--ctx-size")
+    steps, deltas, stats = list[Step](), list[Delta](), Stats()
+    with guard_stdout(), edit_bar() as show_progress:
+        session.view = HiddenView(n_tokens, show_progress)
+        session.generate(prompt, steps, deltas)
+        session.view.end()
+    for step in steps:
+        stats.add(step)
+    if not steps or steps[-1].stop is None:
+        raise KeyboardInterrupt
+    is_end = session.target.vocabulary.is_eog
+    keep(session.memory, [token for step in steps for token in step.tokens if not is_end(token)])
+    return "".join(delta.text for delta in deltas if delta.kind == "text"), steps[-1].stop, stats
+
+
+def _parse(arguments: Sequence[str]) -> tuple[str | None, str, str]:
+    """Return the model or `None`, the file and the instruction."""
+    first = arguments[0]
+    if len(arguments) > 3 or (len(arguments) == 3 and os.path.exists(first) and not is_model(first)):
+        usage_error(f"edit changes one file, and the instruction must be in quotes; got {len(arguments)} arguments")
+    if len(arguments) == 1 or (len(arguments) == 2 and is_model(first)) or not arguments[-1].strip():
+        usage_error('edit requires a file and an instruction: ngramspec edit app.py "Add type hints."')
+    return None if len(arguments) == 2 else first, arguments[-2], arguments[-1]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the text of a file atomically; its mode and its byte order mark stay."""
+    with path.open("rb") as file:
+        mark = BOM_UTF8 if file.read(len(BOM_UTF8)) == BOM_UTF8 else b""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(mark + text.encode())
+        shutil.copymode(path, temporary)
