@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 import ngramspec
 from ngramspec.errors import NGramSpecError
@@ -31,6 +31,7 @@ from .console import (
     raise_on_signals,
     usage_error,
 )
+from .help import CommandList, GroupedCommand
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -48,22 +49,19 @@ COMMANDS = {
     "rpc-worker": "Make this machine available to a model that runs on another one.",
 }
 
+MAX_WIDTH = 160
+"""Maximum width of the help in columns; it follows the terminal's up to this."""
 
 OTHER_NAMES = {"run": "chat", "list": "models", "ls": "models"}
 """Commands by the names of ollama's that do the same."""
 
 
-class Subcommands(TyperGroup):
+class Subcommands(CommandList):
     """Command group that knows the names and help lines of its commands and imports a command only when it is used."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
-
-    def format_commands(self, _context: Any, formatter: Any) -> None:
-        """List the commands in the help with their full help lines."""
-        with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the imported command and the remaining arguments."""
@@ -88,7 +86,7 @@ def import_command(name: str) -> Any:
     if name == "memory":
         return typer.main.get_command(module.app)
     group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    group.command(name)(expand_groups(getattr(module, module_name)))
+    group.command(name, cls=GroupedCommand)(expand_groups(getattr(module, module_name)))
     return typer.main.get_command(group)
 
 
@@ -98,7 +96,7 @@ app = typer.Typer(
     help="Faster text generation from local GGUF models, without a draft model and without changing the output.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
 
 

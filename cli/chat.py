@@ -51,7 +51,9 @@ def chat(
         -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
     ),
     system: str | None = option(None, "-sys", "--system", help="System message."),
-    file: str | None = option(None, "-f", "--file", help="File with the first user message; -: all of stdin."),
+    file: str | None = option(
+        None, "-f", "--file", metavar="FILE|-", help="File with the first user message; -: all of stdin."
+    ),
     prompt: str | None = option(None, "-p", "--prompt", metavar="TEXT", help="First user message, unchanged."),
     stop: list[str] | None = STOP,
     show_drafts: bool = option(

@@ -50,7 +50,7 @@ def complete(
     ] = None,
     model_option: str | None = MODEL,
     text_file: str | None = option(
-        None, "-f", "--file", help="File with the text to continue, instead of the argument."
+        None, "-f", "--file", metavar="FILE", help="File with the text to continue, instead of the argument."
     ),
     prompt_text: str | None = option(
         None, "-p", "--prompt", metavar="TEXT", help="Text to continue, unchanged, instead of a file."

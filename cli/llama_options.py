@@ -15,59 +15,56 @@ from ngramspec.sampling.option import option, options
 from .console import note
 
 
-def _accept_flag(*flags: str, help: str) -> bool:
-    """Return an option for behaviour that is always on, which needs no note."""
-    return option(False, *flags, help=f"Accepted: {help}.")
-
-
-def _ignore_flag(*flags: str, help: str) -> bool:
-    """Return an option without a value that is hidden from the help and ignored with a note."""
+def _ignore(*flags: str, help: str) -> bool:
+    """Return an option without a value that the help omits."""
     return option(False, *flags, help=help, is_hidden=True)
 
 
 def _ignore_value(*flags: str, help: str) -> str | None:
-    """Return an option with a value that is hidden from the help and ignored with a note."""
+    """Return an option with a value that the help omits."""
     return option(None, *flags, help=help, is_hidden=True)
 
 
 _LENGTH = "the measured cost of a batch determines the draft length; --draft-max limits it"
 _LOGGING = "the log has one entry per request on stderr"
+_ALWAYS = "jinja", "cont_batching", "slots", "reasoning_format"
+"""Options for behaviour that is always on, which need no note."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Options of llama-server that are accepted and change nothing."""
+    """Options of llama-server that are accepted and change nothing; the server's README lists them."""
 
-    jinja: bool = _accept_flag(help="chat templates use Jinja, except those of llama.cpp")
-    cont_batching: bool = _accept_flag("-cb", "--cont-batching", help="continuous batching is always on")
-    slots: bool = _accept_flag(help="/slots is enabled unless --no-slots is set")
+    jinja: bool = _ignore(help="chat templates use Jinja, except those of llama.cpp")
+    cont_batching: bool = _ignore("-cb", "--cont-batching", help="continuous batching is always on")
+    slots: bool = _ignore(help="/slots is enabled unless --no-slots is set")
     reasoning_format: Literal["auto", "deepseek"] | None = option(
-        None, help="Accepted: reasoning is always returned as reasoning_content."
+        None, help="reasoning is always returned as reasoning_content", is_hidden=True
     )
-    kv_unified: bool = _ignore_flag(
+    kv_unified: bool = _ignore(
         "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", help="each request has its own context of -c tokens"
     )
-    swa_full: bool = _ignore_flag(help="sliding windows keep what a rollback needs")
-    no_jinja: bool = _ignore_flag(help="chat templates use Jinja, except those of llama.cpp")
-    no_warmup: bool = _ignore_flag("--no-warmup", "--warmup", help="the cost of batches is measured once per model")
-    mlock: bool = _ignore_flag(help="the system decides which weights stay in memory")
-    no_mmproj: bool = _ignore_flag("--no-mmproj", "--no-mmproj-auto", help="the server accepts only text")
-    no_context_shift: bool = _ignore_flag(help="a response always ends when its context is full")
-    cache_prompt: bool = _ignore_flag(help="the cache is always used unless a request sets cache_prompt to false")
+    swa_full: bool = _ignore(help="sliding windows keep what a rollback needs")
+    no_jinja: bool = _ignore(help="chat templates use Jinja, except those of llama.cpp")
+    no_warmup: bool = _ignore("--no-warmup", "--warmup", help="the cost of batches is measured once per model")
+    mlock: bool = _ignore(help="the system decides which weights stay in memory")
+    no_mmproj: bool = _ignore("--no-mmproj", "--no-mmproj-auto", help="the server accepts only text")
+    no_context_shift: bool = _ignore(help="a response always ends when its context is full")
+    cache_prompt: bool = _ignore(help="the cache is always used unless a request sets cache_prompt to false")
     cache_reuse: str | None = _ignore_value(help="the cache is used up to the first token that differs")
-    cache_idle_slots: bool = _ignore_flag(
+    cache_idle_slots: bool = _ignore(
         "--no-cache-idle-slots", "--cache-idle-slots", help="idle slots keep their tokens until they are needed"
     )
-    backend_sampling: bool = _ignore_flag("-bs", "--backend-sampling", help="samplers run on the CPU")
-    op_offload: bool = _ignore_flag(help="it is on unless --no-op-offload is set")
-    spec_default: bool = _ignore_flag(help="drafting is always on; --no-draft turns it off")
+    backend_sampling: bool = _ignore("-bs", "--backend-sampling", help="samplers run on the CPU")
+    op_offload: bool = _ignore(help="it is on unless --no-op-offload is set")
+    spec_default: bool = _ignore(help="drafting is always on; --no-draft turns it off")
     spec_type: str | None = _ignore_value(help="drafting is always on; --no-draft turns it off")
     spec_draft_n_min: str | None = _ignore_value("--spec-draft-n-min", "--draft-min", "--draft-n-min", help=_LENGTH)
     spec_draft_p_min: str | None = _ignore_value("--spec-draft-p-min", "--draft-p-min", help=_LENGTH)
     threads_http: str | None = _ignore_value(help="one thread handles all connections")
     timeout: str | None = _ignore_value("-to", "--timeout", help="responses have no time limit")
     verbosity: str | None = _ignore_value("-lv", "--verbosity", "--log-verbosity", help=_LOGGING)
-    log_format: bool = _ignore_flag(
+    log_format: bool = _ignore(
         *("--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps", "--perf", "--no-perf"),
         help=_LOGGING,
     )
@@ -75,7 +72,7 @@ class NoEffect:
     def report(self) -> None:
         """Print a note for each given option that users could expect to have an effect."""
         for name, spec in options(self).items():
-            if spec.is_hidden and getattr(self, name):
+            if name not in _ALWAYS and getattr(self, name):
                 flag = next(flag for flag in spec.flags if flag.startswith("--"))
                 note(f"{flag} has no effect: {spec.help}")
 

@@ -43,6 +43,7 @@ from .console import (
     usage_error,
     write_stdout,
 )
+from .help import CommandList, GroupedCommand
 from .options import expand_groups, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
 
@@ -58,6 +59,7 @@ ModelName = Annotated[
 ]
 
 app = typer.Typer(
+    cls=CommandList,
     name="memory",
     add_completion=False,
     help="Manage the files and answers to draft from: files and folders that you add, and saved answers.",
@@ -74,7 +76,7 @@ def _options(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-@app.command("add")
+@app.command("add", cls=GroupedCommand)
 def add(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
@@ -105,7 +107,7 @@ def add(
         note("files that look like secrets (.env, keys, passwords) are added only if you name the file itself")
 
 
-@app.command("list")
+@app.command("list", cls=GroupedCommand)
 def list_(memory: Name = DEFAULT) -> None:
     """List the files of a memory with their tokens."""
     errors: list[MemoryFileError] = []
@@ -125,7 +127,7 @@ def list_(memory: Name = DEFAULT) -> None:
         raise typer.Exit(FAILED)
 
 
-@app.command("remove")
+@app.command("remove", cls=GroupedCommand)
 def remove(
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
@@ -148,7 +150,7 @@ def remove(
         note("removed the saved answers")
 
 
-@app.command("clear")
+@app.command("clear", cls=GroupedCommand)
 def clear(memory: Name = DEFAULT) -> None:
     """Delete a memory with all its contents; for the default memory, also delete the draft statistics."""
     stores = Store.all_in(memory_folder(memory))
@@ -203,10 +205,10 @@ def stats(
         raise typer.Exit(FAILED)
 
 
-app.command("stats")(expand_groups(stats))
+app.command("stats", cls=GroupedCommand)(expand_groups(stats))
 
 
-@app.command("save-answers")
+@app.command("save-answers", cls=GroupedCommand)
 def save_answers(
     state: Annotated[Literal["on", "off"], typer.Argument(help="Whether to save answers for later sessions.")],
 ) -> None:

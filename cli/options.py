@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -21,13 +21,15 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import LoadedModel
-from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.settings import DRAFTING, LOADING, PLACEMENT, LoadSettings
 from ngramspec.loading.values import LoadSettingsError
 from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_complete
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import KEY, option, options, resolve_flags
+from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 
 from .console import defer_signals, download_bar, note, usage_error
 from .models import complete_model
@@ -39,8 +41,8 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         autocompletion=complete_model,
-        help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL or smollm2;"
-        " default: $NGRAMSPEC_MODEL, then smollm2 if installed, then the demo model.",
+        help="GGUF file, hf:USER/REPO:QUANT, lmstudio:USER/MODEL, ollama:NAME:TAG, smollm2;"
+        " default: $NGRAMSPEC_MODEL, smollm2 or a toy model.",
     ),
 ]
 
@@ -139,6 +141,36 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
 
 # --------------------------------------------------------------------------- groups of options
 
+COMMON = (
+    *("open_page", "prompts", "file", "text_file", "prompt", "prompt_text", "system"),
+    *("host", "port", "parallel", "predict", "ctx_size", "gpu_layers", "no_draft", "temperature", "seed", "help"),
+)
+"""Options that people use first, which precede all others in the help of a command."""
+
+_GRAMMAR = "grammar", "grammar_file", "json_schema", "json_schema_file"
+_ACCEPTANCE = "rule", "lenience", "typical_acceptance"
+_GPU = *PLACEMENT, "rpc", "rpc_timeout"
+
+GROUPS = {
+    "Output files": ("markdown", "svg", "html", "as_json"),
+    "Address and access": (
+        *("host", "port", "api_key", "api_key_file", "ssl_key_file", "ssl_cert_file", "cors", "allow_host"),
+        *("alias", "tags", "no_ui", "no_slots", "metrics", "verbose"),
+    ),
+    "Requests": ("parallel", "batch_size", "cache_ram", "slot_save_path", "spm_infill"),
+    "Embeddings": ("embeddings", "pooling", "embd_normalize"),
+    "Model": ("model_option", *(name for name in LOADING if name not in _GPU)),
+    "GPUs and other machines": _GPU,
+    "Drafting": (*DRAFTING, *_ACCEPTANCE),
+    "Chat template and reasoning": (
+        *("chat_template", "chat_template_file", "chat_template_kwargs"),
+        *("reasoning", "reasoning_budget", "reasoning_budget_message"),
+    ),
+    "Grammars": _GRAMMAR,
+    "Sampling": (*(name for name in options(Sampling) if name not in _GRAMMAR), *options(TextRules), "stop"),
+}
+"""Names of options by the heading of their group; a command's other options are its own."""
+
 _FLAGS = {name: spec.flags[0] for name, spec in options(LoadSettings).items()}
 AUTO = "auto"
 
@@ -177,6 +209,9 @@ _FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
     "auto": (AUTO, "-1"),
 }
 
+PLACEHOLDERS = {int: "N", float: "N", Path: "FILE", str: "TEXT"}
+"""Placeholders of values in the help, by type."""
+
 _TYPERS: dict[str, dict[str, Any]] = {
     "threads": {"parser": parse_threads},
     "gpu_layers": {"parser": parse_layers},
@@ -184,7 +219,7 @@ _TYPERS: dict[str, dict[str, Any]] = {
     "flash_attn": {"parser": parse_flash},
     "draft_model": {"autocompletion": complete_model},
     "model_option": {"autocompletion": complete_model},
-    "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
+    "api_key": {"envvar": "NGRAMSPEC_API_KEY", "show_envvar": False},
 }
 """Additional arguments for typer by option name."""
 
@@ -198,6 +233,15 @@ def flags_in_errors() -> Iterator[None]:
         usage_error(error.message(_FLAGS))
 
 
+def _placeholder(hint: Any) -> str | None:
+    """Return the placeholder of a value of a type in the help; `None` for a flag."""
+    kinds = [kind for kind in (hint, *get_args(hint)) if kind is not type(None)]
+    if choices := next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()):
+        return "|".join(choices)
+    kinds += [item for kind in kinds for item in get_args(kind)]
+    return next((text for kind, text in PLACEHOLDERS.items() if kind in kinds), None)
+
+
 def _parameter(name: str, hint: Any, field: Field[Any], override: str | Field[Any] | None = None) -> inspect.Parameter:
     """Return the parameter for typer of a field that `option` made; `override` replaces the field or its help."""
     field = override if isinstance(override, Field) else field
@@ -208,7 +252,7 @@ def _parameter(name: str, hint: Any, field: Field[Any], override: str | Field[An
     option_info = typer.Option(
         *spec.flags,
         help=override if isinstance(override, str) else spec.help,
-        metavar=spec.metavar,
+        metavar=spec.metavar or _placeholder(hint),
         hidden=spec.is_hidden,
         show_default=show_default,
         **_TYPERS.get(name, {"min": minimum, "max": maximum}),

@@ -55,7 +55,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP.
 
-    Example: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
+    Example: ngramspec serve model.gguf (chat page: http://127.0.0.1:8080/)
 
     The server implements OpenAI's chat completions, completions and responses, Anthropic's messages, Ollama's API,
     llama-server's endpoints and /infill for editors, and serves a chat page at /. Requests are batched. /health returns

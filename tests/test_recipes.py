@@ -80,12 +80,12 @@ def test_contract_has_the_tests_for_all_drafters() -> None:
     assert len(CONTRACT) == 6
 
 
-def test_guide_page_contains_drafter_of_the_examples() -> None:
+def test_guide_page_contains_drafters_of_the_examples() -> None:
     """`tests/cli/test_guide.py` runs the page's commands with it, `tests/test_user_class.py` checks its drafts."""
     page = (ROOT / "cli" / "guide" / "own-drafter.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    code = (ROOT / "examples" / "custom" / "copy_drafter.py").read_text("utf-8")
-    assert code.endswith(f"\n\n{block}")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for name, block in zip(("copy_drafter.py", "line_drafter.py"), blocks, strict=True):
+        assert (ROOT / "examples" / "custom" / name).read_text("utf-8").endswith(f"\n\n{block}")
 
 
 def test_recipe_for_backend_drafts_on_the_new_runner() -> None:

@@ -18,6 +18,7 @@ from support.serving import serve
 
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
 from ngramspec.sampling.settings import Sampling
@@ -26,6 +27,7 @@ from ngramspec.user_class import UserCodeError
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "custom"
 COPY = f"{EXAMPLES / 'copy_drafter.py'}:CopyDrafter"
+LINE = f"{EXAMPLES / 'line_drafter.py'}:LineDrafter"
 DOUBLING = f"{EXAMPLES / 'doubling_policy.py'}:DoublingPolicy"
 GREEDY = Sampling()
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
@@ -261,6 +263,14 @@ def test_example_user_classes_draft_and_keep_text(options: dict[str, str]) -> No
     emitted, steps = drive(decoder, PROMPT, max_tokens=60)
     assert emitted == plain
     assert sum(step.accepted for step in steps) > 10
+
+
+def test_example_line_drafter_drafts_the_rest_of_the_previous_line() -> None:
+    vocabulary = Vocabulary(DEMO)
+    drafter = make_drafter(LINE, vocabulary=vocabulary)
+    for text, expected in (("a: he went.\nb:", " he went.\n"), ("he went.\n", "he went.\n"), ("he went. She", "")):
+        drafter.begin(vocabulary.tokenize(text, add_bos=False))
+        assert b"".join(map(vocabulary.piece, drafter.propose(16).tokens)).decode() == expected
 
 
 def test_complete_with_user_class_drafts_and_reports_its_errors(env: dict[str, str], write: Write) -> None:

@@ -11,24 +11,22 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import COMMANDS
-from ngramspec_cli.options import expand_groups
-from ngramspec_cli.sampling_options import SamplingOptions
+from ngramspec_cli.options import GROUPS, PLACEHOLDERS, expand_groups
 from typer.models import ArgumentInfo, OptionInfo
-
-from ngramspec.loading.settings import DRAFTING, LOADING
 
 HEAD = """\
 # Commands and options
 
 This page is generated from the help texts by `python tools/reference.py > cli/README.md`. Edit those, not this page.
-`ngramspec COMMAND --help` shows the same text.
+`ngramspec COMMAND --help` shows the same texts in the same groups. There, the options that people use first come first,
+and each option has only its first short and its first long name.
 
 A command writes its results to stdout and everything else to stderr. Errors are one line on stderr. Exit codes:
 0 success, 1 failure, 2 wrong usage, 130 interrupted, 143 terminated. `ngramspec --version` shows the version.
@@ -42,18 +40,12 @@ More on [exactness](../ngramspec/exactness/README.md), [acceptance](../ngramspec
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
 [memories](../ngramspec/memory/README.md) and [replay](../ngramspec/instruments/replay/README.md).
 
-Options have llama.cpp's names. Three groups of options are shared by several commands:
+Options have llama.cpp's names. Those of llama-server that have no effect here are on
+[the server's page](../ngramspec/server/README.md#options-without-effect). Several commands share these groups:
 """
 
-OPTION_GROUPS = {
-    "Loading": ("Options for loading a model.", LOADING),
-    "Sampling": (
-        "Options for sampling with llama.cpp's samplers, in its order, and for accepting drafts.",
-        tuple(f.name for f in fields(SamplingOptions)),
-    ),
-    "Drafting": ("Options for drafting.", DRAFTING),
-}
-"""Groups of options that commands share, by heading: an introduction and the names of the options."""
+SHARED = "Model", "GPUs and other machines", "Drafting", "Grammars", "Sampling"
+"""Headings of the groups that commands share."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ def make_row(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any
     # If the description is in an annotation, typer takes the first flag as the default.
     flags = [f for f in (info.default, *(info.param_decls or ())) if isinstance(f, str)]
     flags = flags or [f"--{name.replace('_', '-')}"]
-    default_text = "" if default is None or default is False or not info.show_default else f"`{default}`"
+    default_text = "" if default in (None, False, "") or not info.show_default else f"`{default}`"
     return Row(", ".join(f"`{f}`" for f in flags), format_values(kind, info), escape(info.help or ""), default_text)
 
 
@@ -112,7 +104,7 @@ def format_values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
         limits = f"at least {info.min:g}"
     else:
         limits = ""
-    if info.metavar:
+    if info.metavar and info.metavar not in PLACEHOLDERS.values():
         return f"`{escape(info.metavar)}`{limits and f', {limits}'}"
     if limits:
         return limits
@@ -149,25 +141,29 @@ def format_prose(function: Callable[..., Any]) -> str:
 def make_page() -> str:
     """Return the whole page."""
     lines = HEAD.splitlines()
-    rows_by_group: dict[str, dict[str, Row]] = {}
     model = read_parameters(import_module("ngramspec_cli.complete").complete)
-    for heading, (text, names) in OPTION_GROUPS.items():
-        rows_by_group[heading] = {name: make_row(name, *model[name]) for name in names}
-        lines += ["", f"## {heading}", "", text, ""]
-        lines += format_table(list(rows_by_group[heading].values()))[:-1]
+    shared = {heading: {name: make_row(name, *model[name]) for name in GROUPS[heading]} for heading in SHARED}
+    for heading, rows in shared.items():
+        lines += ["", f"## {heading}", "", *format_table([*rows.values()])[:-1]]
     for name, function in find_commands():
-        command_parameters = read_parameters(function)
-        line, text = format_usage(name, command_parameters)
+        parameters = read_parameters(function)
+        line, text = format_usage(name, parameters)
         lines += ["", f"## {name}", "", f"    {line}", "", format_prose(function), ""]
         lines += [*text, ""] if text else []
-        own_rows = {n: make_row(n, *of) for n, of in command_parameters.items() if isinstance(of[1], OptionInfo)}
-        groups = [heading for heading, rows in rows_by_group.items() if set(rows) <= set(own_rows)]
-        for heading in groups:
-            own_rows = {n: r for n, r in own_rows.items() if rows_by_group[heading].get(n) != r}
-        if groups:
-            links = ", ".join(f"[{heading}](#{heading.lower()})" for heading in groups)
-            lines += [f"Accepts all options of {links}{', and:' if own_rows else '.'}", ""]
-        lines += format_table(list(own_rows.values()))
+        is_option = {n: isinstance(info, OptionInfo) and not info.hidden for n, (_, info, _) in parameters.items()}
+        own_rows = {n: make_row(n, *parameters[n]) for n in parameters if is_option[n]}
+        links = []
+        for heading, rows in shared.items():
+            missing = [row.flags for n, row in rows.items() if n not in own_rows]
+            if 2 * len(missing) < len(rows):
+                own_rows = {n: row for n, row in own_rows.items() if rows.get(n) != row}
+                exceptions = f" except {'; '.join(missing)}" if missing else ""
+                links.append(f"- [{heading}](#{heading.lower().replace(' ', '-')}){exceptions}")
+        lines += ["Accepts the options of", "", *links, ""] if links else []
+        lines += format_table([row for n, row in own_rows.items() if not any(n in names for names in GROUPS.values())])
+        for heading, names in GROUPS.items():
+            rows = [own_rows[n] for n in names if n in own_rows]
+            lines += [f"{heading}:", "", *format_table(rows)] if rows else []
         if name == "chat":
             lines += ["| command in the chat | action |", "|---|---|"]
             lines += [f"| `{command}` | {escape(does)} |" for command, does in chat_commands.describe_commands()]

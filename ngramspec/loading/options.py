@@ -59,7 +59,7 @@ class LoadOptions:
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
-        metavar="N|all|auto",
+        metavar="N",
         help="Number of layers on the GPU; auto (-1): as many as fit in its memory, all (-2): all.",
         allowed=LAYERS,
     )
@@ -148,8 +148,22 @@ class LoadOptions:
         help="Flash attention; default: auto (llama.cpp decides; off on a CPU for --exact).",
         allowed=FLASH,
     )
-    cache_type_k: CacheType = option("f16", "-ctk", "--cache-type-k", help="Data type of the K cache.", allowed=TYPES)
-    cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Data type of the V cache.", allowed=TYPES)
+    cache_type_k: CacheType = option(
+        "f16",
+        "-ctk",
+        "--cache-type-k",
+        metavar="TYPE",
+        help=f"Data type of the K cache, {TYPES.description}.",
+        allowed=TYPES,
+    )
+    cache_type_v: CacheType = option(
+        "f16",
+        "-ctv",
+        "--cache-type-v",
+        metavar="TYPE",
+        help=f"Data type of the V cache, {TYPES.description}.",
+        allowed=TYPES,
+    )
     lora: tuple[Lora, ...] = option(
         (),
         metavar="FILE,...",
@@ -188,7 +202,7 @@ class LoadOptions:
         "--gpu-layers-draft",
         "--n-gpu-layers-draft",
         "--spec-draft-ngl",
-        metavar="N|all|auto",
+        metavar="N",
         help="Number of draft-model layers on the GPU; default: auto, or none with -ngl 0.",
         allowed=LAYERS,
     )

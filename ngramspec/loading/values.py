@@ -34,7 +34,6 @@ CONTEXT = Allowed(
     lambda x: isinstance(x, int) and (x == 0 or MIN_CONTEXT <= x <= 2**24),
     f"0 or from {MIN_CONTEXT} to {2**24}",
     0,
-    2**24,
 )
 LAYERS = allow_int_range(ALL, 9999)
 DEVICES = Allowed(
