@@ -91,7 +91,7 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
     If no model is named, a note on stderr names the one that is used.
     """
     with download_bar() as progress, flags_in_errors():
-        source = loading.find(model, settings, progress)
+        source = loading.find(model, settings, progress, note)
     if source.fallback:
         note(f"no model given; using {source.label}")
     return source
@@ -142,7 +142,7 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
 # --------------------------------------------------------------------------- groups of options
 
 COMMON = (
-    *("open_page", "prompts", "file", "text_file", "prompt", "prompt_text", "system"),
+    *("diff", "write", "open_page", "prompts", "file", "text_file", "prompt", "prompt_text", "system"),
     *("host", "port", "parallel", "predict", "ctx_size", "gpu_layers", "no_draft", "temperature", "seed", "help"),
 )
 """Options that people use first, which precede all others in the help of a command."""

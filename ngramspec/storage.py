@@ -39,8 +39,8 @@ def state_folder() -> Path:
 
 
 @contextmanager
-def atomic_write(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` after the block; on an error `path` is unchanged.
+def atomic_path(path: Path, prefix: str = ".ngramspec-") -> Iterator[Path]:
+    """Create an empty temporary file that replaces `path` after the block; on an error `path` is unchanged.
 
     Only the user may read the file. A crash may leave a file PREFIX*.tmp next to it. An OSError means that the folder
     does not exist or cannot be written.
@@ -48,13 +48,21 @@ def atomic_write(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
     if sys.is_finalizing():  # a generator that was left open ends after the modules
         raise OSError("Python is ending")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        Path(name).replace(path)
+        yield temporary
+        temporary.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def atomic_write(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` after the block; see `atomic_path`."""
+    with atomic_path(path, prefix) as temporary, temporary.open("wb") as file:
+        yield file
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -28,10 +28,9 @@ from ngramspec.llama.llama_class import DraftModel, LlamaCpp, check_adapter, obs
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.loading.load import make_model_drafter, open_target
+from ngramspec.loading.load import find_file, make_model_drafter, open_target
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.loading.values import LoadSettingsError
-from ngramspec.models.find import resolve
 from ngramspec.steps import Stats
 
 
@@ -107,7 +106,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                 small = self._small
                 if not isinstance(small, Target):
                     own = load.make_draft_settings(self.n_ctx(), self.n_threads)
-                    small = open_target(resolve(os.fspath(small)).path, own)
+                    small = open_target(find_file(os.fspath(small), own).path, own)
                 self._draft_target = small  # its sequence, which the draft model uses, does not keep it open
                 self._small_model = make_model_drafter(Vocabulary.from_handle(self.model_path, self.model), small)
         if self.draft_model is not None:

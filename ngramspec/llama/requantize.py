@@ -1,0 +1,109 @@
+"""`choose_smollm`: a Q4_0 copy of the installed SmolLM2, if llama.cpp multiplies Q4_0 fastest on this CPU.
+
+The package contains Q4_1, whose tokens llama.cpp computes one by one on a CPU. It reorders Q4_0 weights when it loads
+them (`ggml-cpu/repack.cpp`), for kernels that compute several tokens at once.
+
+The installed file remains the better one in two cases, because it is more precise:
+
+- With a GPU. Its kernels treat both types alike, and layers in RAM are stored in pinned memory, which is not reordered.
+- With AMX, whose kernels support both types.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import llama_cpp.llama_cpp as llama
+
+from ngramspec.cpu.cores import usable_cores
+from ngramspec.errors import ModelError, get_reason
+from ngramspec.llama import bindings, devices
+from ngramspec.llama.placement import Placement
+from ngramspec.llama.weights import HAS_AMX, has_broken_amx
+from ngramspec.models.check import check_complete
+from ngramspec.models.find import QUANTISATION, SMOLLM, converted_path
+from ngramspec.storage import atomic_path
+
+NOTE = f"converting {SMOLLM} to {QUANTISATION}, which is faster on this CPU; this takes about a second, once"
+
+_FEATURE = re.compile(r"(\w+) = [1-9]")
+
+
+def reorders_q4_0(system_info: str) -> bool:
+    """Return True if llama.cpp reorders Q4_0 weights for a CPU, according to its description of the system."""
+    features = set(_FEATURE.findall(system_info))
+    has_kernels = features & {"AVX2", "VXE"} or ("NEON" in features and features & {"MATMUL_INT8", "DOTPROD"})
+    return "REPACK" in features and bool(has_kernels)
+
+
+def prefers_q4_0(placement: Placement, *, repack: bool) -> bool:
+    """Return True if passes over several tokens are fastest with Q4_0 here; see `choose_smollm` for the arguments."""
+    bindings.init_backend()
+    if not repack or placement.select(devices.devices()) or not reorders_q4_0(devices.build()):
+        return False
+    return HAS_AMX not in devices.build() or has_broken_amx(all_on_gpu=False)
+
+
+def choose_smollm(path: Path, placement: Placement, *, repack: bool, on_note: Callable[[str], object]) -> Path:
+    """Return the file to load for the installed SmolLM2: its Q4_0 copy, which is made if it is missing, or `path`.
+
+    Args:
+        path: Installed file.
+        placement: Requested devices.
+        repack: Whether weights may be reordered.
+        on_note: Function that receives notes for the user.
+
+    Raises:
+        ModelError: A device of the placement does not exist.
+    """
+    if not prefers_q4_0(placement, repack=repack):
+        return path
+    copy = converted_path(path)
+    if _is_complete(copy):
+        return copy
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(copy) as temporary:
+            on_note(NOTE)
+            requantize(path, temporary)
+    except (OSError, ModelError) as error:
+        if _is_complete(copy):  # another process was faster, and Windows does not replace a file that is in use
+            return copy
+        on_note(f"note: {SMOLLM} is not converted, which is slower: cannot write {copy.parent} ({get_reason(error)})")
+        return path
+    for folder in copy.parent.parent.iterdir():
+        if folder != copy.parent:  # a copy of another version
+            shutil.rmtree(folder, ignore_errors=True)
+    return copy
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        check_complete(path)
+    except ModelError:
+        return False
+    return True
+
+
+def requantize(source: Path, target: Path) -> None:
+    """Write a model file in the quantisation Q4_0.
+
+    Raises:
+        ModelError: llama.cpp cannot convert the file.
+        OSError: The target cannot be written.
+    """
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = bindings.file_types(llama)[f"LLAMA_FTYPE_MOSTLY_{QUANTISATION}"]
+    params.allow_requantize = True
+    params.nthread = usable_cores()
+    failed = llama.llama_model_quantize(os.fsencode(source), os.fsencode(target), params) != 0
+    if not _is_complete(target):  # llama.cpp does not report every failed write
+        raise OSError("the disk may be full")
+    if failed:
+        raise ModelError(bindings.last_complaint())
+    with target.open("rb+") as file:
+        os.fsync(file.fileno())
