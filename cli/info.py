@@ -1,9 +1,10 @@
-"""`ngramspec info`: the build, the model and the costs of batches; parts of other reports on model and machine."""
+"""`ngramspec info`: the costs of drafts, the model and the machine; parts of other reports on these."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -14,40 +15,54 @@ from rich.table import Table
 import ngramspec
 from ngramspec import machine
 from ngramspec.cost import times as pass_times
+from ngramspec.cost.fixed_curves import freeze
 from ngramspec.cost.kernels import KernelClasses
 from ngramspec.cost.store import StoredTimes
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.times import FEW, SIZES, PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.exactness.decision import ExactnessSelector
+from ngramspec.instruments.tuning.quants import STEEP
+from ngramspec.instruments.tuning.typical import typical_gain
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.requantize import prefers_q4_0
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import load_tuned
+from ngramspec.models.find import QUANTISATION
 from ngramspec.sampling.option import option
 
-from .console import guard_stdout, note
+from .console import guard_stdout, note, printable
+from .models import MAX_COLUMNS
 from .options import Model, find, open_target
 from .tune_quants import quant_note
-from .view import facts_table, print_report, report_console, tuning_line
+from .view import print_report, report_console, tuning_line
+
+_DRAFTED = 4  # tokens of a call with a usual draft
+_SHOWN = (2, 4, 8, 16)  # batch sizes whose costs are shown
+_ENOUGH = FEW * len(SIZES[1:])  # pairs of calls from which on the costs are not timed here; each size needs a few
+_NO_GAIN = 1.05  # speed from which on drafts gain something
 
 
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
+    verbose: bool = option(False, "-v", "--verbose", help="Also show the build, the file and the rounding of batches."),
     remeasure: bool = option(False, help="Compare and time again instead of showing stored results."),
     list_devices: bool = option(False, help="Only list the devices of the build, with their free memory."),
 ) -> None:
-    """Show the build, the model, the costs of its passes and its bit-identical batch sizes.
+    """Show what drafts cost with a model on this machine, what to expect of them, and which file would be better.
 
-    The output contains the build and its devices, and how many layers are on which device; the model's architecture,
-    size, context and vocabulary, and whether its KV cache can be rolled back; the cost of a pass by batch size, and of
-    a change of size, and on how many pairs of passes it rests; the batch sizes with bit-identical logits; and the
-    choice of --exact auto. A pass is one decode call of the model.
+    The facts that decide this follow: the model, the devices of its layers, its threads and the present load. T(n) is
+    the time of a decode call over n tokens relative to one token. It comes from pairs of calls, one with a draft and
+    one without; a model that hardly ever drafted is timed for a few seconds first.
+
+    With -v, the output also contains the build, the properties of the file, the costs of all batch sizes, and the sizes
+    whose logits are bit-identical.
     """
     if list_devices:
         print_report(_device_lines())
@@ -63,81 +78,150 @@ def info(
         kernels.forget()
         if auto is not None:
             auto.forget()
+    is_timed_now = sequence.can_rollback and stored.times.pairs < _ENOUGH
+    if is_timed_now:
+        note("timing batches of this model; this takes a few seconds")
+        text = target.vocabulary.tokenize(pass_times.__doc__ or "")
+        sequence.prefill(text[:1])
+        time_passes(sequence, text[1:], stored.times)
+        stored.save()
+    facts = _facts(target, source.label) | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)}
+    if is_timed_now and not process_load().is_quiet:
+        facts["load"] += "; --remeasure times the costs again, best on an idle machine"
+    facts |= _details(target) if verbose else {}
     console = report_console()
     with guard_stdout():
-        pages = {"huge pages": target.weights.huge_pages} if target.weights.huge_pages else {}
-        _show(console, _facts(target) | pages | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)})
-        if not target.sequences[0].can_rollback:
-            return
-        if kernels.probe is None:
-            note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
-        sizes, report, times = kernels.ensure_exact(sequence), kernels.probe, stored.times
-        assert report is not None
-        if not times.pairs:
-            text = target.vocabulary.tokenize(pass_times.__doc__ or "")
-            sequence.prefill(text[:1])
-            time_passes(sequence, text[1:], times)
-            stored.save()
-        table = Table(title="Cost of a target pass by batch size", title_justify="left")
-        for heading in ("tokens", "T(n) / T(1)", "per token", "logits identical to sizes"):
-            table.add_column(heading, justify="right")
-        for size in report.sizes:
-            same = " ".join(str(n) for n in report.class_of(size))
-            table.add_row(str(size), f"{times.ratio(size):.2f}", f"{times.ratio(size) / size:.2f}", same)
-        console.print(table)
-        console.print(_evidence(times), soft_wrap=True)
-        if line := quant_note(target, load.gpu_layers, times.ratio(4)):
-            console.print(line, soft_wrap=True)
-        depths = " and ".join(str(d) for d in report.depths)
-        console.print(
-            f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths})"
-        )
-        console.print(f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.")
-        if target.exact != "auto":
-            console.print(_advice(target, len(report.classes)))
-            return
-        if auto is not None:
-            auto.compare()
-            is_same = auto.exactness(auto.setting).bit_identical
-            meaning = "bit-identical output with and without drafts" if is_same else "the fastest settings"
-            console.print(f"--exact auto: {meaning}")
+        for sentence in _verdict(target, load, stored.times):
+            _print_wrapped(console, sentence)
+        console.print()
+        for name, value in facts.items():
+            _print_wrapped(console, value, name)
+        if sequence.can_rollback:
+            console.print()
+            console.print(_costs(stored.times))
+            if verbose:
+                _print_batches(console, target, stored.times, kernels, auto)
 
 
-def _evidence(times: PassTimes) -> str:
-    """Return what the costs of passes rest on."""
-    change = f"{times.change:.2f} passes over one token" if times.change else "nothing that was seen"
-    speed = f"; such a pass takes {times.level * 1e3:.2f} ms now" if times.level else ""
-    return f"Seen in {times.pairs} pairs of passes{speed}. A change of batch size costs {change}."
-
-
-def _show(console: Console, facts: dict[str, str]) -> None:
-    if console.is_terminal:
-        console.print(facts_table(facts))
+def _verdict(target: Target, load: LoadSettings, times: PassTimes) -> Iterator[str]:
+    """Yield a sentence on the costs of drafts and their gain, and one on the file."""
+    if not target.sequences[0].can_rollback:
+        yield f"Drafting is off: {_rollback(target).partition(':')[0]}."
         return
-    for name, value in facts.items():
-        console.print(f"{name:<15}{value}", soft_wrap=True)
+    cost, most = times.ratio(_DRAFTED) - 1, max(size / times.ratio(size) for size in _SHOWN)
+    price = f"Here a draft of {_DRAFTED - 1} tokens costs the time of {cost:.1f} tokens"
+    if most < _NO_GAIN:
+        yield f"{price}, so drafts gain nothing and are hardly ever sent."
+    else:
+        typical = typical_gain(freeze(times))
+        gain = f"run {typical:.2f} times as fast" if typical >= _NO_GAIN else "gain nothing"
+        yield f"{price}: typical answers {gain}, and copied text runs up to {most:.1f} times as fast."
+    name = target.weights.quantisation or "of unknown type"
+    if cost + 1 < STEEP:
+        yield f"Batches are cheap with this file ({name}), so no other type is needed."
+    elif name != QUANTISATION and prefers_q4_0(load.placement, repack=not load.no_repack):
+        yield (
+            f"A {QUANTISATION} file of this model would be faster, because llama.cpp reorders its weights for this CPU;"
+            " ngramspec tune --quants compares the types."
+        )
+    elif line := quant_note(target, load.gpu_layers, cost + 1):
+        sentence = line.removeprefix("note: ")
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+    else:
+        yield f"No type is known to be faster than this one ({name}); ngramspec tune --quants compares them."
 
 
-def _facts(target: Target) -> dict[str, str]:
-    settings = target.weights.present
+def _print_wrapped(console: Console, value: str, name: str = "") -> None:
+    """Print a text, or a fact with its name, in lines of at most 100 columns; a path remains whole for copying."""
+    start = f"{name:<15}" if name else ""
+    width = min(MAX_COLUMNS, console.width) - len(start)
+    for line in [value] if name == "file" else textwrap.wrap(value, max(20, width)):
+        console.print(f"{start}{printable(line)}", soft_wrap=True)
+        start = " " * len(start)
+
+
+def _costs(times: PassTimes) -> Table:
+    """Return the costs of the usual batch sizes, and the number of pairs of calls that they come from."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (*(f"T({size})" for size in _SHOWN), "pairs of calls"):
+        table.add_column(heading, justify="right")
+    table.add_row(*(f"{times.ratio(size):.2f}" for size in _SHOWN), str(times.pairs))
+    return table
+
+
+def _print_batches(
+    console: Console, target: Target, times: PassTimes, kernels: KernelClasses, auto: ExactnessSelector | None
+) -> None:
+    """Print the costs of all batch sizes, and which of them round alike."""
+    if kernels.probe is None:
+        note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
+    sizes, report = kernels.ensure_exact(target.sequences[0]), kernels.probe
+    assert report is not None
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("tokens", "T(n)", "per token"):
+        table.add_column(heading, justify="right")
+    for size in report.sizes:
+        table.add_row(str(size), f"{times.ratio(size):.2f}", f"{times.ratio(size) / size:.2f}")
+    console.print(table)
+    change = f"{times.change:.2f} calls over one token" if times.change else "nothing that was seen"
+    speed = f"A call over one token takes {times.level * 1e3:.2f} ms now. " if times.level else ""
+    depths = " and ".join(str(d) for d in report.depths)
+    lines = [
+        f"{speed}A change of batch size costs {change}.",
+        f"Sizes with bit-identical logits: {'; '.join(' '.join(map(str, same)) for same in report.classes)}.",
+        f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths}).",
+        f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.",
+    ]
+    if target.exact != "auto":
+        lines.append(_advice(target, len(report.classes)))
+    elif auto is not None:
+        auto.compare()
+        is_same = auto.exactness(auto.setting).bit_identical
+        meaning = "bit-identical output with and without drafts" if is_same else "the fastest settings"
+        lines.append(f"--exact auto: {meaning}.")
+    console.print()
+    for line in lines:
+        _print_wrapped(console, line)
+
+
+def _facts(target: Target, name: str) -> dict[str, str]:
+    """Return the facts that decide the costs; `name` is the model's name for the user."""
+    process_load().wait()
+    weights, state = target.weights, target.governor.state
+    size = f"{weights.n_params / 1e6:,.1f} M parameters, {weights.size_bytes / 2**20:,.0f} MiB"
+    facts = {
+        "model": f"{name}: {weights.quantisation or 'unknown type'}, {size}",
+        "file": str(weights.path),
+        "placement": _layers(target) or "not reported by this build",
+        "threads": f"{state.threads} for one token, {state.threads_batch} for drafts,"
+        f" {state.threads_prompt} for prompts",
+        "load": state.reason,
+    }
+    if any(device.is_gpu for device in weights.devices):
+        facts["devices"] = _devices(target)
+    return facts | ({"drafting": _core()} if find_uncompiled_modules() else {})
+
+
+def _details(target: Target) -> dict[str, str]:
+    """Return the other properties of the model and the machine."""
+    weights, settings = target.weights, target.weights.present
     batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
-    return {
-        "model": f"{target.weights.name}, {target.weights.path}",
-        "architecture": f"{target.weights.architecture}, {target.weights.description}",
-        "size": f"{target.weights.size_bytes / 2**20:.0f} MiB, {target.weights.n_params / 1e6:.1f} M parameters",
-        "context": f"{target.n_ctx} tokens (the model's: {target.weights.n_ctx_train})",
+    details = {
+        "name in file": weights.name,
+        "architecture": f"{weights.architecture}, {weights.description}",
+        "context": f"{target.n_ctx} tokens (the model's: {weights.n_ctx_train})",
         "vocabulary": f"{target.vocabulary.n_vocab} tokens",
         "chat template": "the model's own" if target.vocabulary.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
         "settings": f"{settings.threads} threads{batches}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(settings.cache_types)}",
-        "threads now": _threads(target),
-        "build": build() + ("; its AMX kernels are broken and not used" if target.weights.amx_broken else ""),
+        "build": build() + ("; its AMX kernels are broken and not used" if weights.amx_broken else ""),
         "drafting": _core(),
         "devices": _devices(target) or "not reported by this build",
-        "layers": _layers(target) or "not reported by this build",
         "machine": machine.name(),
     }
+    return details | ({"huge pages": weights.huge_pages} if weights.huge_pages else {})
 
 
 def _device_lines() -> list[str]:
@@ -165,15 +249,6 @@ def _layers(target: Target) -> str:
         parts.append(f"{count} in RAM")
     experts = f"; experts of the first {count} layers in RAM" if (count := target.weights.plan.cpu_experts) else ""
     return f"{', '.join(parts)} (including the output layer){experts}" if parts else ""
-
-
-def _threads(target: Target) -> str:
-    process_load().wait()
-    state = target.governor.state
-    return (
-        f"{state.threads} for one token, {state.threads_batch} for drafts, {state.threads_prompt} for prompts:"
-        f" {state.reason}"
-    )
 
 
 def _core() -> str:

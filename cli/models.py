@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
-
-from rich.table import Table
 
 from ngramspec.errors import ModelError
 from ngramspec.models.check import parts_of
@@ -18,28 +16,29 @@ from ngramspec.models.find import check_model, list_models
 
 from .console import guard_stdout, note
 
+MAX_COLUMNS = 100
+
 
 def models() -> None:
     """List the models on this machine, by the names that every command accepts.
 
     The list contains the models in the Hugging Face cache, which llama.cpp shares, those of Ollama and LM Studio,
-    SmolLM2 if it is installed, and other GGUF files that have run, by their paths.
+    SmolLM2 if it is installed, with its Q4_0 copy if that is used, and other GGUF files that have run, by their paths.
 
-    T(4)/T(1) is the time of a pass over four tokens on this machine relative to one token, for models that have run
-    with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
+    T(4)/T(1) is the time of a decode call over four tokens on this machine relative to one token, for models that have
+    run with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
     """
     # These imports take too long for completion, which uses this module too.
     from ngramspec.cost.store import load_batch_cost_ratio
     from ngramspec.llama.devices import quantisation
     from ngramspec.llama.weights import model_key
 
-    from .view import report_console
+    from .view import print_report
 
     entries = list(list_models())
     if not entries:
         note("no models found on this machine; pass the path of a .gguf file")
-    headings = ("name", "size", "quantisation", "architecture", "T(4)/T(1)")
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    rows = [("name", "size", "quantisation", "architecture", "T(4)/T(1)")]
     for name, path in entries:
         try:
             metadata = check_model(name, path).metadata
@@ -51,10 +50,23 @@ def models() -> None:
         quant = quantisation(kind) if isinstance(kind, int) else None
         steepness = load_batch_cost_ratio(model_key(path))
         ratio = "" if steepness is None else f"{steepness:.2f}"
-        table.add_row(name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, ratio)
+        rows.append((name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, ratio))
     with guard_stdout():
-        if table.rows:
-            report_console().print(table)
+        if len(rows) > 1:
+            print_report(list(_format(rows)))
+
+
+def _format(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table of at most 100 columns; the figures of a long name are on the next line."""
+    size, quant, architecture = (max(len(row[column]) for row in rows) for column in (1, 2, 3))
+    room = MAX_COLUMNS - len(rows[0][-1]) - size - quant - architecture - 8
+    width = max(len(name) for name, *_ in rows if len(name) <= room)
+    for name, *figures in rows:
+        is_long = len(name) > width
+        if is_long:
+            yield name
+        line = f"{'' if is_long else name:<{width}}  {figures[0]:>{size}}  {figures[1]:<{quant}}"
+        yield f"{line}  {figures[2]:<{architecture}}  {figures[3]:>{len(rows[0][-1])}}".rstrip()
 
 
 # --------------------------------------------------------------------------- completion in the shell

@@ -250,7 +250,7 @@ def missing_gpu(gpus: Sequence[Device], n_gpu_layers: int) -> str | None:
     """Return a warning if the user may expect a GPU and a model uses none; `None` if all is as expected."""
     if n_gpu_layers == 0 or gpus:
         return None
-    check = "ngramspec info shows the build and its devices; -ngl 0 hides this warning"
+    check = "ngramspec info -v shows the build and its devices; -ngl 0 hides this warning"
     if backends := gpu_backends():
         return f"warning: running on the CPU: {' and '.join(backends)} found no usable GPU; check the driver. {check}"
     if n_gpu_layers != AUTO:

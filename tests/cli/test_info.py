@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import re
 from collections import Counter
 from itertools import chain, repeat
@@ -13,7 +14,7 @@ from typing import cast
 import psutil
 import pytest
 from ngramspec_cli import info, view
-from support.cli_runner import DEMO, run
+from support.cli_runner import DEMO, environment, run
 from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
@@ -26,7 +27,7 @@ from ngramspec.llama.devices import Device
 from ngramspec.llama.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]
-PROBING = "comparing the logits of batch sizes"
+TIMING, PROBING = "timing batches of this model", "comparing the logits of batch sizes"
 
 
 def facts(out: str) -> dict[str, str]:
@@ -34,40 +35,80 @@ def facts(out: str) -> dict[str, str]:
     return {line[:15].rstrip(): line[15:] for line in out.splitlines() if re.match(r"[a-zK].{13} \S", line)}
 
 
-def test_info_reports_build_model_and_measurements(env: dict[str, str], tiny: Path) -> None:
+def test_info_begins_with_verdict_and_facts_that_decide_it(env: dict[str, str], tiny: Path) -> None:
     done = run({**env, "COLUMNS": "80"}, *INFO, tiny).ok()
+    verdict, about, costs = done.out.split("\n\n")
+    found = facts(about)
+    assert re.match(
+        r"Here a draft of 3 tokens costs the time of [\d.]+ tokens(: typical|, so drafts gain nothing)", verdict
+    )
+    assert re.fullmatch(rf"{tiny.name}: \w+.*, [\d.]+ M parameters, \d+ MiB", found["model"])
+    assert found["file"] == str(tiny)
+    assert found["threads"] == "1 for one token, 1 for drafts, 1 for prompts"
+    assert set(found) == {"model", "file", "placement", "threads", "load", "tuned"}
+    headings, row = costs.splitlines()
+    assert headings.split() == ["T(2)", "T(4)", "T(8)", "T(16)", "pairs", "of", "calls"]
+    *ratios, pairs = map(float, row.split())
+    assert all(ratio >= 0.8 for ratio in ratios)
+    assert pairs >= 3 * 13
+    assert all(len(line) <= 100 for line in done.out.splitlines() if str(tiny) not in line)
+
+
+@pytest.mark.parametrize(
+    ("cost", "prefers", "expected"),
+    [
+        (0.1, True, ["costs the time of 0.3 tokens: typical answers run 1.", "up to 6.4 times", "Batches are cheap"]),
+        (0.5, True, ["costs the time of 1.5 tokens: typical answers", "A Q4_0 file of this model would be faster"]),
+        (0.5, False, ["up to 1.9 times", "A batch of 4 tokens costs 2.5 times one token here; "]),
+        (1.0, False, ["costs the time of 3.0 tokens, so drafts gain nothing", "No type is known to be faster"]),
+    ],
+)
+def test_info_verdict_follows_costs_and_kernels(
+    cost: float, prefers: bool, expected: list[str], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = environment(tmp_path)
+    monkeypatch.setattr(info, "prefers_q4_0", lambda *_, **__: prefers)
+    run(home, *INFO, tiny).ok()
+    (stored,) = (tmp_path / "cache" / "ngramspec" / "calibration").glob("*-times.json")
+    stored.write_text(json.dumps({"ratios": {n: 1 + cost * (n - 1) for n in SIZES}, "change": [0, 0], "pairs": 40}))
+    verdict = " ".join(run(home, *INFO, tiny).ok().out.partition("\n\n")[0].split())
+    assert all(words in verdict for words in expected), verdict
+    assert len(re.findall(r"\.( |$)", verdict)) == 2, "two sentences"
+
+
+def test_info_verbose_adds_build_and_all_batch_sizes(env: dict[str, str], tiny: Path) -> None:
+    done = run({**env, "COLUMNS": "80"}, *INFO, tiny, "-v").ok()
     found = facts(done.out)
     with Target(tiny, n_ctx=512, threads=1) as target:
-        assert found["model"] == f"{target.weights.name}, {tiny}"
-        assert found["architecture"].startswith(f"{target.weights.architecture}, ")
-        assert found["size"].endswith(f"{target.weights.n_params / 1e6:.1f} M parameters")
+        assert found["name in file"] == target.weights.name
+        assert found["architecture"] == f"{target.weights.architecture}, {target.weights.description}"
         assert found["context"] == f"512 tokens (the model's: {target.weights.n_ctx_train})"
         assert found["vocabulary"] == f"{target.vocabulary.n_vocab} tokens"
     assert found["KV cache"] == "drafts of any length can be rolled back"
     assert found["settings"] == "1 threads, flash attention auto, KV cache f16/f16"
-    assert re.match(r"llama-cpp-python \d+\.\d+.*; .*CPU", found["build"])
+    assert re.match(r"llama-cpp-python \d+\.\d+.*; ", found["build"])
     assert {"chat template", "devices", "machine"} <= found.keys()
-
-    rows = [re.findall(r"[\d.]+", line) for line in done.out.splitlines() if re.match(r"\W *\d+ ", line)]
+    rows = [line.split() for line in done.out.splitlines() if re.match(r" *\d+ +\d+\.\d\d +\d", line)]
     assert [int(row[0]) for row in rows] == list(SIZES)
-    assert all(float(row[1]) > 0 for row in rows)
-    assert rows[0][1:3] == ["1.00", "1.00"]
-    classes = [tuple(map(int, row[3:])) for row in rows]
-    assert all(int(row[0]) in same for row, same in zip(rows, classes, strict=True))
-    assert sorted(n for same in set(classes) for n in same) == list(SIZES)
-    assert re.search(r"^Largest logit difference from single tokens: [\d.e-]+ \(contexts of", done.out, re.MULTILINE)
-    exact = re.search(r"^Exact mode here uses batches of ([\d ]+)\.$", done.out, re.MULTILINE)
+    assert rows[0][1:] == ["1.00", "1.00"]
+    text = " ".join(done.out.split())
+    same = re.search(r"Sizes with bit-identical logits: ([\d ;]+)\.", text)
+    classes = [tuple(map(int, part.split())) for part in same[1].split(";")]
+    assert sorted(n for part in classes for n in part) == list(SIZES)
+    assert re.search(r"Largest logit difference from single tokens: [\d.e-]+ \(contexts of", text)
+    exact = re.search(r"Exact mode here uses batches of ([\d ]+)\.", text)
     assert tuple(map(int, exact[1].split())) in classes
-    seen = re.search(r"^Seen in (\d+) pairs of passes; such a pass takes [\d.]+ ms now\. (.*)$", done.out, re.MULTILINE)
-    assert int(seen[1]) >= 3 * 13
-    assert re.match(r"A change of batch size costs ([\d.]+ passes over one token|nothing that was seen)\.$", seen[2])
+    assert re.search(r"A change of batch size costs ([\d.]+ calls over one token|nothing that was seen)\.", text)
     assert "…" not in done.out
 
 
 def test_info_reuses_measurements_until_remeasure(env: dict[str, str], tiny: Path) -> None:
-    assert PROBING in run(env, *INFO, tiny, "--remeasure").err
-    assert PROBING not in run(env, *INFO, tiny).err
-    other = run(env, *INFO, tiny, "-fa", "off")
+    again = run(env, *INFO, tiny, "--remeasure", "-v").err
+    assert TIMING in again
+    assert PROBING in again
+    assert run(env, *INFO, tiny, "-v").err == ""
+    other = run(env, *INFO, tiny, "-v", "-fa", "off")
+    assert TIMING in other.err
     assert PROBING in other.err
     assert "flash attention off" in other.out
 
@@ -95,7 +136,7 @@ def test_info_reports_present_load_even_if_reads_are_preempted(
         out = run(env, "info", "-c", "512", tiny).ok().out
     finally:
         process_load.cache_clear()
-    reason = facts(out)["threads now"].rpartition(": ")[2]
+    reason = facts(out)["load"]
     assert reason == ("other programs use 9.0 of 10 cores" if busy else "the machine is idle")
 
 
@@ -111,15 +152,14 @@ def test_info_in_pipe_keeps_long_lines(env: dict[str, str], mamba: Path, tmp_pat
     model = folder / "m.gguf"
     model.symlink_to(mamba)
     done = run({**env, "COLUMNS": "40"}, *INFO, model)
-    assert facts(done.out)["model"] == f"tiny mamba, {model}"
-    about, _, _ = done.out.partition("Cost of a target pass")
-    assert all(line == line.rstrip() for line in about.splitlines())
+    assert facts(done.out)["file"] == str(model)
+    assert all(line == line.rstrip() for line in done.out.splitlines())
 
 
 def test_info_of_recurrent_model_describes_rollback(env: dict[str, str], mamba: Path) -> None:
-    done = run(env, *INFO, mamba).ok()
-    assert "tokens are evaluated again" in facts(done.out)["KV cache"]
-    assert "Cost of a target pass" in done.out
+    done = run(env, *INFO, mamba, "-v").ok()
+    assert "tokens are evaluated" in facts(done.out)["KV cache"]
+    assert "T(16)" in done.out
 
     text = ["complete", "-t", "1", "-c", "512", "-n", "8", str(mamba)]
     for draft, said in ((["--exact", "on"], True), (["--policy", "fixed"], False), (["--no-draft"], False)):
@@ -157,7 +197,7 @@ def test_info_with_layers_for_missing_gpu_warns_once(
     ):
         done = run(env, *INFO, tiny, *options).ok()
         assert len(warnings(done.err)) == warned
-        assert facts(done.out)["layers"] == f"{LAYERS + 1} in RAM (including the output layer)"
+        assert facts(done.out)["placement"] == f"{LAYERS + 1} in RAM (including the output layer)"
     monkeypatch.setattr(devices, "gpu_backends", lambda: ["Vulkan"])
     assert ["Vulkan found no usable GPU" in line for line in warnings(run(env, *INFO, tiny).err)] == [True]
     assert warnings(run(env, *INFO, tiny, "-ngl", "0").err) == []

@@ -251,10 +251,15 @@ def test_models_lists_measured_cost_ratio_of_each_model(full: dict[str, str], tm
 def test_models_lists_other_files_that_have_run_until_they_are_deleted(tmp_path: Path) -> None:
     home = environment(tmp_path) | {"HOME": str(tmp_path)}
     assert "no models found" in run(home, "models").err
-    other = write_changed_demo(tmp_path / "my model.gguf", {})
+    folder = tmp_path / ("long " * 20)
+    folder.mkdir()
+    other = write_changed_demo(folder / "my model.gguf", {})
     for model in (other, DEMO):
         run(home, "complete", "-t", "1", "-c", "512", "-n", "1", "--no-draft", "--exact", "off", model, stdin=b"x").ok()
-    names = [line.split("  ")[0].strip() for line in run(home, "models").ok().out.splitlines()]
-    assert names == ["name", str(other)]
+    out = run(home, "models").ok().out
+    names = [line.split("  ")[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert names == ["name", str(other)], "its figures are on the next line"
+    assert all(len(line) <= 100 for line in out.splitlines() if line != str(other))
+    assert f" {other.stat().st_size / 2**20:,.0f} MiB" in out.splitlines()[-1]
     other.unlink()
     assert run(home, "models").ok().out == ""
