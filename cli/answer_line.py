@@ -6,6 +6,7 @@ from ngramspec.cost.times import PassTimes
 from ngramspec.cpu.cores import CpuLoad
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.instruments.tuning.quants import STEEP
 from ngramspec.steps import SHORT, Stats
 
 from .console import note, pluralize
@@ -18,8 +19,6 @@ INTERRUPTIONS = ("stopped", "interrupted", "failed")
 """Words for answers that ended early."""
 
 RARE = 0.1  # share of passes up to which drafts are too rare for a gain
-
-EXPENSIVE = 2.0  # T(4) / T(1) from which on batches are expensive: three draft tokens cost a second pass
 
 
 class AnswerReport:
@@ -101,6 +100,6 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     if drafts and 2 * stats.accepted <= (RARE * stats.passes if stats.is_disturbed else stats.drafted):
         return "no gain: drafts were wrong"
     if not stats.is_disturbed:
-        is_expensive = times is not None and times.pairs and times.ratio(4) >= EXPENSIVE
+        is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
         return "no gain: batches are expensive here" if is_expensive else "no gain: little repeated"
     return f"gain unknown: {'other programs ran' if is_busy else 'times varied'}"

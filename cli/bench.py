@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ngramspec.cost.paired import CHANCE
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -31,8 +32,9 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.user_class import FORM, is_user_class
 
 from .bench_view import document, show, show_against
-from .console import Outcome, defer_signals, note, reraise, usage_error
-from .info import columns, exact_mode, model_lines, origin, provenance
+from .conditions import NO_MEMORY, Conditions
+from .console import Outcome, defer_signals, note, pluralize, reraise, usage_error
+from .info import exact_mode, provenance
 from .options import PROMPTS, Model, find, flags_in_errors, open_resolved
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
@@ -103,19 +105,18 @@ def bench(
 ) -> None:
     """Measure decoding with and without drafts, interleaved, on the same prompts.
 
-    The report shows for each category: tokens per second with and without drafts, their ratio (median, minimum and
-    maximum), tokens per pass, the acceptance rate, acceptance by position in the draft, passes without a draft, and
-    whether the texts are identical (if not, how close the two tokens were). A pass is one decode call of the model.
-    --json writes every run with machine, model and build.
+    The report shows for each category: tokens per second with and without drafts, their ratio, tokens per pass, the
+    acceptance rate, acceptance by position in the draft, passes without a draft, and whether the texts are identical
+    (if not, how close the two tokens were). A pass is one decode call of the model. --json writes every run with
+    machine, model and build.
 
-    To share the results, --markdown prints a table in llama-bench's style, --svg draws the gains, and --html writes a
-    page with the gains, acceptance by position, the cost of a pass, the calibration of the acceptance estimates, and
-    one text per category with its drafts in colour. All three include the command that reproduces the results.
+    A ratio of 1.20x means that drafting produces 1.2 times as many tokens per second. It is called a gain only if the
+    pairs of runs show it: the last line and the column "gain" contain an interval for the median ratio, from a sign
+    test (2 % at each end, shared by the categories), or state that there is no clear difference.
 
-    A ratio of 1.20x means that drafting produces 1.2 times as many tokens per second. The last line states an interval
-    for the median ratio, from a sign test over pairs of runs (2 % at each end), or that there is no clear difference.
-    "theory" is the ratio expected by the formula of Leviathan et al. from the measured acceptance and cost of a pass,
-    if drafts take no time.
+    To share the results, --markdown prints the table, --svg draws the gains, and --html writes a page with the gains,
+    acceptance by position, the cost of a pass, and one text per category with its drafts in colour. All reports name
+    the model file, --exact, threads, memory, the load by other programs, and the command that reproduces the results.
 
     --against URL sends the same prompts to a running server, once each, alternating with ngramspec. It shows the tokens
     per second of both and whether the texts are the same. The API key is read from OPENAI_API_KEY.
@@ -146,48 +147,48 @@ def bench(
         default = SpeculativeDecoder(second, drafter=None, exact="off")
     settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
     benchmark = Benchmark(decoder, cases, *settings, make_untrained=partial(_make_untrained, loaded_model))
-    heading = _heading(target, benchmark, sampling_settings)
+    name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
+    drafted_from = f"memory {name}, {memory.n_stored_tokens} tokens" if memory and name else NO_MEMORY
+    conditions = Conditions(target, source.label, load.exact, drafted_from)
+    own = {
+        "--prompts": prompts,
+        "--category": category,
+        "--limit": limit,
+        "-n": predict,
+        "--repeat": None if against else benchmark.repeat,
+        "--policy": None if policy == "cost" else policy,
+        "-s": None if sampling_settings.greedy else sampling_settings.seed,
+        "--memory": name,
+        "--no-memory": load.no_memory or (memory is not None and name is None),
+        "--against": against,
+    }
+    command = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
+    heading = _heading(benchmark, sampling_settings)
     if against is not None:
-        reraise(_run_against(RemoteServer(against, target.vocabulary), target, benchmark, heading, output))
+        server = RemoteServer(against, target.vocabulary)
+        reraise(_run_against(server, target, benchmark, conditions, [*heading, command], output))
         return
     note(
         f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
         + (f", skipped: {len(skipped)}" if skipped else "")
     )
     outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
-    summaries = {name: summarise(benchmark.runs_of(name), one.times) for name, one in benchmark.policies.items()}
-    name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
-    drafted_from = f"memory {name}, {memory.n_stored_tokens} tokens" if memory and name else "no memory"
+    policies = benchmark.policies
+    summaries = {policy: summarise(benchmark.runs_of(policy), CHANCE / len(policies)) for policy in policies}
+    runs = pluralize(benchmark.repeat, "run")
     order = "in rotating order; every repeat begins with a fresh drafter"
-    heading += [
-        f"{benchmark.repeat} runs with and without drafts per prompt, {order}",
-        drafted_from,
-        f"tuned: {tuning}",
-    ]
+    heading += [f"{runs} with and without drafts per prompt, {order}", f"tuned: {tuning}"]
     more = list(text_sections(benchmark)) if post.html else []
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
         "load": asdict(load),
         "memory": {"name": load.memory or DEFAULT, "tokens": memory.n_stored_tokens} if memory else None,
-        "calibration": benchmark.reliability.to_json() if decoder.drafter else None,
+        "conditions": conditions.to_json(command),
     }
-    own = {
-        "--prompts": prompts,
-        "--category": category,
-        "--limit": limit,
-        "-n": predict,
-        "--repeat": benchmark.repeat,
-        "--policy": None if policy == "cost" else policy,
-        "-s": None if sampling_settings.greedy else sampling_settings.seed,
-        "--memory": name,
-        "--no-memory": load.no_memory or (memory is not None and name is None),
-    }
-    command = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
-    model_line = f"{origin(target, source.label)}; {drafted_from}"
-    report = benchmark_report(source.label, columns(target), model_line, command, benchmark, summaries, more)
+    report = benchmark_report(source.label, conditions.origin, command, benchmark, summaries, more)
     verdict = "\n".join(verdicts(summaries, benchmark.caveat))
     output.write(
-        lambda: show(benchmark, report, heading, skipped, verdict),
+        lambda: show(benchmark, report, [*conditions.lines, *heading, command], skipped, verdict),
         lambda: inputs | document(target, benchmark, summaries, skipped, sampling_settings),
         lambda: report,
     )
@@ -209,13 +210,12 @@ def _runs(benchmark: Benchmark) -> Iterator[str]:
         yield f"{run.category}/{run.prompt}"
 
 
-def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[str]:
+def _heading(benchmark: Benchmark, sampling: Sampling) -> list[str]:
     decoder = benchmark.drafted
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}, seed {sampling.seed}"
     drafter = decoder.drafter.name if decoder.drafter else "none"
     policies = ("policy " if len(benchmark.policies) == 1 else "policies ") + ", ".join(benchmark.policies)
     lines = [
-        *model_lines(target),
         f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run",
     ]
     if decoder.exactness.bit_identical:
@@ -237,7 +237,12 @@ def _check_against(sampling: Sampling, exclusive_options: Mapping[str, object]) 
 
 
 def _run_against(
-    server: RemoteServer, target: Target, benchmark: Benchmark, heading: Sequence[str], output: Output
+    server: RemoteServer,
+    target: Target,
+    benchmark: Benchmark,
+    conditions: Conditions,
+    heading: Sequence[str],
+    output: Output,
 ) -> Outcome:
     """Run every prompt on the server and the first decoder of a benchmark, and show the results, even if incomplete."""
     pairs: list[Pair] = []
@@ -256,7 +261,10 @@ def _run_against(
     outcome = run_counted(ask(), len(benchmark.cases), "warming up")
     if pairs:
         output.write(
-            lambda: show_against(server, pairs, heading, len(benchmark.cases)),
-            lambda: provenance(target) | {"against": server.url, "pairs": pairs},
+            lambda: show_against(server, pairs, [*conditions.lines, *heading], len(benchmark.cases)),
+            lambda: (
+                provenance(target)
+                | {"against": server.url, "conditions": conditions.to_json(heading[-1]), "pairs": pairs}
+            ),
         )
     return outcome

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from ngramspec.cost.paired import compare_pairs
 from ngramspec.instruments.benchmark.figures import Spread, Summary, verdicts
-from ngramspec.instruments.benchmark.report import ratio
+from ngramspec.instruments.benchmark.report import ratio, speed
 from ngramspec.instruments.benchmark.runs import Benchmark, Run
 from ngramspec.instruments.benchmark.server_comparison import Pair, RemoteServer
 from ngramspec.instruments.prompts import SkippedPrompt
@@ -28,11 +28,11 @@ def show(
     benchmark: Benchmark, report: Report, heading: Sequence[str], skipped_prompts: Sequence[SkippedPrompt], verdict: str
 ) -> None:
     """Print the report to stdout below the lines of `heading`, with details such as the reason why texts differ."""
-    parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[:-1]]
+    parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes]
     if (prefills := benchmark.prefills) and report.sections:
-        speed = median(prefill["tokens"] / prefill["seconds"] for prefill in prefills)
+        rate = median(prefill["tokens"] / prefill["seconds"] for prefill in prefills)
         length = median(prefill["tokens"] for prefill in prefills)
-        parts.append(f"prefill, not counted above: median {length:.0f} tokens at {speed:.0f} tokens/s")
+        parts.append(f"prefill, not counted above: median {length:.0f} tokens at {rate:.0f} tokens/s")
     parts += format_skipped(skipped_prompts)
     if benchmark.caveat is None:
         parts += _differences(benchmark)
@@ -81,7 +81,7 @@ def show_against(server: RemoteServer, pairs: Sequence[Pair], heading: Sequence[
     for pair in pairs:
         groups.setdefault(pair["category"], []).append(pair)
     rows = [_against_row(name, group) for name, group in [*groups.items(), (OVERALL, pairs)]]
-    headings = ["category", "prompts", "theirs", "ours", "ratio", "from-to", "same text"]
+    headings = ["category", "prompts", "theirs", "ours", "ratio", "same text"]
     parts = [*heading, f"compared with {server.url}, alternating, each prompt once"]
     if len(pairs) < total:
         parts.append(f"INCOMPLETE: stopped after {len(pairs)} of {total} prompts")
@@ -92,12 +92,11 @@ def show_against(server: RemoteServer, pairs: Sequence[Pair], heading: Sequence[
 
 
 def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
-    spreads = [Spread.of(pair[side]["tokens_per_second"] for pair in pairs) for side in ("theirs", "ours")]
     return [
         name,
         str(len(pairs)),
-        *("-" if speed is None else f"{speed.median:.2f}" for speed in spreads),
-        *ratio(Spread.of(pair["ratio"] for pair in pairs)),
+        *(speed(Spread.of(pair[side]["tokens_per_second"] for pair in pairs)) for side in ("theirs", "ours")),
+        ratio(Spread.of(pair["ratio"] for pair in pairs)),
         f"{sum(pair['same_text'] for pair in pairs)} of {len(pairs)}",
     ]
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 import ngramspec
-from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
-from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze, parse_curve
+from ngramspec.cost.store import END, StoredTimes
 from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
@@ -23,17 +24,23 @@ from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcrip
 from ngramspec.instruments.reports.report import draft_section
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.weights import model_key
 from ngramspec.loading.settings import PLACEMENT, LoadSettings
 from ngramspec.sampling.option import allow_range, option
+from ngramspec.storage import cache_folder
 from ngramspec.user_class import FORM
 
-from .console import fail, note, prefill_bar, reraise, usage_error
+from .conditions import Conditions
+from .console import fail, note, pluralize, prefill_bar, reraise, usage_error
 from .options import find, open_target, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
 from .view import MAX_LISTED, print_report, run_counted, section_parts, slow_core
 
 FRONT = 512
 """Number of context tokens for timing the passes of --model."""
+
+FLAT = "flat"
+"""Cost curve of last resort."""
 
 _CURVES = ", ".join(CURVES)
 
@@ -67,7 +74,7 @@ def replay(
         f" {_CURVES}.",
     ),
     model: str | None = option(
-        None, "-m", "--model", metavar="MODEL", help="Measure the costs of this model on this machine."
+        None, "-m", "--model", metavar="MODEL", help="Use the costs of this model here; measured if it never ran here."
     ),
     vocab: Path | None = option(
         None,
@@ -87,9 +94,11 @@ def replay(
 
     Replay treats the answers as the greedy output of a model. It needs only a tokenizer, not the model itself. The cost
     of a pass (one decode call) by the number of tokens is given by a curve, and the policy drafts according to it. The
-    report shows, for each category, overall, and as the mean of the categories (macro): tokens per pass, the acceptance
-    rate, passes without a draft and the gain; the drafting time in microseconds per pass and per prompt token;
-    acceptance by position; and how well the predicted acceptance matches the observed one.
+    report shows, for each category and overall: tokens per pass, the acceptance rate, passes without a draft, the gain,
+    and acceptance by position. The time of drafting is not included in the gain; --json contains it.
+
+    Without --curve and --model, the curve is that of the tokenizer's model on this machine if the model has run here;
+    otherwise a batch costs the same as one token, and the gain is an upper bound.
 
     A file contains JSON Lines, a JSON array or a JSON object of one of these forms: {"messages": [...], "response":
     "..."}, conversations that end with an assistant message, {"prompt": "...", "response": "..."}, or OpenAI requests
@@ -118,25 +127,28 @@ def replay(
     except ValueError as error:
         usage_error(str(error))
     curves = _find_curves(curve or [])
+    sources = {name: "from a file" for name in curves if name not in CURVES}
     output = Output(as_json, post)
     with ExitStack() as stack:
         transcripts = _read(files, strict=strict)
-        target = None
+        target = source = None
         if model is not None:
-            target = stack.enter_context(open_target(find(model, load), load))
+            source = find(model, load)
+            target = stack.enter_context(open_target(source, load))
         vocabulary: Vocabulary = (
             target.vocabulary
             if target and not vocab
             else stack.enter_context(open_vocabulary(vocab, None, NO_MODEL_NOTE))
         )
         recordings = _record(transcripts, vocabulary, limit)
-        if target is not None:
-            curves[MEASURED_CURVE] = _measure_curve(target, [row.response for row in transcripts.usable[:FRONT]])
-        if not curves:
-            note(
-                "no --curve or --model given: assuming that a batch costs the same as one token (flat, the upper bound)"
-            )
-            curves = find_curves("flat")
+        if target is not None and source is not None:
+            responses = [row.response for row in transcripts.usable[:FRONT]]
+            curves[MEASURED_CURVE], sources[MEASURED_CURVE] = _measure_curve(target, source.label, responses)
+        elif not curves and (stored := _stored_curve(vocabulary.path)) is not None:
+            curves[MEASURED_CURVE], sources[MEASURED_CURVE] = stored, f"{vocabulary.path.name} on this machine"
+        elif not curves:
+            curves, sources[FLAT] = find_curves(FLAT), "an upper bound: a batch costs the same as one token"
+            note(f"using the cost curve {FLAT}: {sources[FLAT]}; --model MODEL uses the costs of a model here")
         replays = {name: make_replay(cost_curve) for name, cost_curve in curves.items()}
         comparison = CurveComparison(recordings, drafter, replays)
         names = (recording.category for recording in comparison.run())
@@ -162,10 +174,12 @@ def replay(
         command = command_line("replay", files, own, load)
         description = f"The first answer of each category, on the curve {next(iter(curves))}."
         texts = [draft_section(description, comparison.texts, vocabulary.piece)] if include_text else []
-        report = replay_report(document, len(recordings), vocabulary.path.name, command, texts)
-        heading = [report.origin, *report.notes, *filter(None, [slow_core()])]
+        report = replay_report(document, len(recordings), vocabulary.path.name, command, sources, texts)
+        heading = [report.origin, command, *report.notes, *filter(None, [slow_core()])]
         output.write(
-            lambda: print_report([*heading, *section_parts(report.sections)]), lambda: document, lambda: report
+            lambda: print_report([*heading, *section_parts(report.sections), "", report.headline]),
+            lambda: document | {"headline": report.headline, "command": command},
+            lambda: report,
         )
     reraise(outcome)
 
@@ -227,10 +241,25 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
     return usable
 
 
-def _measure_curve(target: Target, responses: Sequence[str]) -> PassTimes:
-    text = target.vocabulary.tokenize("\n".join(responses)[: 8 * FRONT])
+def _measure_curve(target: Target, label: str, responses: Sequence[str]) -> tuple[PassTimes, str]:
+    """Return the costs of a model on this machine, measured if it never ran here, and a description of them."""
+    conditions = Conditions(target, label, "off")
     sequence, stored = target.sequences[0], StoredTimes(target.sequences[0])
-    sequence.prefill(text[: min(FRONT, sequence.n_ctx // 2)])
-    time_passes(sequence, text, stored.times)
-    stored.save()
-    return freeze(stored.times)
+    how = f"{label} on this machine, {pluralize(target.weights.present.threads, 'thread')}"
+    if not stored.times.pairs:
+        text = target.vocabulary.tokenize("\n".join(responses)[: 8 * FRONT])
+        sequence.prefill(text[: min(FRONT, sequence.n_ctx // 2)])
+        time_passes(sequence, text, stored.times)
+        stored.save()
+        how += f"; {conditions.load}"
+    return freeze(stored.times), how
+
+
+def _stored_curve(path: Path) -> PassTimes | None:
+    """Return the costs that a model last had on this machine; `None` if it never ran here."""
+    files = cache_folder("calibration").glob(f"{model_key(path)}*{END}")
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError, NGramSpecError):
+            data = json.loads(file.read_bytes())
+            return parse_curve({**data["ratios"], SWITCH: sum(data["change"])})
+    return None

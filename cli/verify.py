@@ -23,10 +23,11 @@ from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.option import allow_int_range, allow_range, option
 
+from .conditions import Conditions
 from .console import defer_signals, fail, note, printable, reraise, usage_error
-from .info import exact_mode, load_settings, model_lines, provenance
+from .info import exact_mode, load_settings, provenance
 from .options import PROMPTS, Model, find, flags_in_errors, open_target
-from .output import Output, json_option
+from .output import Output, command_line, json_option
 from .view import format_skipped, limit_lines, print_report, run_timed
 
 MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
@@ -76,13 +77,20 @@ def verify(
         usage_error(f"-n/--predict: {error}")
     if strict and selfcheck.exact_sizes is None and target.sequences[0].can_rollback:
         note("comparing the logits of batch sizes; this happens once per model and machine")
+    conditions = Conditions(target, files.label, load.exact)
     note(f"checking for up to {time_limit:g} seconds")
     outcome = run_timed(selfcheck.run(), selfcheck.seconds)
     checks = list_checks(selfcheck)
-    inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
+    own = {"--prompts": prompts, "-n": predict, "--time-limit": time_limit, "-s": seed}
+    command = command_line("verify", [model], own, replace(load, no_memory=False))
+    inputs = {
+        "selection": {"prompts": str(prompts) if prompts else None},
+        "load": asdict(load),
+        "conditions": conditions.to_json(command),
+    }
     details = [*_differences(selfcheck), *format_skipped(skipped_prompts), verdict(checks, complete=selfcheck.complete)]
     output.write(
-        lambda: print_report([*_heading(target, selfcheck), "", _table(checks), *details]),
+        lambda: print_report([*conditions.lines, _heading(selfcheck), command, "", _table(checks), *details]),
         lambda: inputs | _document(target, selfcheck, checks, skipped_prompts),
     )
     failures = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
@@ -91,11 +99,11 @@ def verify(
     reraise(outcome)
 
 
-def _heading(target: Target, selfcheck: SelfCheck) -> list[str]:
+def _heading(selfcheck: SelfCheck) -> str:
     drafts = f"drafter {selfcheck.drafter}, drafts always verified"
     limits = f"up to {selfcheck.max_tokens} tokens per text, seed {selfcheck.seed}"
     mode = exact_mode(selfcheck.exact_sizes) if selfcheck.exact else "default mode"
-    return [*model_lines(target), f"{mode}; {drafts}; {limits}"]
+    return f"{mode}; {drafts}; {limits}"
 
 
 def _document(

@@ -29,6 +29,9 @@ MAX_LISTED = 10
 The rest are only counted; --json contains all of them.
 """
 
+PIPE_WIDTH = 100
+"""Columns of a table that is not printed to a terminal."""
+
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
 
@@ -42,12 +45,14 @@ def report_console() -> Console:
 
 
 def print_report(parts: Sequence[RenderableType]) -> None:
-    """Print lines and tables to stdout."""
+    """Print lines and tables to stdout; a terminal gets no broken words, and a pipe tables of at most 100 columns."""
     console = report_console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
     with console.capture() as capture:
         for part in parts:
             if isinstance(part, str):
-                console.print(printable(part), soft_wrap=True)
+                console.print(printable(part), soft_wrap=not console.is_terminal)
             else:
                 console.print(part)
     write_stdout(capture.get())

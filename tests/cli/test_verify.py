@@ -58,6 +58,10 @@ def test_verify_of_correct_build_passes(
     assert sum(text["drafted"] for text in found["texts"]) > 0
     assert all(test["identical"] for test in found["rollbacks"])
     assert all(found[key] for key in ("ngramspec", "date", "machine", "build", "model", "load", "selection"))
+    lines, conditions = done.out.splitlines(), found["conditions"]
+    assert conditions["command"].startswith(f"ngramspec verify {path.name} --prompts prompts.jsonl -n 12 ")
+    load = f"other programs used {conditions['other_cores']:.1f} of {conditions['cores']} cores"
+    assert {conditions["command"], f"1 thread; --exact off; {load}; no memory"} <= set(lines)
 
 
 def test_verify_in_exact_mode_finds_no_differences(env: dict[str, str], prompts: Path, tiny: Path) -> None:

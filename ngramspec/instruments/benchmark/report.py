@@ -7,15 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from ngramspec.instruments.benchmark.figures import Spread, Summary, describe_gain
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
-from ngramspec.instruments.reports.report import OVERALL, Bars, Report, Section, Table, figure
+from ngramspec.instruments.reports.report import OVERALL, Bar, Bars, Report, Section, Table, figure
 
-COLUMNS = "t/s and gain: median (minimum-maximum) over prompts and repeats; each gain compares two consecutive runs"
-"""Note on the columns of the table, which is the last note of a report."""
+UNCLEAR = "not clear"
+"""Text in place of a gain that noise may explain."""
+
+ABOUT = (
+    "Medians over prompts and repeats. ratio: drafted / plain speed of two consecutive runs, if anything was drafted."
+    f" gain: interval for the ratio from a sign test over these pairs; {UNCLEAR!r} if it may be noise."
+)
+"""Explanation of the columns."""
 
 
 def benchmark_report(
     model: str,
-    columns: Mapping[str, str],
     origin: str,
     command: str,
     benchmark: Benchmark,
@@ -26,8 +31,7 @@ def benchmark_report(
 
     Args:
         model: Name of the model.
-        columns: Columns of llama-bench that describe the model and the machine, by their headings.
-        origin: Longer description of them on one line.
+        origin: Description of the model, the machine and the conditions on one line.
         command: Command that the user typed.
         benchmark: Benchmark to report.
         summaries: Summaries by policy, the overall one last; may be empty.
@@ -37,18 +41,15 @@ def benchmark_report(
     # The overall rows come last.
     rows = [(f"{s.category}, {policy}" if several else s.category, s) for policy, all in summaries.items() for s in all]
     rows.sort(key=lambda row: row[1].category == OVERALL)
-    caveat = benchmark.caveat
-    cells = [
-        [*columns.values(), name, _range(s.plain), _range(s.drafted), _range(_ratio(s), "x"), _same(s, caveat)]
-        for name, s in rows
-    ]
+    table = _speeds(rows, benchmark)
+    bars = reports.gains("Tokens per second, drafted / plain: median of pairs", [*_bars(rows)])
     return Report(
         title=f"{model}: decoding with and without drafts",
-        table=Table([*columns, "test", "plain t/s", "drafted t/s", "gain", "same text"], cells),
-        bars=_gains(rows),
+        table=table,
+        bars=bars,
         origin=origin,
         command=command,
-        sections=[*_sections(rows, benchmark), *more],
+        sections=[*_sections(rows, benchmark, table, bars), *more],
         notes=_notes(benchmark),
         headline="; ".join(
             f"{f'{policy}: ' if several else ''}{describe_gain(all)}" for policy, all in summaries.items()
@@ -60,39 +61,43 @@ Rows = Sequence[tuple[str, Summary]]
 """Name and summary of each row, the overall ones last."""
 
 
-def _ratio(summary: Summary) -> Spread | None:
-    """Return the ratio; `None` if nothing was drafted, because then it is noise."""
-    return summary.ratio if summary.gain else None
-
-
-def _gains(rows: Rows) -> Bars:
-    ratios = {name: (ratio.median, ratio.low, ratio.high) for name, s in rows if (ratio := _ratio(s)) is not None}
-    return reports.gains("Tokens per second, drafted / plain: median, minimum and maximum", ratios, ".2f")
-
-
-def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
-    if not rows:
-        return
-    totals = sum(s.category == OVERALL for _, s in rows)
-    speeds = [
+def _speeds(rows: Rows, benchmark: Benchmark) -> Table:
+    cells = [
         [
             name,
             str(s.prompts),
             speed(s.plain),
             speed(s.drafted),
-            *ratio(s.ratio if benchmark.drafted.drafter is None else _ratio(s)),
-            figure(s.predicted, ".2f", "x"),
+            # If nothing was drafted, the ratio is noise, and is shown only to show how much there is.
+            ratio(s.ratio if s.gain or benchmark.drafted.drafter is None else None),
+            _gain(s),
             f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
         ]
         for name, s in rows
     ]
-    about = (
-        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain for each run, if"
-        " anything was drafted; its median can differ from the ratio of the two medians. theory: expected by the"
-        " formula of Leviathan et al., if drafts take no time."
-    )
-    headings = ["", "prompts", "plain", "drafted", "ratio", "from-to", "theory", "identical"]
-    tables = [Table(headings, speeds, totals=totals)]
+    headings = ["category", "prompts", "plain t/s", "drafted t/s", "ratio", "gain", "same text"]
+    return Table(headings, cells, totals=sum(s.category == OVERALL for _, s in rows))
+
+
+def _gain(summary: Summary) -> str:
+    """Return what the pairs show about a gain in one cell."""
+    if summary.gain is None:
+        return "-"
+    return "{:.2f}-{:.2f}x".format(*summary.gain.interval or ()) if summary.is_clear else UNCLEAR
+
+
+def _bars(rows: Rows) -> Iterator[Bar]:
+    for name, s in rows:
+        if s.ratio is not None and s.gain is not None:
+            low, high = s.gain.interval or (None, None)
+            label = f"{s.ratio.median:.2f}x" + ("" if s.is_clear else f", {UNCLEAR}")
+            yield Bar(name, s.ratio.median, low, high, label, other=not s.is_clear)
+
+
+def _sections(rows: Rows, benchmark: Benchmark, table: Table, bars: Bars) -> Iterator[Section]:
+    if not rows:
+        return
+    tables = [table]
     if benchmark.drafted.drafter is not None:
         passes = [
             [
@@ -103,15 +108,15 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
             ]
             for name, s in rows
         ]
-        tables.append(Table(["", "tokens per pass", "accepted", "no draft"], passes, totals=totals))
-    yield Section("Speed-up", about, [_gains(rows), *tables])
+        tables.append(Table(["category", "tokens per pass", "accepted", "no draft"], passes, totals=table.totals))
+    yield Section("Speed-up", ABOUT, [bars, *tables])
     if any(s.exact_price for _, s in rows):
-        prices = [[name, speed(s.default), speed(s.plain), *ratio(s.exact_price)] for name, s in rows]
-        table = Table(["", "without", "exact", "ratio", "from-to"], prices, totals=totals)
-        yield Section("Cost of exact mode", "Plain tokens per second.", [table])
+        prices = [[name, speed(s.default), speed(s.plain), ratio(s.exact_price)] for name, s in rows]
+        price_table = Table(["category", "without", "exact", "ratio"], prices, totals=table.totals)
+        yield Section("Cost of exact mode", "Plain tokens per second.", [price_table])
     if any(s.stats.drafted for _, s in rows):
         about = "Acceptance rate among the drafts whose earlier tokens were all accepted."
-        yield reports.acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=totals)
+        yield reports.acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=table.totals)
     curves = {}
     for policy, decoder in benchmark.policies.items():
         ratios = decoder.times.to_json()["ratios"]
@@ -120,12 +125,10 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
 
 
 def text_sections(benchmark: Benchmark) -> Iterator[Section]:
-    """Yield the sections on the calibration of all drafts and on the drafts in the first text of each category."""
-    if benchmark.drafted.drafter is None or not benchmark.texts:
-        return
-    yield from reports.calibration(benchmark.reliability.to_json(), benchmark.reliability.calibration_error)
-    about = "The answer to the first prompt of each category."
-    yield reports.draft_section(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
+    """Yield the section on the drafts in the first text of each category, if there are drafts."""
+    if benchmark.drafted.drafter is not None and benchmark.texts:
+        about = "The answer to the first prompt of each category."
+        yield reports.draft_section(about, benchmark.texts, benchmark.drafted.vocabulary.piece)
 
 
 def _notes(benchmark: Benchmark) -> list[str]:
@@ -136,11 +139,7 @@ def _notes(benchmark: Benchmark) -> list[str]:
         notes.append(f"the texts are not expected to be the same: {benchmark.caveat}")
     if benchmark.drafted.drafter is None:
         notes.append("drafting is off: plain decoding was compared with itself, so the ratios show the noise")
-    return [*notes, COLUMNS]
-
-
-def _range(spread: Spread | None, unit: str = "") -> str:
-    return "-" if spread is None else f"{spread.median:.2f}{unit} ({spread.low:.2f}-{spread.high:.2f})"
+    return notes
 
 
 def speed(spread: Spread | None) -> str:
@@ -149,16 +148,6 @@ def speed(spread: Spread | None) -> str:
     return figure(value, ".1f" if value is not None and value < 100 else ".0f")
 
 
-def ratio(spread: Spread | None) -> tuple[str, str]:
-    """Return the median of a spread, and its range from minimum to maximum, as texts."""
-    if spread is None:
-        return "-", "-"
-    return f"{spread.median:.2f}x", f"{spread.low:.2f}-{spread.high:.2f}"
-
-
-def _same(summary: Summary, caveat: str | None) -> str:
-    if caveat is not None:
-        return "-"
-    if summary.identical == summary.prompts:
-        return "yes"
-    return f"no ({summary.prompts - summary.identical} of {summary.prompts} differ)"
+def ratio(spread: Spread | None) -> str:
+    """Return the median of a spread as text, as a ratio of speeds."""
+    return figure(None if spread is None else spread.median, ".2f", "x")

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from ngramspec.acceptance.settings import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.acceptance_estimator import CalibrationTable
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.instruments.prompts import Case
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
@@ -88,8 +87,6 @@ class Benchmark:
     differences: list[Difference] = field(default_factory=list, init=False)
     # For each category, the id of the first prompt, and the steps of its first run with `drafted`.
     texts: dict[str, tuple[str, list[Step]]] = field(default_factory=dict, init=False)
-    # Calibration of the drafts of `drafted`.
-    reliability: CalibrationTable = field(default_factory=CalibrationTable, init=False)
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,12 +148,10 @@ class Benchmark:
                 first = (number + repeat * (len(self.cases) % len(order) or 1)) % len(order)
                 pair: dict[Contender, Run] = {}
                 for contender in order[first:] + order[:first]:
-                    pair[contender], steps, proposals = self._run(case, contender, repeat, self.max_tokens)
+                    pair[contender], steps = self._run(case, contender, repeat, self.max_tokens)
                     self.runs.append(pair[contender])
                     if contender == text_contender:
                         self.texts.setdefault(case.category, (case.id, steps))
-                        for proposal, step in zip(proposals, steps, strict=True):
-                            self.reliability.add(proposal or NO_DRAFT, step.tokens)
                     yield pair[contender]
                 for policy in self.policies if self.caveat is None else ():
                     self._compare(case, pair["plain", None], pair["drafted", policy])
@@ -178,19 +173,14 @@ class Benchmark:
                 prefill = {"category": case.category, "prompt": case.id, "tokens": len(case.tokens), "seconds": seconds}
                 self.prefills.append(prefill)
 
-    def _run(
-        self, case: Case, contender: Contender, repeat: int, max_tokens: int
-    ) -> tuple[Run, list[Step], list[Draft | None]]:
-        """Generate once, and return the run, its steps, and the drafter's proposal for each step."""
+    def _run(self, case: Case, contender: Contender, repeat: int, max_tokens: int) -> tuple[Run, list[Step]]:
+        """Generate once, and return the run and its steps."""
         options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": self.sampling, "acceptance": self.acceptance}
         start = time.perf_counter()
-        decoder = self._decoders[contender]
-        generation = decoder.generate(case.tokens, **options)
-        steps, proposals = [next(generation)], [decoder.drafts.proposal]
+        generation = self._decoders[contender].generate(case.tokens, **options)
+        steps = [next(generation)]
         first = time.perf_counter()
-        for step in generation:
-            steps.append(step)
-            proposals.append(decoder.drafts.proposal)
+        steps.extend(generation)
         end = time.perf_counter()
         stats = Stats()
         for step in steps:
@@ -209,7 +199,7 @@ class Benchmark:
             stop=steps[-1].stop,
             policy=policy,
         )
-        return run, steps, proposals
+        return run, steps
 
     def _compare(self, case: Case, plain_run: Run, drafted_run: Run) -> None:
         """Record the first difference of two outputs, unless an earlier repeat of this prompt had one."""

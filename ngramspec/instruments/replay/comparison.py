@@ -15,17 +15,11 @@ from ngramspec.cost.times import PassTimes
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
-from ngramspec.instruments.reports.report import MACRO, OVERALL, Bars, Report, Section, Table, figure
+from ngramspec.instruments.reports.report import OVERALL, Bar, Bars, Report, Section, Table, figure
 from ngramspec.steps import Step
 from ngramspec.version import __version__
 
 Figures = dict[str, Any]
-
-AVERAGED_FIGURES = (
-    *("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "acceptance", "no_draft_share", "cpu_us_per_pass"),
-    *("start_us_per_prompt_token", "calibration_error"),
-)
-"""Figures for which "macro" contains the mean of the categories."""
 
 
 def figures(tally: ReplayCounts, curves: Mapping[str, PassTimes]) -> Figures:
@@ -60,19 +54,13 @@ def figures(tally: ReplayCounts, curves: Mapping[str, PassTimes]) -> Figures:
 
 
 def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, PassTimes]) -> dict[str, Figures]:
-    """Return the figures of each category, then "overall" (all tokens together) and "macro" (mean of categories)."""
+    """Return the figures of each category, then those of all tokens together."""
     if not tallies:
         return {}
     total = ReplayCounts()
     for tally in tallies.values():
         total.merge(tally)
-    rows = {category: figures(tally, curves) for category, tally in tallies.items()}
-    macro: Figures = {}
-    for key in AVERAGED_FIGURES:
-        values = [row[key] for row in rows.values() if row[key] is not None]
-        macro[key] = sum(values) / len(values) if values else None
-    macro["speedup"] = {name: sum(row["speedup"][name] for row in rows.values()) / len(rows) for name in curves}
-    return {**rows, OVERALL: figures(total, curves), MACRO: macro}
+    return {category: figures(tally, curves) for category, tally in [*tallies.items(), (OVERALL, total)]}
 
 
 # --------------------------------------------------------------------------- several curves
@@ -127,10 +115,17 @@ class CurveComparison:
 # --------------------------------------------------------------------------- the report
 
 MEASURED_CURVE = "measured"
-"""Name of the curve that was measured on a model before the replay."""
+"""Name of the curve with the costs of a model on this machine."""
 
 
-def replay_report(document: Figures, total: int, vocabulary: str, command: str, more: Sequence[Section] = ()) -> Report:
+def replay_report(
+    document: Figures,
+    total: int,
+    vocabulary: str,
+    command: str,
+    sources: Mapping[str, str],
+    more: Sequence[Section] = (),
+) -> Report:
     """Return the report on a replay.
 
     Args:
@@ -138,6 +133,7 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
         total: Number of conversations in the input, including those that were not replayed.
         vocabulary: Name of the tokenizer, for readers.
         command: Command that the user typed.
+        sources: Short description by cost curve; may lack those in `CURVES`.
         more: Sections to append.
     """
     settings = document["settings"]
@@ -147,7 +143,7 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
         f" {document['prompt_tokens']} tokens of prompts; tokens of {vocabulary}; drafter {settings['drafter']}, policy"
         f" {settings['policy']}, memory {settings['memory']}; ngramspec {__version__}"
     )
-    sections = [*(section for name in rows for section in _sections(name, rows[name], document)), *more]
+    sections = [section for name in rows for section in _sections(name, rows[name], document, sources.get(name))]
     notes = [
         "gain: speed relative to plain decoding, simulated with the cost curve; one drafter for all conversations",
         f"the first token of a response belongs to the prefill; responses are cut to {MAX_RESPONSE} tokens, and the"
@@ -156,55 +152,60 @@ def replay_report(document: Figures, total: int, vocabulary: str, command: str, 
     if not document["complete"]:
         notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
     title = "Estimated speed-up on recorded conversations"
-    return Report(title, _table(rows), _bars(rows), origin, command, sections, notes)
+    headline = "; ".join(_headline(name, rows[name], sources.get(name)) for name in rows)
+    return Report(title, _table(rows), _bars(rows), origin, command, [*sections, *more], notes, headline)
+
+
+def _headline(curve: str, rows: Mapping[str, Figures], source: str | None) -> str:
+    """Return the gain with the cost curve that it depends on."""
+    if not rows:
+        return "nothing was replayed"
+    by = f"with the cost curve {curve}" + (f" ({source})" if source else "")
+    if not rows[OVERALL]["max_draft"]:
+        return f"nothing was drafted {by}"
+    return f"{rows[OVERALL]['speedup'][curve]:.2f} times as fast with drafts as without, simulated {by}"
 
 
 def _table(results: Mapping[str, Mapping[str, Figures]]) -> Table:
-    headings = ["curve", "category", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
-    cells = []
-    for name, rows in results.items():
-        for category, row in rows.items():
-            # The mean of the counts is omitted, because it follows from their sum.
-            count = "" if category == MACRO else f"{row['tokens']:.0f}"
-            line = [name, category, count, f"{row['tokens_per_pass']:.2f}"]
-            line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
-            line.append(f"{row['speedup'][name]:.3f}x")
-            line += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
-            cells.append(line)
-    return Table([*headings, "us per\npass", "us per\nprompt\ntoken"], cells, text=2)
+    cells = [
+        [
+            name,
+            category,
+            str(row["tokens"]),
+            f"{row['tokens_per_pass']:.2f}",
+            figure(row["acceptance"], ".0%"),
+            f"{row['no_draft_share']:.0%}",
+            f"{row['speedup'][name]:.3f}x",
+        ]
+        for name, rows in results.items()
+        for category, row in rows.items()
+    ]
+    return Table(["curve", "category", "tokens", "per pass", "accepted", "no draft", "gain"], cells, text=2)
 
 
 def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
-    """Return the chart of gains by category; for several curves, the mean and the range over categories of each."""
-    by_curve = {
-        name: {category: row["speedup"][name] for category, row in rows.items()} for name, rows in results.items()
+    """Return the chart of gains by category; for several curves, the gain of each."""
+    gains = {
+        (category if len(results) == 1 else name): row["speedup"][name]
+        for name, rows in results.items()
+        for category, row in rows.items()
     }
-    if len(by_curve) == 1:
-        ((name, category_gains),) = by_curve.items()
-        about = f"Tokens per second, drafted / plain, on the curve {name}"
-        return reports.gains(about, {category: (gain, None, None) for category, gain in category_gains.items()}, ".3f")
-    spread = {}
-    for name, category_gains in by_curve.items():
-        if values := [gain for category, gain in category_gains.items() if category not in (OVERALL, MACRO)]:
-            spread[name] = category_gains[MACRO], min(values), max(values)
-    about = "Tokens per second, drafted / plain, by cost curve: mean, minimum and maximum over categories"
-    return reports.gains(about, spread, ".3f")
+    where = f"on the curve {next(iter(results))}" if len(results) == 1 else "by cost curve"
+    bars = [Bar(name, gain, None, None, f"{gain:.3f}x") for name, gain in gains.items()]
+    return reports.gains(f"Tokens per second, drafted / plain, {where}", bars)
 
 
-def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iterator[Section]:
+def _sections(name: str, rows: Mapping[str, Figures], document: Figures, source: str | None) -> Iterator[Section]:
     seconds = document["curves"][name]
-    source = CURVES[name][1] if name in CURVES else "from a file"
-    if name == MEASURED_CURVE:
-        source = "Cost of passes of the model, measured before the replay"
-    about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
     table = _table({name: rows})
-    without_curve = Table(table.headings[1:], [row[1:] for row in table.rows], totals=2)
-    yield Section(f"Speed-up on the curve {name}", about, [_bars({name: rows}), without_curve])
+    without_curve = Table(table.headings[1:], [row[1:] for row in table.rows], totals=1)
+    yield Section(
+        f"Speed-up on the curve {name}",
+        f"{source or CURVES[name][1]}. A gain of 1.20x is 1.2 times as many tokens per second.",
+        [_bars({name: rows}), without_curve],
+    )
     points = {name: {int(size): value for size, value in seconds.items() if size != SWITCH}}
     yield reports.costs(points, seconds.get(SWITCH))
-    if not rows:
-        return
-    if rows[OVERALL]["max_draft"]:
-        rates = {category: row["accept_by_position"] for category, row in rows.items() if category != MACRO}
+    if rows and rows[OVERALL]["max_draft"]:
+        rates = {category: row["accept_by_position"] for category, row in rows.items()}
         yield reports.acceptance(rates, "Acceptance rate among the drafts that reach that position.", totals=1)
-    yield from reports.calibration(rows[OVERALL]["reliability"], rows[OVERALL]["calibration_error"])

@@ -1,7 +1,7 @@
 """Recorded conversations from files, and their conversion to tokens for a replay.
 
 README.md describes the formats of an entry. `content` may be a list of parts, of which only the texts are used. The
-categories "overall" and "macro" get a "_", because totals have these names.
+category "overall" gets a "_", because the total has this name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.replay import Recording
-from ngramspec.instruments.reports.report import TOTALS
+from ngramspec.instruments.reports.report import OVERALL
 from ngramspec.storage import UTF16, is_utf16, utf8
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _transcript(entry: Any, category: str, place: str) -> Transcript:
     if response is None:
         raise ValueError("there is no response")
     category = str(entry.get("category") or category)
-    category += "_" if category in TOTALS else ""
+    category += "_" if category == OVERALL else ""
     return Transcript(category, str(entry.get("id", place)), prompt, response)
 
 

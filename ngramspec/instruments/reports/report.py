@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:  # steps import numpy, which the command line need not load to show help
     from ngramspec.steps import Step
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
     low: float | None  # lower end of the spread; `None` means no spread
     high: float | None  # upper end of the spread; `None` means no spread
     label: str  # value as text
-    other: bool = False  # whether the bar is the baseline that others are compared with
+    other: bool = False  # whether the bar is no result: it is a baseline, or may be noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Bars:
 
     about: str  # short description of the values
     bars: Sequence[Bar]
-    # Value and label of the line for neither gain nor loss; `None` means no line.
+    # Value and label of the line for neither gain nor loss, from which bars begin; `None` means 0, without a line.
     even: tuple[float, str] | None = None
 
 
@@ -58,7 +58,7 @@ class Lines:
     across: str  # title of the horizontal axis
     up: str  # title of the vertical axis
     series: Mapping[str, Sequence[tuple[float, float]]]  # points (across, up) of each line by name, joined in order
-    guide: str | None = None  # name of the line that is a reference and not a measurement
+    base: float = 0.0  # start of the vertical axis if no point is below it
 
 
 Span = tuple[str, Mark]
@@ -133,8 +133,8 @@ def draft_section(about: str, texts: Texts, piece: Piece) -> Section:
 
 # --------------------------------------------------------------------------- figures and sections of several reports
 
-OVERALL, MACRO = TOTALS = "overall", "macro"
-"""Names of the rows for all categories: all tokens together, and the mean of the categories."""
+OVERALL = "overall"
+"""Name of the row for all categories together."""
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Draft positions in a table; a chart contains all of them."""
@@ -148,9 +148,8 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def gains(about: str, values: Mapping[str, tuple[float, float | None, float | None]], form: str) -> Bars:
-    """Return a bar chart of speeds relative to plain decoding, from the value, minimum and maximum of each bar."""
-    bars = [Bar(name, value, low, high, f"{value:{form}}x") for name, (value, low, high) in values.items()]
+def gains(about: str, bars: Sequence[Bar]) -> Bars:
+    """Return a bar chart of speeds relative to plain decoding."""
     return Bars(about, bars, even=(1.0, "plain decoding"))
 
 
@@ -184,25 +183,8 @@ def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None
     about = "Time of a pass over n tokens relative to a pass over one token. The lower it is, the more drafts pay."
     if switch:
         about += f" A change of size: {switch:.2f}."
-    chart = Lines("Cost of a pass", "tokens in the pass", "relative to one token", series)
+    chart = Lines("Cost of a pass", "tokens in the pass", "relative to one token", series, base=1.0)
     return Section("Cost of a pass", about, [chart, Table(["", *map(str, sizes)], rows)])
-
-
-def calibration(cells: Sequence[Mapping[str, Any]], error: float | None) -> list[Section]:
-    """Return the section on a `CalibrationTable`; an empty list if nothing was predicted."""
-    if error is None:
-        return []
-    about = f"All positions of all proposed drafts, verified or not; expected calibration error {error:.4f}."
-    used_cells = [cell for cell in cells if cell["count"]]
-    right = "perfect calibration"
-    points = [(cell["predicted"], cell["observed"]) for cell in used_cells]
-    rows = [
-        [f"{c['from']:.1f}-{c['to']:.1f}", str(c["count"]), f"{c['predicted']:.3f}", f"{c['observed']:.3f}"]
-        for c in used_cells
-    ]
-    series = {"observed": points, right: [(0.0, 0.0), (1.0, 1.0)]}
-    chart = Lines("Acceptance probability", "predicted", "observed", series, guide=right)
-    return [Section("Calibration", about, [chart, Table(["probability", "positions", "mean", "observed"], rows)])]
 
 
 # --------------------------------------------------------------------------- texts of models and files

@@ -7,7 +7,7 @@ them on dark screens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from textwrap import wrap
 
@@ -26,14 +26,12 @@ _COLOURS = (
     ("grid", ("stroke",), "#d1d9e0", "#3d444d"),
     ("spread", ("stroke",), "#1f2328", "#f0f6fc"),
     ("even", ("stroke",), "#59636e", "#9198a1"),
-    ("guide", ("stroke",), "#8c959f", "#6e7681"),
     ("line0", ("stroke", "fill"), "#2a7f9e", "#57b3d4"),
     ("line1", ("stroke", "fill"), "#c2703d", "#e59a6b"),
     ("line2", ("stroke", "fill"), "#6a9a3c", "#98c46c"),
     ("line3", ("stroke", "fill"), "#8a63b8", "#b794e0"),
     ("line4", ("stroke", "fill"), "#b0863c", "#d9b36c"),
 )
-_DASHES = {"even": "; stroke-dasharray: 4 3", "guide": "; stroke-dasharray: 4 3; fill: none"}
 
 
 def _rule(name: str, properties: Sequence[str], colour: str) -> str:
@@ -45,7 +43,8 @@ STYLE = "\n".join(
         ".chart text { font: 13px system-ui, sans-serif }",
         ".chart .title { font-size: 17px; font-weight: 600 }",
         ".chart .small { font-size: 11px }",
-        *(f"{_rule(name, properties, light)}{_DASHES.get(name, '')} }}" for name, properties, light, _ in _COLOURS),
+        ".chart .even { stroke-dasharray: 4 3 }",
+        *(f"{_rule(name, properties, light)} }}" for name, properties, light, _ in _COLOURS),
         "@media (prefers-color-scheme: dark) {",
         *(f"  {_rule(name, properties, dark)} }}" for name, properties, _, dark in _COLOURS),
         "}",
@@ -56,6 +55,7 @@ STYLE = "\n".join(
 _CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
 _MAX_NAME = 30
+_RANGE = 1.2  # minimum end of an axis as a multiple of its start, so that noise does not fill a chart
 
 
 def svg(report: Report) -> str:
@@ -97,40 +97,41 @@ def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
     names = [_short(bar.name) for bar in figure.bars]
     left = 36 + _CHARACTER * max(map(len, names), default=0)
     right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
-    greatest = max([bar.value if bar.high is None else bar.high for bar in figure.bars], default=0.0)
-    greatest = max(greatest, figure.even[0] if figure.even else 0.0) or 1.0
-    scale = max(60.0, right - left) / greatest
+    base = figure.even[0] if figure.even else 0.0
+    ends = [base, _RANGE * base, *(end for bar in figure.bars for end in (bar.value, bar.low, bar.high) if end)]
+    scale = max(60.0, right - left) / ((max(ends) - min(ends)) or 1.0)
+
+    def place(value: float) -> float:
+        return left + scale * (value - min(ends))
+
     below = top + _ROW * len(figure.bars)
     shapes: list[str] = []
     for number, (name, bar) in enumerate(zip(names, figure.bars, strict=True)):
-        shapes += _bar(bar, name, left, top + _ROW * number, scale, figure.even[0] if figure.even else None)
+        shapes += _bar(bar, name, left, top + _ROW * number, place, base)
     if figure.even:
-        at = left + scale * figure.even[0]
+        at = place(base)
         shapes.append(f'<line class="even" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{below}"/>')
         shapes.append(_text(at, below + 14, figure.even[1], "dim small", "middle"))
     return below + (24 if figure.even else 8), shapes
 
 
-def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float | None) -> Iterator[str]:
-    middle, base = top + _ROW / 2, top + _ROW / 2 + 4.5
-    kind = "other" if bar.other else "loss" if even is not None and round(bar.value, 2) < even else "gain"
-    end = left + scale * bar.value
-    yield _text(left - 8, base, name, "ink", "end")
+def _bar(bar: Bar, name: str, edge: float, top: float, place: Callable[[float], float], base: float) -> Iterator[str]:
+    middle, below = top + _ROW / 2, top + _ROW / 2 + 4.5
+    kind = "other" if bar.other else "loss" if round(bar.value, 2) < base else "gain"
+    start, end = sorted((place(base), place(bar.value)))
+    yield _text(edge - 8, below, name, "ink", "end")
     title = escape(escape_controls(f"{bar.name}: {bar.label}"))
     yield (
-        f'<rect class="{kind}" x="{left:.1f}" y="{middle - _BAR / 2:.1f}" width="{max(0.0, end - left):.1f}"'
+        f'<rect class="{kind}" x="{start:.1f}" y="{middle - _BAR / 2:.1f}" width="{end - start:.1f}"'
         f' height="{_BAR}" rx="2"><title>{title}</title></rect>'
     )
     if bar.low is not None and bar.high is not None:
-        low, high = left + scale * bar.low, left + scale * bar.high
+        low, high = place(bar.low), place(bar.high)
         end = max(end, high)
         yield f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
         for x in (low, high):
             yield f'<line class="spread" x1="{x:.1f}" y1="{middle - 4}" x2="{x:.1f}" y2="{middle + 4}"/>'
-    # If the line of no gain would cross the label, the label is to the right of the line.
-    if even is not None and end < left + scale * even < end + 12 + _CHARACTER * len(bar.label):
-        end = left + scale * even
-    yield _text(end + 8, base, bar.label, "dim")
+    yield _text(end + 8, below, bar.label, "dim")
 
 
 # --------------------------------------------------------------------------- lines
@@ -143,7 +144,8 @@ def _lines(figure: Lines) -> tuple[int, list[str]]:
     points = [point for line in figure.series.values() for point in line] or [(0.0, 0.0)]
     counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
     across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
-    up = _ticks(0.0, max(y for _, y in points), False)
+    lowest = min(figure.base, *(y for _, y in points))
+    up = [lowest, *_ticks(lowest, max(y for _, y in points), False)[1:]]
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -163,13 +165,12 @@ def _lines(figure: Lines) -> tuple[int, list[str]]:
         f'<text class="dim" text-anchor="middle" transform="translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)">'
         f"{escape(escape_controls(figure.up))}</text>"
     )
-    line_names = [name for name in figure.series if name != figure.guide]
     height = _BOTTOM + 52
-    for name, line in figure.series.items():
-        kind = "guide" if name == figure.guide else f"line{line_names.index(name) % 5}"
+    for number, (name, line) in enumerate(figure.series.items()):
+        kind = f"line{number % 5}"
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
         shapes.append(f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>')
-        for point in line if name != figure.guide else ():
+        for point in line:
             x, y = place(*point)
             about = f"{escape(escape_controls(name))}: {point[0]:g}, {point[1]:.4g}"
             shapes.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{about}</title></circle>')

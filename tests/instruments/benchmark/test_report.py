@@ -20,7 +20,7 @@ from ngramspec.instruments.reports.report import Passage, Report
 from ngramspec.policies import make_policy
 from ngramspec.steps import Stats
 
-SETUP = ("m.gguf", {"model": "tiny", "threads": "1"}, "m.gguf (tiny); here")
+SETUP = ("m.gguf", "m.gguf (tiny); here")
 
 
 def benchmark(folder: Path) -> Benchmark:
@@ -36,8 +36,7 @@ def test_text_sections_mark_tokens_of_first_text_per_category(tmp_path: Path) ->
     made = benchmark(tmp_path)
     made.warm_up()
     runs = [run for run in made.measure() if run.kind == "drafted"]
-    odds, texts = text_sections(made)
-    assert "calibration error" in odds.about
+    (texts,) = text_sections(made)
     assert [passage.name for passage in texts.figures] == ["even: p0", "odd: p1"]
     piece = made.drafted.vocabulary.piece
     for passage, run in zip(texts.figures, runs, strict=False):
@@ -46,7 +45,6 @@ def test_text_sections_mark_tokens_of_first_text_per_category(tmp_path: Path) ->
         assert text == b"".join(map(piece, run.output)).decode()
     marks = {mark for passage in texts.figures for _, mark in passage.spans}
     assert marks == {"", "kept", "refused", "corrected"}
-    assert sum(made.reliability.seen) > sum(made.reliability.right) > 0
 
 
 # --------------------------------------------------------------------------- the report
@@ -58,16 +56,18 @@ def row(report: Report, number: int) -> dict[str, str]:
 
 def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
     gain = None if ratio is None else compare_pairs([ratio.low, *[ratio.median] * 7, ratio.high])
-    return Summary("a", 3, 9, ratio, ratio, None, ratio, gain, None, Stats(), None, None, identical)
+    return Summary("a", 3, 9, ratio, ratio, None, ratio, gain, None, Stats(), identical)
 
 
 def test_benchmark_report_names_differing_texts(tmp_path: Path) -> None:
     summaries = [a_summary(2, Spread(1.0, 0.5, 2.0)), a_summary(3)]
     made = benchmark(tmp_path)
     report = benchmark_report(*SETUP, "c", made, {"cost": summaries})
-    assert row(report, 0)["same text"] == "no (1 of 3 differ)"
-    assert row(report, 0)["gain"] == "1.00x (0.50-2.00)"
-    assert row(report, 1) | {"gain": "-", "plain t/s": "-", "same text": "yes"} == row(report, 1)
+    shown = {"plain t/s": "1.0", "ratio": "1.00x", "gain": "not clear", "same text": "2 of 3"}
+    assert row(report, 0) | shown == row(report, 0)
+    assert row(report, 1) | dict.fromkeys(("plain t/s", "ratio", "gain"), "-") | {"same text": "3 of 3"} == row(
+        report, 1
+    )
     assert report.headline == "no speed measured"  # The last row has no ratio.
     assert "INCOMPLETE: stopped after 0 of 6 runs" in report.notes
     assert benchmark_report(*SETUP, "c", made, {"cost": []}).table.rows == []
@@ -75,6 +75,14 @@ def test_benchmark_report_names_differing_texts(tmp_path: Path) -> None:
     lossy = benchmark_report(*SETUP, "c", made, {"cost": summaries})
     assert row(lossy, 0)["same text"] == "-"
     assert any("lenience 0.5 changes the output" in note for note in lossy.notes)
+
+
+def test_benchmark_report_draws_a_gain_that_may_be_noise_as_no_result(tmp_path: Path) -> None:
+    summaries = [a_summary(3, Spread(1.1, 0.9, 1.2)), a_summary(3, Spread(1.3, 1.1, 1.4))]
+    summaries[0] = replace(summaries[0], gain=compare_pairs([0.9, *[1.1] * 6, 1.2]))
+    bars = benchmark_report(*SETUP, "c", benchmark(tmp_path), {"cost": summaries}).bars.bars
+    assert [(bar.label, bar.other) for bar in bars] == [("1.10x, not clear", True), ("1.30x", False)]
+    assert [(bar.low, bar.high) for bar in bars] == [(0.9, 1.2), (1.3, 1.3)]
 
 
 def test_benchmark_report_headline_states_gain_of_each_policy(tmp_path: Path) -> None:

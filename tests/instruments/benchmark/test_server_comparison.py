@@ -136,7 +136,7 @@ def test_bench_against_compares_speeds(env: dict[str, str], tmp_path: Path) -> N
         assert len(asked) == 3  # one check of the server, and each prompt once
         assert "ngramspec, compared with this server: no difference that these runs can show: " in done.out
         table = [line.split() for line in done.out.splitlines() if line.startswith(("prompts ", "overall "))]
-        assert [row[:3] for row in table] == [["prompts", "2", "2.00"], ["overall", "2", "2.00"]]
+        assert [row[:3] for row in table] == [["prompts", "2", "2.0"], ["overall", "2", "2.0"]]
         assert table[0][-3:] == ["0", "of", "2"]
     told = json.loads((tmp_path / "found.json").read_text())
     assert [compare_answers["theirs"]["tokens_per_second"] for compare_answers in told["pairs"]] == [2.0, 2.0]

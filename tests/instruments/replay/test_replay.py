@@ -167,20 +167,15 @@ def test_replay_with_branches_saves_decode_calls_if_rows_are_cheap(
     assert replay(steep, 8).batches == replay(steep, 0).batches
 
 
-def test_by_category_returns_overall_and_macro_figures() -> None:
+def test_by_category_returns_figures_and_one_total() -> None:
     replay = Replay(make_drafter("ngram"), curve=CPU)
     tallies: dict[str, ReplayCounts] = {}
     for recording in make_recordings(12):
         tallies.setdefault(recording.category, ReplayCounts()).merge(replay.run(recording))
     rows = by_category(tallies, {"cpu": CPU, "flat": FLAT})
-    assert list(rows) == ["even", "odd", "overall", "macro"]
+    assert list(rows) == ["even", "odd", "overall"]
     for key in ("tokens", "passes", "transcripts", "prompt_tokens"):
         assert rows["overall"][key] == rows["even"][key] + rows["odd"][key]
-    for key in ("tokens_per_pass", "acceptance", "no_draft_share"):
-        assert rows["macro"][key] == pytest.approx((rows["even"][key] + rows["odd"][key]) / 2)
-    for name in ("cpu", "flat"):
-        mean = (rows["even"]["speedup"][name] + rows["odd"]["speedup"][name]) / 2
-        assert rows["macro"]["speedup"][name] == pytest.approx(mean)
     assert rows["overall"]["speedup"]["flat"] == pytest.approx(rows["overall"]["tokens_per_pass"])
     assert by_category({}, {"cpu": CPU}) == {}
     empty = figures(ReplayCounts(), {"cpu": CPU})

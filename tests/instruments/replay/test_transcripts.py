@@ -76,7 +76,7 @@ def test_transcripts_read_accepts_prompts_categories_and_ids() -> None:
     # A category cannot be named like the total, and half a surrogate pair is replaced.
     odd = one({"prompt": "a", "response": "b\ud83d", "category": "overall"})
     assert (odd.prompt, odd.response, odd.category) == ("a", "b?", "overall_")
-    assert read('{"prompt": "a", "response": "b"}', "macro.jsonl").usable[0].category == "macro_"
+    assert read('{"prompt": "a", "response": "b"}', "overall.jsonl").usable[0].category == "overall_"
 
 
 def test_transcripts_read_treats_missing_content_as_empty() -> None:

@@ -23,8 +23,7 @@ SHOWN = "a␀b␛[31mc\ufffdd\ufffde?f␡"
 def report(name: str = "json", text: str = "x", bars: Bars | None = None) -> Report:
     table = Table(["kind", "t/s", "gain"], [[name, "10.00", "1.20x"], ["overall", "9.00", "1.10x"]], totals=1)
     chart = bars or Bars(f"about {name}", [Bar(name, 1.2, 0.9, 1.4, "1.20x"), Bar("low", 0.5, None, None, "0.50x")])
-    series = {name: [(1, 0.5), (2, 0.25)], "guide": [(0.0, 0.0), (2.0, 1.0)]}
-    lines = Lines(name, name, name, series, guide="guide")
+    lines = Lines(name, name, name, {name: [(1, 0.5), (2, 0.25)], "other": [(0.0, 0.0), (2.0, 1.0)]})
     passage = Passage(name, [(text, ""), (text, "kept"), (f"{text}\n", "refused"), (text, "corrected")])
     section = Section(name, name, [chart, table, lines, passage])
     texts = (f"made on {name}", f"ngramspec bench {name}", [section], [f"note {name}"], f"headline {name}")
@@ -98,3 +97,22 @@ def test_html_report_draws_any_points(points: list[tuple[float, float]]) -> None
     page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines, Bars("none", [])])]))
     assert Page(page).words.count("about")
     assert "nan" not in page
+
+
+def test_charts_of_ratios_begin_at_one() -> None:
+    bars = [
+        Bar("gain", 1.5, 1.25, 2.0, "1.50x"),
+        Bar("loss", 0.75, None, None, "0.75x"),
+        Bar("none", 1.0, 1.0, 1.0, "-"),
+    ]
+    lines = Lines("costs", "n", "T(n)", {"one": [(1, 1.0), (4, 3.0)]}, base=1.0)
+    made = report(bars=Bars("about", bars, (1.0, "even")))
+    gains = ET.fromstring(svg(made))
+    even = next(float(one.attrib["x1"]) for one in gains.iter() if one.attrib.get("class") == "even")
+    rects = [one.attrib for one in gains.iter() if one.attrib.get("class") in ("gain", "loss")]
+    starts, widths = ([float(one[name]) for one in rects] for name in ("x", "width"))
+    assert starts[0] == starts[2] == even
+    assert starts[1] + widths[1] == pytest.approx(even)
+    assert widths == [pytest.approx(2 * widths[1], abs=0.2), widths[1], 0]
+    page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines])]))
+    assert page.split('text-anchor="end">')[1].startswith("1<")
