@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 from rich.table import Table
 
 from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE
 from ngramspec.cpu.cores import logical_cores, physical_cores, process_load
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import candidates
 from ngramspec.instruments.tuning.search import MIN_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 from ngramspec.llama.cache import UNQUANTISED
 from ngramspec.llama.settings_timer import SettingsTimer
+from ngramspec.llama.synthetic import measurement_path
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, save_tuned
+from ngramspec.models.shape import is_shape, parse_shape, shape_of
 from ngramspec.sampling.option import allow_int_range, allow_range, option
 
-from .console import defer_signals, note, reraise, usage_error
-from .info import model_lines, provenance
+from .conditions import Conditions
+from .console import defer_signals, fail, note, reraise, usage_error
+from .info import provenance
 from .options import Model, find, open_target
-from .output import Output, json_option
+from .output import Output, command_line, json_option
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import quant_note, tune_quants
 from .view import figures_table, print_report, run_timed
 
 CONTEXT = 256
 """Context size in tokens for opening the model; measurements use separate contexts."""
+
+RESET = "ngramspec tune --reset"
 
 DEPTH = 2048
 """Default number of tokens in the long context."""
@@ -57,7 +63,7 @@ def tune(
         allowed=allow_int_range(STRETCH, 2**20),
     ),
     apply: bool = option(False, help="Save the recommended settings; other commands then use them for this model."),
-    reset: bool = option(False, help="Delete the saved settings without measuring."),
+    reset: bool = option(False, help="Delete all that tune saved for MODEL, without measuring."),
     as_json: str | None = json_option("all results"),
 ) -> None:
     """Find the settings under which a model is fastest here.
@@ -74,9 +80,10 @@ def tune(
     All winners together win again in new pairs. If the times of the current settings vary too much, the command ends
     with an error. Ctrl-C shows the results so far and saves nothing.
 
-    --apply saves a recommendation for this model, build and machine. Other commands then use it, unless their options
-    override it, and print a note; --reset deletes it. Without a recommendation, nothing changes. Settings can change
-    the rounding of logits, so batch sizes are compared again for new settings.
+    --apply saves a recommendation for this model, build and machine, unless other programs used the cores meanwhile.
+    Other commands then use it, unless their options override it, and print a note. ngramspec tune MODEL --reset deletes
+    it, and the results of --quants. Without a recommendation, nothing changes. Settings can change the rounding of
+    logits, so batch sizes are compared again for new settings.
 
     --quants answers another question: which file of a model to download. It measures what each quantisation costs on
     this machine, from Q4_0 to Q8_0, and recommends one. MODEL may be the name of a shape, such as qwen2.5-1.5b or
@@ -84,18 +91,16 @@ def tune(
     """
     if apply and reset:
         usage_error("--apply cannot be combined with --reset")
-    if quants and (apply or reset):
-        usage_error(f"{'--apply' if apply else '--reset'} cannot be combined with --quants")
-    output = Output(None if reset else as_json)
+    if quants and apply:
+        usage_error("--apply cannot be combined with --quants")
+    if reset:
+        _reset(load, model)
+        return
+    output = Output(as_json)
     if quants:
         tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
         return
     source = find(model, load)
-    file = model_tuning_path(source.path, load)
-    if reset:
-        note("deleted the saved settings" if file.exists() else "no saved settings for this model and machine")
-        file.unlink(missing_ok=True)
-        return
     base_load = replace(load, ignore_tuned=True, ctx_size=CONTEXT, exact="off")
 
     def open_with(settings: Settings) -> Target:
@@ -108,7 +113,7 @@ def tune(
     with ExitStack() as stack:
         target = stack.enter_context(open_target(source, base_load))
         load_seconds = time.monotonic() - start
-        heading = _heading(target)
+        conditions = Conditions(target, source.label, "off")
         # The long context exceeds neither the training context of the model nor the context size of later runs.
         deep = context_depth or DEPTH
         deep = min(deep, load.ctx_size or deep, target.weights.n_ctx_train or deep)
@@ -130,31 +135,43 @@ def tune(
         outcome = run_timed(tuning.run(), tuning.seconds)
     if isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
-    best = tuning.best_settings
-    if apply and best is not None and tuning.together is not None and tuning.together.speed is not None:
-        changes, ratio = best.changes(tuning.present), 1 / tuning.together.speed.median
-        save_tuned(file, Tuned(changes, ratio, datetime.now(UTC).date().isoformat()))
-    quantisation = None
-    if {SINGLE, DRAFTS[0]} <= (times := tuning.times).keys():
-        quantisation = quant_note(target, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
-    advice = [] if quantisation is None else [quantisation]
-    document = {"load": asdict(load), **_document(target, tuning, deep, applied=apply)}
-    document["advice"] = [*tuning.advice_names, *advice]
+    best, together = tuning.best_settings, tuning.together
+    is_saved = apply and best is not None and not conditions.load.is_high
+    if is_saved and best is not None and together is not None and together.speed is not None:
+        tuned = Tuned(best.changes(tuning.present), 1 / together.speed.median, datetime.now(UTC).date().isoformat())
+        save_tuned(model_tuning_path(source.path, load), tuned)
+    own = {"--time-limit": time_limit, "--context-depth": context_depth, "--apply": apply}
+    command = command_line("tune", [model], own, load)
+    document = {
+        "load": asdict(load),
+        **_document(target, tuning, deep, applied=is_saved),
+        "conditions": conditions.to_json(command),
+        "advice": _advice(target, tuning, load, conditions),
+    }
+    pages = [f"huge pages: {target.weights.huge_pages}"] if target.weights.huge_pages else []
     output.write(
-        lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *advice]),
+        lambda: print_report([*conditions.lines, *pages, command, *_table(document), *_conclusions(tuning, document)]),
         lambda: document,
     )
+    if apply and best is not None and not is_saved:
+        fail(f"the settings are not saved, because {conditions.load}; run tune --apply again on an idle machine")
     reraise(outcome)
 
 
-def _heading(target: Target) -> list[str]:
-    """Return lines on the model and the machine, as they are before the weights are loaded a second time."""
-    cores, threads = physical_cores(), logical_cores()
-    return [
-        *model_lines(target),
-        *([f"cores: {cores}, with {threads} hyper-threads"] if threads > cores else []),
-        *([f"huge pages: {target.weights.huge_pages}"] if target.weights.huge_pages else []),
-    ]
+def _reset(load: LoadSettings, model: str | None) -> None:
+    """Delete the settings and the costs of quantisations that are saved for a model or a shape."""
+    files = list[Path]()
+    if model is None or not is_shape(model):
+        source = find(model, load)
+        files.append(model_tuning_path(source.path, load))
+        with suppress(ModelError):  # such as a mixture of experts, whose quantisations are not compared
+            files.append(measurement_path(shape_of(source.path), load.gpu_layers))
+    else:
+        files.append(measurement_path(parse_shape(model), load.gpu_layers))
+    is_saved = any(file.exists() for file in files)
+    for file in files:
+        file.unlink(missing_ok=True)
+    note("deleted what tune saved" if is_saved else "nothing is saved for this model and machine")
 
 
 def _document(target: Target, tuning: Tuning, depth: int, *, applied: bool) -> dict[str, Any]:
@@ -194,25 +211,38 @@ def _table(document: Mapping[str, Any]) -> list[str | Table]:
     rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", "", ""]]
     for name, one in (document["compared"] | ({f"{TOGETHER}, new pairs": together} if together else {})).items():
         if (speed := one["speed"]) is not None:
-            each = [f"{one['each'][measure]['median']:.3f}" if measure in one["each"] else "" for measure in times]
-            ends = "-" if speed["interval"] is None else "{:.3f}-{:.3f}".format(*speed["interval"])
-            rows.append([name, *each, f"{speed['median']:.3f}", ends, str(speed["pairs"])])
+            each = [f"{one['each'][measure]['median']:.2f}" if measure in one["each"] else "" for measure in times]
+            ends = "-" if speed["interval"] is None else "{:.2f}-{:.2f}".format(*speed["interval"])
+            rows.append([name, *each, f"{speed['median']:.2f}", ends, str(speed["pairs"])])
     return [
-        figures_table(Figures(["speed with current settings = 1", *times, "overall", "from-to", "pairs"], rows)),
-        "Medians of pairs; prefill is per token; from-to is the interval that many more pairs would agree with.",
+        figures_table(Figures(["speed (current = 1)", *times, "overall", "from-to", "pairs"], rows)),
+        "Medians of pairs; prefill is per token; from-to is the interval for the median of many more pairs.",
     ]
 
 
+def _advice(target: Target, tuning: Tuning, load: LoadSettings, conditions: Conditions) -> list[str]:
+    """Return lines on settings that change the text, and on the model's quantisation."""
+    lines = [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advice_names]
+    if {SINGLE, DRAFTS[0]} <= (times := tuning.times).keys() and not conditions.load.is_high:
+        line = quant_note(target, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
+        lines += [] if line is None else [line]
+    return lines
+
+
 def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
+    """Return lines on what was left out, the advice, and at the end the recommendation."""
     recommendation, left_out = document["recommended"], document["left_out"]
-    lines: list[str] = []
+    lines = [f"Not compared: {name}: {reason}." for name, reason in left_out.items() if reason != NO_TIME]
+    if late := [name for name, reason in left_out.items() if reason == NO_TIME]:
+        lines.append(f"Not compared for lack of time (raise --time-limit): {', '.join(late)}.")
+    lines += document["advice"]
     if not tuning.complete:
         lines.append("Interrupted: these are the results so far; there is no recommendation.")
     elif recommendation is not None and tuning.together is not None:
+        lines.append("The recommendation may change the rounding of logits, and so texts at near-ties of two tokens.")
         lines.append(f"Recommended: {recommendation['options']}, {tuning.together.speed} where it matters.")
-        lines.append("It may change the rounding of logits, so texts may differ at near-ties between two tokens.")
         lines.append(
-            "Saved: other commands use it for this model; ngramspec tune --reset deletes it."
+            f"Saved: other commands use it for this model; {RESET} deletes it."
             if recommendation["applied"]
             else "Not saved: --apply saves it for this model and machine."
         )
@@ -220,8 +250,4 @@ def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
         lines.append(f"{NO_DIFFERENCE.capitalize()}, so nothing is recommended or saved.")
     else:
         lines.append("No settings could be compared.")
-    lines += [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advice_names]
-    lines += [f"Not compared: {name}: {reason}." for name, reason in left_out.items() if reason != NO_TIME]
-    if late := [name for name, reason in left_out.items() if reason == NO_TIME]:
-        lines.append(f"Not compared for lack of time (raise --time-limit): {', '.join(late)}.")
     return lines

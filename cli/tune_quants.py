@@ -37,9 +37,10 @@ from ngramspec.models.gguf import read_header
 from ngramspec.models.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
 from ngramspec.sampling.option import options
 
+from .conditions import Load
 from .console import defer_signals, note, reraise, usage_error
 from .options import find
-from .output import Output
+from .output import Output, command_line
 from .view import figures_table, print_report, run_timed
 
 DEPTH = 256
@@ -67,6 +68,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
     own = None if path is None else _own(path)
     names = [*QUANTISATIONS, *([own] if own in PRECISION and own not in QUANTISATIONS else [])]
     note(f"measuring {len(names)} quantisations for at most about {time_limit:g} seconds")
+    others = Load()
     with SyntheticModels(shape, names, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
         timing = QuantTiming(
             models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
@@ -75,9 +77,12 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
-    is_steady = timing.spread <= MAX_SPREAD
+    is_steady = timing.spread <= MAX_SPREAD and not others.is_high
     if not is_steady:
-        note(f"warning: passes lasted up to {timing.spread:.0%} longer than the fastest; measure on an idle machine")
+        note(
+            f"warning: passes lasted up to {timing.spread:.0%} longer than the fastest, and {others};"
+            " nothing is recommended or saved; measure on an idle machine"
+        )
     elif costs and outcome.error is None:
         keep_costs(measurement_path(shape, load.gpu_layers), costs)
     conclusions = [recommend(costs)] if costs and is_steady else []
@@ -86,7 +91,8 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         conclusions.append(line)
     heading = [
         f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
-        f"{machine.name()}; {_threads(settings)}, {depth} tokens of context",
+        f"{machine.name()}; {_threads(settings)}, {depth} tokens of context; {others}",
+        command_line("tune", [model], {"--quants": True, "--time-limit": time_limit, "--context-depth": depth}, load),
     ]
     document = {
         "ngramspec": ngramspec.__version__,
@@ -99,6 +105,8 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "complete": outcome.error is None,
         "timed_layers": models.layers,
         "steady": is_steady,
+        "other_cores": others.cores,
+        "command": heading[-1],
         "rounds": timing.rounds,
         "spread": timing.spread,
         "quantisations": {cost.name: _figures(cost) for cost in costs},

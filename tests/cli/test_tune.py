@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 from ngramspec_cli import serve_run
+from ngramspec_cli.conditions import Load
 from ngramspec_cli.view import tuning_line
 from support.cli_runner import DEMO, run
 from support.signals import signal_at
 
 from ngramspec.llama.settings_timer import SettingsTimer
+from ngramspec.llama.synthetic import measurement_path
 from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.machine import Measure, Settings, Tuned, load_tuned, save_tuned
+from ngramspec.models.shape import shape_of
 
 TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
@@ -34,8 +37,9 @@ def invented(_bench: SettingsTimer, settings: Settings, measure: Measure) -> flo
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace timings by results that need no time."""
+    """Replace timings by results that need no time, on an idle machine."""
     monkeypatch.setattr(SettingsTimer, "seconds", invented)
+    monkeypatch.setattr(Load, "is_high", False)
 
 
 def kept() -> Tuned | None:
@@ -59,7 +63,18 @@ def test_tune_reports_results_as_table_and_json(home: dict[str, str], tmp_path: 
         assert found["present_seconds"].keys() >= one["each"].keys()
     assert found["recommended"] == {"options": "--no-mmap", "changes": {"mmap": False}, "applied": False}
     assert "Recommended: --no-mmap, 1.25 times as fast where it matters." in done.out
+    assert found["conditions"]["command"] in done.out.splitlines()
     assert kept() is None
+
+
+@pytest.mark.usefixtures("_quick")
+def test_tune_next_to_a_busy_program_saves_nothing(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Load, "is_high", True)
+    done = run(home, *TUNE, "--apply")
+    assert (done.code, kept()) == (1, None)
+    assert "Recommended: --no-mmap" in done.out
+    assert "the settings are not saved, because other programs used " in done.error_message
+    assert "Saved: " not in done.out
 
 
 @pytest.mark.usefixtures("_quick")
@@ -110,11 +125,14 @@ def test_complete_uses_tuned_settings_until_reset(home: dict[str, str]) -> None:
     assert "tuned: -t 1 -tb 2 --no-mmap (" in used.err
     assert "tuned: --no-mmap (" in run(home, *COMPLETE, "-t", "1", stdin=TEXT).err
     assert "tuned" not in run(home, *COMPLETE, "--ignore-tuned", stdin=TEXT).err
+    quants = measurement_path(shape_of(DEMO), LoadSettings().gpu_layers)
+    quants.parent.mkdir(parents=True)
+    quants.touch()
     forgotten = run(home, "tune", "--reset").ok()
     assert (forgotten.raw, "deleted" in forgotten.err) == (b"", True)
-    assert kept() is None
+    assert (kept(), quants.exists()) == (None, False)
     assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
-    assert "no saved settings" in run(home, "tune", "--reset").err
+    assert "nothing is saved for this model" in run(home, "tune", "--reset").err
 
 
 SERVE = ["serve", "-c", "512", "--exact", "off", "--no-draft", "--port", "0"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import tune_quants
+from ngramspec_cli.conditions import Load
 from support.cli_runner import DEMO, run
 from support.signals import signal_at
 from support.tiny_gguf import write_changed_demo
@@ -44,6 +45,7 @@ def test_it_compares_all_quantisations_of_a_shape(
     home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_quants, "MAX_SPREAD", math.inf)  # the machine may be busy
+    monkeypatch.setattr(Load, "is_high", False)
     done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["shape"]["ff"], found["timed_layers"]) == (True, 96, 2)
@@ -57,11 +59,20 @@ def test_it_compares_all_quantisations_of_a_shape(
         assert one["tokens_per_second_with_drafts"] >= 0.95 * one["tokens_per_second"]
     assert found["conclusions"] == [line for line in done.out.splitlines() if line.startswith("Recommended: ")]
     assert measurement_path(parse_shape(TINY), 0).exists()
+    command = f"ngramspec tune {TINY} --quants --time-limit 5.0 --context-depth 256 -ngl 0 -t 1"
+    assert found["command"] == command
+    assert command in done.out.splitlines()
+    run(home, "tune", TINY, "--reset", "-ngl", "0").ok()
+    assert not measurement_path(parse_shape(TINY), 0).exists()
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_disturbed_measurement_is_shown_but_not_stored(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    slowdown = itertools.cycle([1.0, 2.0, 2.0, 2.0, 2.0])
+@pytest.mark.parametrize(("is_busy", "slowest"), [(False, 2.0), (True, 1.0)])
+def test_a_disturbed_measurement_is_shown_but_not_stored(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, is_busy: bool, slowest: float
+) -> None:
+    monkeypatch.setattr(Load, "is_high", is_busy)
+    slowdown = itertools.cycle([1.0, *[slowest] * 4])
     monkeypatch.setattr(SyntheticModels, "seconds", lambda _models, _name, size: 0.001 * size * next(slowdown))
     done = run(home, *QUANTS, TINY, "--json", "-")
     assert (done.json["steady"], done.json["conclusions"]) == (False, [])
@@ -105,7 +116,6 @@ def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, s
     ("arguments", "words", "code"),
     [
         (["--apply", TINY], "--apply cannot be combined with --quants", 2),
-        (["--reset", TINY], "--reset cannot be combined with --quants", 2),
         (["-c", "512", TINY], "-c cannot be combined with --quants", 2),
         (["-ub", "64", TINY], "-ub cannot be combined with --quants", 2),
         (["--exact", "on", TINY], "--exact cannot be combined with --quants", 2),
