@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -286,45 +285,9 @@ def _advice(target: Target, classes: int) -> str:
 # --------------------------------------------------------------------------- in other reports
 
 
-def model_lines(target: Target) -> list[str]:
-    """Return one line about the model and one about the machine."""
-    weights = target.weights
-    return [
-        f"{weights.name}: {weights.architecture}, {weights.description}, {weights.size_bytes / 2**20:.0f} MiB",
-        f"{machine.name()}; {weights.present.threads} threads, context {target.n_ctx}",
-    ]
-
-
 def exact_mode(sizes: Sequence[int] | None) -> str:
     """Describe exact mode with its batch sizes; `None` or an empty sequence means single tokens."""
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
-
-
-def columns(target: Target) -> dict[str, str]:
-    """Return llama-bench's columns about the model and the machine, by their headings."""
-    size, parameters = target.weights.size_bytes, target.weights.n_params
-    return {
-        "model": target.weights.description,
-        "size": f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
-        "params": f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M",
-        "backend": _backend(target),
-        "threads": str(target.weights.present.threads),
-    }
-
-
-def origin(target: Target, name: str) -> str:
-    """Describe model, machine, backend and build in one line; `name` is the name of the model to show."""
-    version, _, features = build().partition(";")
-    enabled = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
-    build_text = f"{version} ({enabled})" if enabled else version
-    own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if find_uncompiled_modules() else "")
-    return f"{name} ({target.weights.description}); {machine.name()}; {_backend(target)}; {build_text}; {own}"
-
-
-def _backend(target: Target) -> str:
-    """Return the kinds of GPU that the model uses, or "CPU"."""
-    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.weights.plan.gpus)
-    return ", ".join(gpus) if target.weights.on_gpu else "CPU"
 
 
 def provenance(target: Target) -> dict[str, Any]:

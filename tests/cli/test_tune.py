@@ -196,7 +196,7 @@ def test_tuned_settings_yield_to_explicit_options(home: dict[str, str]) -> None:
 
 def test_info_shows_tuned_settings(home: dict[str, str], tiny: Path) -> None:
     apply(model=tiny)
-    shown = run(home, "info", tiny, "-c", "512", "--exact", "off").out
+    shown = run(home, "info", tiny, "-v", "-c", "512", "--exact", "off").out
     assert "tuned          -t 1 -tb 2 --no-mmap, 1.25 times as fast where it matters (2026-11-22)" in shown
     assert "settings       1 threads (2 for batches)" in shown
     for what, left_out, line in (
