@@ -73,18 +73,28 @@ function build(node) {
   if (/^(https?:\/\/|mailto:)/i.test(attributes.href)) {
     Object.assign(element, { href: attributes.href, target: "_blank", rel: "noopener noreferrer" });
   }
+  if (tag === "pre") return boxed(element, children.map(build), attributes.language);
   element.append(...children.map(build));
-  if (tag === "pre") return boxed(element, attributes.language);
   return element;
 }
 
-function boxed(pre, language) {
+function boxed(pre, nodes, language) {
   const box = document.createElement("div");
   box.className = "code";
   const bar = make("div", "bar", box);
   make("span", "", bar, language);
   button("Copy", bar, () => copy(pre.textContent), "Copy code");
   box.append(pre);
+  let line = null;
+  for (const node of nodes) {
+    line ??= make("span", "line", pre);
+    line.append(node);
+    if (!(node.textContent ?? node).endsWith("\n")) continue;
+    // If the line is too long, its rest is indented a little more than its start.
+    const indent = line.textContent.match(/^[ \t]*/)[0].replaceAll("\t", "    ").length;
+    line.style.setProperty("--indent", `${Math.min(indent, 12) + 2}ch`);
+    line = null;
+  }
   return box;
 }
 
