@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from ngramspec.cost.paired import CHANCE, Paired, compare_pairs
+from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE, Paired, compare_pairs, pairs_needed
 from ngramspec.instruments.benchmark.runs import Kind, Run
 from ngramspec.instruments.reports.report import OVERALL
 from ngramspec.steps import Stats
@@ -129,13 +129,18 @@ def _ratio(round_: Round, above: Kind, below: Kind) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def describe_gain(summaries: Sequence[Summary]) -> str:
-    """Return what the runs of a policy show about the gain, from the overall summary, which comes last."""
+def describe_gain(summaries: Sequence[Summary], chance: float = CHANCE) -> str:
+    """Return what the runs of a policy show about the gain, from the overall summary, which comes last.
+
+    `chance` is that of `summarise`.
+    """
     if not summaries or summaries[-1].ratio is None:
         return "no speed measured"
     overall = summaries[-1]
     if overall.gain is None:
         return "nothing was drafted"
+    if overall.gain.interval is None:
+        return f"{NO_DIFFERENCE}: {overall.gain.pairs} of at least {pairs_needed(chance=chance)} pairs"
     return f"{overall.gain} with drafts as without" if overall.is_clear else str(overall.gain)
 
 
@@ -148,5 +153,5 @@ def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = No
     for policy, rows in summaries.items():
         same = f"output identical on {rows[-1].identical} of {rows[-1].prompts} prompts" if rows else ""
         name = f"{policy}: " if len(summaries) > 1 else ""
-        lines.append(name + "; ".join(filter(None, (describe_gain(rows), caveat or same))))
+        lines.append(name + "; ".join(filter(None, (describe_gain(rows, CHANCE / len(summaries)), caveat or same))))
     return lines

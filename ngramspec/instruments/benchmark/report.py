@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ngramspec.cost.paired import CHANCE
 from ngramspec.instruments.benchmark.figures import Spread, Summary, describe_gain
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
@@ -52,7 +53,8 @@ def benchmark_report(
         sections=[*_sections(rows, benchmark, table, bars), *more],
         notes=_notes(benchmark),
         headline="; ".join(
-            f"{f'{policy}: ' if several else ''}{describe_gain(all)}" for policy, all in summaries.items()
+            f"{f'{policy}: ' if several else ''}{describe_gain(all, CHANCE / len(summaries))}"
+            for policy, all in summaries.items()
         ),
     )
 

@@ -139,7 +139,7 @@ OVERALL = "overall"
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Draft positions in a table; a chart contains all of them."""
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 32, 64)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a pass in a table; a chart contains all of them."""
 
 

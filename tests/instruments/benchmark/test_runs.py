@@ -408,6 +408,7 @@ def test_summarise_returns_medians_of_paired_ratios() -> None:
 @pytest.mark.parametrize(
     ("seconds", "drafts", "words"),
     [
+        ([0.9] * 5, 1, "no difference that these runs can show: 5 of at least 6 pairs"),
         ([0.9, 0.8, 0.85, 0.8, 0.7, 0.8], 1, "1.11 to 1.43 times as fast with drafts as without"),
         ([0.9, 0.97, 1.04, 0.98, 0.9, 0.95], 1, "no difference that these runs can show"),
         ([0.97] * 6, 0, "nothing was drafted"),
@@ -433,6 +434,7 @@ def test_summarise_of_categories_shares_the_chance_of_a_false_alarm() -> None:
         run.stats.drafted = run.kind == "drafted"
     assert [summary.is_clear for summary in summarise(runs)] == [False, False, True]
     assert [summary.is_clear for summary in summarise(runs, 1e-5)] == [False] * 3
+    assert describe_gain(summarise(runs, 1e-5), 1e-5).endswith(": 12 of at least 17 pairs")
     alone = [run for run in runs if run.category == "a"]
     assert [summary.is_clear for summary in summarise(alone)] == [True, True]
 
