@@ -54,6 +54,7 @@ class AnswerView:
         self._kind = ""  # "reasoning" or "text", as in `Delta`; "" before an answer
         self.drafts = False
         self.markdown = True
+        self.is_complete = False  # True if the rest of the answer is not needed
 
     @property
     def can_show_drafts(self) -> bool:
@@ -134,20 +135,25 @@ class AnswerView:
 class HiddenView(AnswerView):
     """View that shows the reasoning of an answer, and only the number of tokens of its content.
 
-    `on_tokens` is called with that number and the expected one, which is corrected upwards.
+    `on_tokens` is called with that number and the expected one, which is corrected upwards. `is_complete` is called
+    with each line of the content and those before it, and returns True if the rest is not needed.
     """
 
-    def __init__(self, expected: int, on_tokens: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, expected: int, on_tokens: Callable[[int, int], None], is_complete: Callable[[str], bool]
+    ) -> None:
         super().__init__()
-        self._expected, self._on_tokens = expected, on_tokens
-        self._n_tokens = 0
+        self._expected, self._on_tokens, self._is_complete = expected, on_tokens, is_complete
+        self._n_tokens, self._content = 0, ""
 
     def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
         """Count the tokens of a step and show the reasoning in `deltas`."""
         super().show(step, deltas, piece)
-        if any(delta.kind == "text" for delta in deltas):
+        if text := "".join(delta.text for delta in deltas if delta.kind == "text"):
+            self._content += text
             self._n_tokens += len(step.tokens)
             self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
+            self.is_complete = "\n" in text and self._is_complete(self._content)
 
     def write(self, deltas: Iterable[Delta]) -> None:
         """Write the reasoning in pieces of an answer."""

@@ -27,7 +27,7 @@ from .chat_session import Session, open_model
 from .chat_view import HiddenView
 from .complete import is_model
 from .console import edit_bar, fail, guard_stdout, note, pluralize, printable, read_source, usage_error, write_stdout
-from .edit_text import find_file, format_diff, merge_lines
+from .edit_text import find_file, format_diff, is_complete, merge_lines
 from .options import MODEL, TRACE, check_predict, choose_model, find, keep
 from .output import check_writable
 from .reasoning_options import ReasoningOptions
@@ -82,8 +82,7 @@ def edit(
     session.trace, session.rules, session.variables = writer, rules, reasoning.variables
     session.reasoning_budget, session.reasoning_message = reasoning.reasoning_budget, reasoning.reasoning_budget_message
     session.prediction = text if drafter is not None and drafter.prediction is not None else ""
-
-    answer, ending, stats = _generate(session, format_attachment(label, text), instruction)
+    answer, ending, stats = _generate(session, label, text, instruction)
     new_text = find_file(answer, text)
     lines, n_changed = merge_lines(file, new_text or "")
     problem = ""  # reason for which nothing is written
@@ -109,8 +108,9 @@ def edit(
         fail(f"{problem}; nothing was written")
 
 
-def _generate(session: Session, attachment: str, instruction: str) -> tuple[str, str, Stats]:
-    """Return the answer of the model, its stop reason and its counters."""
+def _generate(session: Session, name: str, text: str, instruction: str) -> tuple[str, str, Stats]:
+    """Return the answer of the model up to the end of the file, its stop reason and its counters."""
+    attachment = format_attachment(name, text)
     n_tokens = len(session.target.vocabulary.tokenize(attachment, add_bos=False))
     prompt = session.encode([{"role": "user", "content": f"{attachment}\n\n{instruction}"}])
     n_ctx, size = session.target.n_ctx, len(prompt) + min(session.limit, n_tokens)
@@ -118,16 +118,17 @@ def _generate(session: Session, attachment: str, instruction: str) -> tuple[str,
         fail(f"the context of {n_ctx} tokens is too small: prompt and new file need {size}; raise -c/--ctx-size")
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
     with guard_stdout(), edit_bar() as show_progress:
-        session.view = HiddenView(n_tokens, show_progress)
+        session.view = HiddenView(n_tokens, show_progress, lambda answer: is_complete(answer, text))
         session.generate(prompt, steps, deltas)
         session.view.end()
     for step in steps:
         stats.add(step)
-    if not steps or steps[-1].stop is None:
+    ending = "stop" if session.view.is_complete else steps[-1].stop if steps else None
+    if ending is None:
         raise KeyboardInterrupt
     is_end = session.target.vocabulary.is_eog
     keep(session.memory, [token for step in steps for token in step.tokens if not is_end(token)])
-    return "".join(delta.text for delta in deltas if delta.kind == "text"), steps[-1].stop, stats
+    return "".join(delta.text for delta in deltas if delta.kind == "text"), ending, stats
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str | None, str, str]:

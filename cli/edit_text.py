@@ -57,6 +57,19 @@ def find_file(answer: str, original: str) -> str | None:
     return "".join(new) if any(map(str.strip, new)) else None
 
 
+def is_complete(answer: str, original: str) -> bool:
+    """Return True if an answer contains the whole new file, and only words can follow.
+
+    This is known of a closed fence with most words of the original, if the original itself has no fences.
+    """
+    fences = [line for line in split_lines(answer) if line.endswith("\n") and _FENCE.match(line)]
+    if not fences or len(fences) % 2 or any(map(_FENCE.match, split_lines(original))):
+        return False
+    new, words = find_file(answer, original) or "", _WORD.findall(original)
+    n_common = (Counter(_WORD.findall(new)) & Counter(words)).total()
+    return new.strip() != original.strip() and 5 * n_common >= 4 * len(words) > 0
+
+
 def split_lines(text: str) -> list[str]:
     r"""Split a text after each "\n"."""
     return _LINE.findall(text)

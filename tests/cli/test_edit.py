@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.edit_text import find_file, merge_lines
+from ngramspec_cli.edit_text import find_file, is_complete, merge_lines
 from support.cli_runner import DEMO, RunResult, run
 from support.http import demo_vocabulary
 from support.scripted_chat import TEMPLATE, make_generate
@@ -78,6 +78,31 @@ ANSWERS = {
 def test_find_file_returns_file_without_fence_and_words(name: str) -> None:
     original, answer, expected = ANSWERS[name]
     assert find_file(answer, original) == expected
+
+
+LONG = "".join(f"def area{i}(r):\n    return {i} * r\n" for i in range(9))
+NEW_LONG = LONG.replace("area5", "square")
+
+
+@pytest.mark.parametrize(
+    ("original", "answer", "expected"),
+    [
+        (LONG, f"Sure:\n```py\n{NEW_LONG}```\n", True),
+        (LONG, f"Sure:\n```py\n{NEW_LONG}```\n\nI renamed", True),
+        (LONG, f"```sh\nls\n```\n```py\n{NEW_LONG}```\n", True),
+        (LONG, f"Sure:\n```py\n{NEW_LONG}```", False),
+        (LONG, f"Sure:\n```py\n{NEW_LONG}", False),
+        (LONG, NEW_LONG, False),
+        (LONG, "```sh\nls\n```\n", False),
+        (LONG, f"Old:\n```py\n{LONG}```\n", False),
+        (LONG, f"```py\n{NEW_LONG[:200]}```\n", False),
+        (LONG, f"```py\n{NEW_LONG}```sh\nls\n```\n", False),
+        (PAGE * 9, f"````md\n{PAGE * 8}{NEW_PAGE}````\n", False),
+        ("", f"```py\n{NEW}```\n", False),
+    ],
+)
+def test_is_complete_at_end_of_fence_around_file(original: str, answer: str, expected: bool) -> None:
+    assert is_complete(answer, original) == expected
 
 
 @pytest.mark.parametrize(
@@ -183,10 +208,21 @@ def test_edit_of_long_file_returns_it_whole(
     path = tmp_path / "long.txt"
     path.write_text("".join(f"x{i}\n" for i in range(3000)))
     new = path.read_text().replace("x1500\n", "y1500\n")
-    answers(f"```\n{new}```")
+    answers(f"```\n{new}```\n\nI renamed it.")
     done = edit(env, "-c", "65536", path, "Rename x1500.").ok()
     assert done.out == new
     assert "1 line changed" in done.err
+
+
+def test_edit_stops_after_the_file(env: dict[str, str], file: Path, answers: Callable[[str], None]) -> None:
+    file.write_text(LONG)
+    n_tokens = []
+    for words in ("", "\n\nI renamed" + " it" * 99):
+        answers(f"Sure:\n\n```py\n{NEW_LONG}```{words}")
+        done = edit(env, file, "Rename area5.").ok()
+        assert done.out == NEW_LONG
+        n_tokens.append(int(re.search(r"(\d+) tokens", done.err)[1]))
+    assert n_tokens[1] <= n_tokens[0] + 1
 
 
 def test_edit_without_whole_file_in_answer_writes_nothing(env: dict[str, str], file: Path) -> None:
