@@ -73,7 +73,8 @@ def choose_smollm(path: Path, placement: Placement, *, repack: bool, on_note: Ca
     except (OSError, ModelError) as error:
         if _is_complete(copy):  # another process was faster, and Windows does not replace a file that is in use
             return copy
-        on_note(f"note: {SMOLLM} is not converted, which is slower: cannot write {copy.parent} ({get_reason(error)})")
+        why = f"cannot write {copy.parent.parent} ({get_reason(error)})"
+        on_note(f"note: {SMOLLM} is not converted, which is slower: {why}")
         return path
     for folder in copy.parent.parent.iterdir():
         if folder != copy.parent:  # a copy of another version
