@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import RenderableType
 
 from ngramspec.cost.paired import compare_pairs
-from ngramspec.instruments.benchmark.figures import Spread, Summary, verdicts
-from ngramspec.instruments.benchmark.report import ratio, speed
+from ngramspec.instruments.benchmark.figures import Summary, median_of, verdicts
+from ngramspec.instruments.benchmark.report import speed
 from ngramspec.instruments.benchmark.runs import Benchmark, Run
 from ngramspec.instruments.benchmark.server_comparison import Pair, RemoteServer
 from ngramspec.instruments.prompts import SkippedPrompt
-from ngramspec.instruments.reports.report import OVERALL, Report, Table
+from ngramspec.instruments.reports.report import OVERALL, Report, Table, figure
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
@@ -95,8 +95,8 @@ def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
     return [
         name,
         str(len(pairs)),
-        *(speed(Spread.of(pair[side]["tokens_per_second"] for pair in pairs)) for side in ("theirs", "ours")),
-        ratio(Spread.of(pair["ratio"] for pair in pairs)),
+        *(speed(median_of(pair[side]["tokens_per_second"] for pair in pairs)) for side in ("theirs", "ours")),
+        figure(median_of(pair["ratio"] for pair in pairs), ".2f", "x"),
         f"{sum(pair['same_text'] for pair in pairs)} of {len(pairs)}",
     ]
 

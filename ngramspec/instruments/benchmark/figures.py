@@ -18,19 +18,10 @@ from ngramspec.steps import Stats
 Round = dict[Kind, Run]
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, minimum and maximum of some figures."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, figures: Iterable[float | None]) -> Spread | None:
-        """Return the spread of the known figures; `None` if no figure is known."""
-        values = [figure for figure in figures if figure is not None]
-        return cls(median(values), min(values), max(values)) if values else None
+def median_of(figures: Iterable[float | None]) -> float | None:
+    """Return the median of the known figures; `None` if no figure is known."""
+    values = [figure for figure in figures if figure is not None]
+    return median(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +31,16 @@ class Summary:
     category: str  # name of the category, or `OVERALL`
     prompts: int  # number of prompts with at least one finished round
     rounds: int  # number of finished rounds
-    # Tokens per second of plain, drafted and default runs over rounds, without the prefill. `None` if there were no
-    # such runs, or they emitted nothing after the first token.
-    plain: Spread | None
-    drafted: Spread | None
-    default: Spread | None
-    ratio: Spread | None  # drafted / plain tokens per second of each round; noise if nothing was drafted
+    # Median tokens per second of plain, drafted and default runs over rounds, without the prefill. `None` if there were
+    # no such runs, or they emitted nothing after the first token.
+    plain: float | None
+    drafted: float | None
+    default: float | None
+    ratio: float | None  # drafted / plain tokens per second, median over rounds; noise if nothing was drafted
     # Comparison of these ratios; `None` if nothing was drafted, or no speed is known. Those of categories share the
     # chance of a false alarm.
     gain: Paired | None
-    exact_price: Spread | None  # plain speed with / without exact mode in each round; `None` if not measured
+    exact_price: float | None  # plain speed with / without exact mode, median; `None` if not measured
     stats: Stats  # counters of the drafted runs
     identical: int  # number of prompts with equal drafted and plain output in every finished round
 
@@ -109,12 +100,12 @@ def _summary(category: str, rounds: Sequence[Round], chance: float) -> Summary:
         category,
         prompts=len(identical),
         rounds=len(rounds),
-        plain=Spread.of(_speed(round_, "plain") for round_ in rounds),
-        drafted=Spread.of(_speed(round_, "drafted") for round_ in rounds),
-        default=Spread.of(_speed(round_, "default") for round_ in rounds),
-        ratio=Spread.of(ratios),
+        plain=median_of(_speed(round_, "plain") for round_ in rounds),
+        drafted=median_of(_speed(round_, "drafted") for round_ in rounds),
+        default=median_of(_speed(round_, "default") for round_ in rounds),
+        ratio=median_of(ratios),
         gain=compare_pairs(ratios, chance) if stats.drafted else None,
-        exact_price=Spread.of(_ratio(round_, "plain", "default") for round_ in rounds),
+        exact_price=median_of(_ratio(round_, "plain", "default") for round_ in rounds),
         stats=stats,
         identical=sum(identical.values()),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ngramspec.cost.paired import CHANCE
-from ngramspec.instruments.benchmark.figures import Spread, Summary, describe_gain
+from ngramspec.instruments.benchmark.figures import Summary, describe_gain
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bar, Bars, Report, Section, Table, figure
@@ -71,7 +71,7 @@ def _speeds(rows: Rows, benchmark: Benchmark) -> Table:
             speed(s.plain),
             speed(s.drafted),
             # If nothing was drafted, the ratio is noise, and is shown only to show how much there is.
-            ratio(s.ratio if s.gain or benchmark.drafted.drafter is None else None),
+            figure(s.ratio if s.gain or benchmark.drafted.drafter is None else None, ".2f", "x"),
             _gain(s),
             f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
         ]
@@ -92,8 +92,8 @@ def _bars(rows: Rows) -> Iterator[Bar]:
     for name, s in rows:
         if s.ratio is not None and s.gain is not None:
             low, high = s.gain.interval or (None, None)
-            label = f"{s.ratio.median:.2f}x" + ("" if s.is_clear else f", {UNCLEAR}")
-            yield Bar(name, s.ratio.median, low, high, label, other=not s.is_clear)
+            label = f"{s.ratio:.2f}x" + ("" if s.is_clear else f", {UNCLEAR}")
+            yield Bar(name, s.ratio, low, high, label, other=not s.is_clear)
 
 
 def _sections(rows: Rows, benchmark: Benchmark, table: Table, bars: Bars) -> Iterator[Section]:
@@ -113,7 +113,7 @@ def _sections(rows: Rows, benchmark: Benchmark, table: Table, bars: Bars) -> Ite
         tables.append(Table(["category", "tokens per pass", "accepted", "no draft"], passes, totals=table.totals))
     yield Section("Speed-up", ABOUT, [bars, *tables])
     if any(s.exact_price for _, s in rows):
-        prices = [[name, speed(s.default), speed(s.plain), ratio(s.exact_price)] for name, s in rows]
+        prices = [[name, speed(s.default), speed(s.plain), figure(s.exact_price, ".2f", "x")] for name, s in rows]
         price_table = Table(["category", "without", "exact", "ratio"], prices, totals=table.totals)
         yield Section("Cost of exact mode", "Plain tokens per second.", [price_table])
     if any(s.stats.drafted for _, s in rows):
@@ -144,12 +144,6 @@ def _notes(benchmark: Benchmark) -> list[str]:
     return notes
 
 
-def speed(spread: Spread | None) -> str:
-    """Return the median of a spread as text, in tokens per second."""
-    value = None if spread is None else spread.median
+def speed(value: float | None) -> str:
+    """Return a number of tokens per second as text."""
     return figure(value, ".1f" if value is not None and value < 100 else ".0f")
-
-
-def ratio(spread: Spread | None) -> str:
-    """Return the median of a spread as text, as a ratio of speeds."""
-    return figure(None if spread is None else spread.median, ".2f", "x")

@@ -12,7 +12,7 @@ from ngramspec.acceptance.settings import Acceptance
 from ngramspec.cost.paired import compare_pairs
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
-from ngramspec.instruments.benchmark.figures import Spread, Summary
+from ngramspec.instruments.benchmark.figures import Summary
 from ngramspec.instruments.benchmark.report import benchmark_report, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case
@@ -54,13 +54,13 @@ def row(report: Report, number: int) -> dict[str, str]:
     return dict(zip(report.table.headings, report.table.rows[number], strict=True))
 
 
-def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
-    gain = None if ratio is None else compare_pairs([ratio.low, *[ratio.median] * 7, ratio.high])
+def a_summary(identical: int, ratio: float | None = None, low: float = 0.5, high: float = 2.0) -> Summary:
+    gain = None if ratio is None else compare_pairs([low, *[ratio] * 7, high])
     return Summary("a", 3, 9, ratio, ratio, None, ratio, gain, None, Stats(), identical)
 
 
 def test_benchmark_report_names_differing_texts(tmp_path: Path) -> None:
-    summaries = [a_summary(2, Spread(1.0, 0.5, 2.0)), a_summary(3)]
+    summaries = [a_summary(2, 1.0, 0.5, 2.0), a_summary(3)]
     made = benchmark(tmp_path)
     report = benchmark_report(*SETUP, "c", made, {"cost": summaries})
     shown = {"plain t/s": "1.0", "ratio": "1.00x", "gain": "not clear", "same text": "2 of 3"}
@@ -78,7 +78,7 @@ def test_benchmark_report_names_differing_texts(tmp_path: Path) -> None:
 
 
 def test_benchmark_report_draws_a_gain_that_may_be_noise_as_no_result(tmp_path: Path) -> None:
-    summaries = [a_summary(3, Spread(1.1, 0.9, 1.2)), a_summary(3, Spread(1.3, 1.1, 1.4))]
+    summaries = [a_summary(3, 1.1, 0.9, 1.2), a_summary(3, 1.3, 1.1, 1.4)]
     summaries[0] = replace(summaries[0], gain=compare_pairs([0.9, *[1.1] * 6, 1.2]))
     bars = benchmark_report(*SETUP, "c", benchmark(tmp_path), {"cost": summaries}).bars.bars
     assert [(bar.label, bar.other) for bar in bars] == [("1.10x, not clear", True), ("1.30x", False)]
@@ -86,7 +86,7 @@ def test_benchmark_report_draws_a_gain_that_may_be_noise_as_no_result(tmp_path: 
 
 
 def test_benchmark_report_headline_states_gain_of_each_policy(tmp_path: Path) -> None:
-    summaries = [a_summary(3), a_summary(3, Spread(1.02, 0.58, 1.47))]
+    summaries = [a_summary(3), a_summary(3, 1.02, 0.58, 1.47)]
     made = benchmark(tmp_path)
     report = benchmark_report(*SETUP, "c", made, {"cost": summaries, "fixed": summaries})
     gain = "1.02 times as fast with drafts as without"
