@@ -158,7 +158,7 @@ def _toolbar(session: Session) -> str:
     """Return the line below the prompt: model, used part of the context, number of attached files and "saved"."""
     size = session.target.n_ctx
     used = min(session.n_tokens, size)  # a longer conversation loses its oldest turns
-    parts = [session.target.weights.name, f"{used} of {size} tokens ({used / size:.0%})"]
+    parts = [session.source.label, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attachments:
         parts.append(f"{pluralize(len(session.attachments), 'file')} attached")
     if session.keep:

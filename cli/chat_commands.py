@@ -218,11 +218,10 @@ def _set(session: Session, argument: str) -> None:
 def _model(session: Session, name: str) -> None:
     """Show the current model, or switch to another one."""
     if not name:
-        weights = session.target.weights
-        note(f"{weights.name} ({weights.path}); ngramspec models lists the models on this machine")
+        note(f"{session.source.label} ({session.source.path}); ngramspec models lists the models on this machine")
         return
     session.reload_model(find(name, session.load), session.load)
-    note(f"{session.target.weights.name}, context of {session.target.n_ctx} tokens, continues the conversation")
+    note(f"{session.source.label}, context of {session.target.n_ctx} tokens, continues the conversation")
 
 
 def _memory(session: Session, _argument: str) -> None:
@@ -266,7 +265,7 @@ def _stats(session: Session, _argument: str) -> None:
     """Show the speed and the draft statistics of this session."""
     target, decoder, sampling = session.target, session.decoder, session.sampling
     facts = {
-        "model": target.weights.name,
+        "model": session.source.label,
         "context": f"{len(target.sequences[0].tokens)} of {target.n_ctx} tokens used",
         "sampling": "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}",
         "drafting": "off" if decoder.drafter is None else f"{decoder.drafter.name}, policy {decoder.policy.name}",
@@ -298,7 +297,7 @@ def set_drafts(session: Session, on: bool) -> None:
 def _save(session: Session, argument: str) -> None:
     """Write the conversation to FILE as JSON."""
     path = Path(argument).expanduser()
-    save(session.conversation, path, model=session.target.weights.name, sampling=encode(asdict(session.sampling)))
+    save(session.conversation, path, model=session.source.label, sampling=encode(asdict(session.sampling)))
     note(f"saved {_turns(session)} to {path}")
 
 
@@ -328,7 +327,7 @@ def _turns(session: Session) -> str:
 
 def _model_note(session: Session, model: str) -> str:
     """Return a phrase with the conversation's model if it is known and differs from the current one."""
-    return f", recorded with {model}" if model not in ("", session.target.weights.name) else ""
+    return f", recorded with {model}" if model not in ("", session.source.label) else ""
 
 
 def _quit(_session: Session, _argument: str) -> None:

@@ -160,7 +160,7 @@ class Session:
                 save(
                     self.conversation,
                     conversation_path(),
-                    model=self.target.weights.name,
+                    model=self.source.label,
                     sampling=encode(asdict(self.sampling)),
                 )
             else:
@@ -289,7 +289,7 @@ class Session:
     def generate(self, prompt: list[int], steps: list[Step], deltas: list[Delta]) -> None:
         """Show an answer until it ends or Ctrl-C is pressed, and append its steps and its reasoning and content."""
         if self.trace is not None:
-            header = TraceHeader.of(self.decoder, self.target.weights.name, self.sampling, self.acceptance)
+            header = TraceHeader.of(self.decoder, self.source.label, self.sampling, self.acceptance)
             self.trace.begin(prompt, self.target.vocabulary.piece, header)
         parser = parser_for(self.target.vocabulary.chat_template, opening=self._opening)
         self.view.begin()

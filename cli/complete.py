@@ -145,7 +145,7 @@ def complete(
 
     if writer is not None:
         writer.begin(
-            prompt, target.vocabulary.piece, TraceHeader.of(decoder, target.weights.name, sampling_settings, acceptance)
+            prompt, target.vocabulary.piece, TraceHeader.of(decoder, model_source.label, sampling_settings, acceptance)
         )
 
     steps, stats = list[Step](), Stats()

@@ -93,7 +93,7 @@ def find(model: str | None, settings: LoadSettings) -> ModelSource:
     with download_bar() as progress, flags_in_errors():
         source = loading.find(model, settings, progress, note)
     if source.fallback:
-        note(f"no model given; using {source.label}")
+        note(f"no model given; using {source.fallback}")
     return source
 
 
@@ -121,7 +121,7 @@ def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vo
         with download_bar() as progress:
             source = resolve(model, progress=progress)
         if source.fallback:
-            note(f"{note_start} {source.label}")
+            note(f"{note_start} {source.fallback}")
         file = source.path
     else:
         check_complete(file)

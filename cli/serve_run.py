@@ -141,9 +141,8 @@ def open_served_model(
     The engine's thread loads them, for the reason documented in `Engine`.
     """
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
-    path = source.path
     template_worker.start()
-    note(f"loading {path.name}" + ("" if source.draft is None else f" and the draft model {source.draft.path.name}"))
+    note(f"loading {source.label}" + ("" if source.draft is None else f" and the draft model {source.draft.label}"))
     loaded_model = executor.submit(open_resolved, source, load, on_note=note, texts=options.parallel).result()
     target, drafter = loaded_model.target, loaded_model.decoder.drafter
     _prepare_template(target, options.template)
@@ -174,7 +173,7 @@ def open_served_model(
         "size": target.weights.size_bytes,
         "ftype": target.weights.quantisation,
     }
-    names = options.names or [path.stem]
+    names = options.names or [source.label]
     drafts = "" if drafter is None else drafter.name
     if drafter is not None and drafter.prediction is None:
         note(f"the drafter {drafts} does not use the field prediction of requests")
@@ -182,7 +181,7 @@ def open_served_model(
         engine,
         target.vocabulary,
         names[0],
-        str(path),
+        str(source.path),
         meta,
         speculative=drafter is not None,
         suffix_first=options.spm_infill,

@@ -36,8 +36,8 @@ class ModelSource:
     """A model ready to be loaded."""
 
     path: Path  # path of the GGUF file, or of the first part of a split model
-    label: str  # short name for people
-    fallback: bool = False  # whether the model was chosen because none was named
+    label: str  # name in reports and for clients: the file's name, or that of a hub
+    fallback: str = ""  # description of the model if it was chosen because none was named
     draft: ModelSource | None = None  # draft model; None if there is no draft model
 
 
@@ -64,7 +64,8 @@ def resolve(
     if name is None:
         name = env.get(MODEL_VARIABLE)
         if not name:
-            return replace(smollm(convert) or demo_model(), fallback=True)
+            default = smollm(convert) or demo_model()
+            return replace(default, fallback=default.fallback or default.label)
         try:
             return resolve(name, env, progress, convert)
         except ModelError as error:
@@ -121,7 +122,8 @@ def smollm(convert: Convert = lambda path: path) -> ModelSource | None:
     if path is None:
         return None
     check_model_file(path)
-    return ModelSource(convert(path), path.name.split(".")[0])
+    path = convert(path)
+    return ModelSource(path, path.name)
 
 
 def _packaged_name(path: Path) -> str:
@@ -151,7 +153,7 @@ def demo_model() -> ModelSource:
     path = _demo_file()
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
-    return ModelSource(path, "the small demo model bundled with ngramspec")
+    return ModelSource(path, path.name, fallback="the small demo model bundled with ngramspec")
 
 
 def _demo_file() -> Path:

@@ -72,7 +72,7 @@ def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ses
 def make_session(target: Target, measured: Path) -> Session:
     settings = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
     decoder = SpeculativeDecoder(target, calibration_folder=measured)
-    found = ModelSource(DEMO, target.weights.name)
+    found = ModelSource(DEMO, DEMO.name)
     loaded = LoadedModel(target, decoder, None, settings, {}, None)
     sampling = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 1})
     return Session(found, settings, loaded, sampling, Acceptance(), limit=20)

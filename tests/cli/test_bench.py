@@ -39,7 +39,7 @@ def test_bench_prints_table_of_categories_and_writes_json_file(
     rows = lines[lines.index("") :]
     assert max(len(line) for line in rows if line.startswith(tuple(CATEGORIES))) <= 100
     setup = "1 thread; --exact off; other programs used "
-    for words in ("the small demo model bundled with ngramspec: ", setup, "; no memory", "ngramspec bench "):
+    for words in ("demo.gguf: ", setup, "; no memory", "ngramspec bench "):
         assert any(words in line for line in lines[:8]), words
     assert "tuned: no; ngramspec tune finds the fastest settings" in lines
     assert lines[-1].startswith("no difference that these runs can show: 2 of at least 6 pairs; ")

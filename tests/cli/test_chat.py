@@ -281,5 +281,5 @@ def test_chat_model_command_continues_conversation(env: dict[str, str], tmp_path
     assert done.code == 1
     assert [line for line in done.err.splitlines() if "none.gguf" in line or "bad.gguf" in line]
     assert "continues the conversation" in done.err
-    assert f"({demo})" in done.err
+    assert f"demo.gguf ({demo})" in done.err
     assert len(messages(tmp_path / "c.json")) == 4

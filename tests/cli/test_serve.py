@@ -204,13 +204,14 @@ def test_serve_mtp_without_nextn_layer_warns_and_describes_model(env: dict[str, 
     told: list[dict[str, Any]] = []
 
     def client(http: httpx.Client) -> None:
-        told.extend((http.get("/props").json(), http.get("/v1/models").json()["data"][0]["meta"]))
+        told.extend((http.get("/props").json(), http.get("/v1/models").json()["data"][0]))
 
     done = serve(env, client, "--mtp", "-np", "2").ok()
     assert sum(told[0]["placement"]["layers"].values()) == 9
     assert told[0]["placement"].keys() == {"gpus", "layers", "cpu_experts"}
-    assert told[0]["model_ftype"] == told[1]["ftype"] == "Q8_0"
-    assert told[1]["size"] > told[1]["n_params"] > 1_000_000
+    assert told[0]["model_alias"] == told[1]["id"] == DEMO.name
+    assert told[0]["model_ftype"] == told[1]["meta"]["ftype"] == "Q8_0"
+    assert told[1]["meta"]["size"] > told[1]["meta"]["n_params"] > 1_000_000
     assert "--mtp is not used: its file contains no NextN layer" in done.err.splitlines()
     assert "drafts: mixture" in done.err
 

