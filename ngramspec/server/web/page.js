@@ -153,6 +153,7 @@ async function answer(asked, written, question = null) {
     if (!came) deleteChat(mine.id);
     saveChat(came ? mine : before);
   }
+  if (ending.fault) contextSize = 0; // the server may be another one when it responds again
   if (!here) return list();
   running = null;
   busy(false);
