@@ -51,6 +51,7 @@ CONTRADICTIONS = [
     ("memory save-answers maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
     ("complete -c big", "Invalid value for '-c' / '--ctx-size': 'big' is not a whole number (see"),
     ("complete -c 1", "-c must be 0 or from 16 to 16777216, got 1"),
+    ("complete -c 4294967808", "-c must be 0 or from 16 to 16777216, got 4294967808"),
     ("serve -t 0", "Invalid value for '-t' / '--threads': '0' is neither a whole number of at least 1 nor 'auto' (see"),
     ("complete -t all", "'all' is neither a whole number of at least 1 nor 'auto' (see"),
     ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is below the minimum of 64 (see"),
@@ -177,7 +178,7 @@ CONTRADICTIONS = [
 """These mistakes are detected before the command reads the text or looks for a model."""
 
 RANGES = {
-    "complete": "-c 4294967808, -tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --min-tokens -1, --temp x",
+    "complete": "-tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --min-tokens -1, --temp x",
     "bench": "-n 1",
     "verify": "-n 1, --time-limit 0, -s -1",
     "tune": "--time-limit 1, --context-depth 8",
