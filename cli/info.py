@@ -19,7 +19,7 @@ from ngramspec.cost.kernels import KernelClasses
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import FEW, SIZES, PassTimes
 from ngramspec.cost.trial_passes import time_passes
-from ngramspec.cpu.cores import process_load
+from ngramspec.cpu.cores import CpuLoad, logical_cores, process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.instruments.tuning.quants import STEEP
@@ -44,13 +44,14 @@ from .view import print_report, report_console, tuning_line
 _DRAFTED = 4  # tokens of a call with a usual draft
 _SHOWN = (2, 4, 8, 16)  # batch sizes whose costs are shown
 _ENOUGH = FEW * len(SIZES[1:])  # pairs of calls from which on the costs are not timed here; each size needs a few
+_BUSY = 0.1  # share of the cores from which on other programs disturb a timing
 _NO_GAIN = 1.05  # speed from which on drafts gain something
 
 
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    verbose: bool = option(False, "-v", "--verbose", help="Also show the build, the file and the rounding of batches."),
+    details: bool = option(False, "-v", "--verbose", help="Also show the build, the file and the rounding of batches."),
     remeasure: bool = option(False, help="Compare and time again instead of showing stored results."),
     list_devices: bool = option(False, help="Only list the devices of the build, with their free memory."),
 ) -> None:
@@ -77,53 +78,62 @@ def info(
         kernels.forget()
         if auto is not None:
             auto.forget()
-    is_timed_now = sequence.can_rollback and stored.times.pairs < _ENOUGH
-    if is_timed_now:
+    facts = _facts(target, source.label) | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)}
+    facts |= _details(target) if details else {}
+    is_disturbed = False
+    if sequence.can_rollback and stored.times.pairs < _ENOUGH:
         note("timing batches of this model; this takes a few seconds")
         text = target.vocabulary.tokenize(pass_times.__doc__ or "")
         sequence.prefill(text[:1])
+        is_disturbed = _is_busy()
         time_passes(sequence, text[1:], stored.times)
-        stored.save()
-    facts = _facts(target, source.label) | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)}
-    if is_timed_now and not process_load().is_quiet:
-        facts["load"] += "; --remeasure times the costs again, best on an idle machine"
-    facts |= _details(target) if verbose else {}
+        is_disturbed |= _is_busy()
+        if not is_disturbed:
+            stored.save()
     console = report_console()
     with guard_stdout():
-        for sentence in _verdict(target, load, stored.times):
+        for sentence in _verdict(target, load, stored.times, is_disturbed):
             _print_wrapped(console, sentence)
         console.print()
         for name, value in facts.items():
             _print_wrapped(console, value, name)
-        if sequence.can_rollback:
+        if sequence.can_rollback and not is_disturbed:
             console.print()
             console.print(_costs(stored.times))
-            if verbose:
-                _print_batches(console, target, stored.times, kernels, auto)
+        if sequence.can_rollback and details:
+            _print_batches(console, target, None if is_disturbed else stored.times, kernels, auto)
 
 
-def _verdict(target: Target, load: LoadSettings, times: PassTimes) -> Iterator[str]:
+def _is_busy() -> bool:
+    """Return True if other programs use so many cores that timings are not trusted."""
+    cores = process_load().sample()
+    return cores is not None and cores.others + cores.low > max(CpuLoad.QUIET, _BUSY * logical_cores())
+
+
+def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed: bool) -> Iterator[str]:
     """Yield a sentence on the costs of drafts and their gain, and one on the file."""
     if not target.sequences[0].can_rollback:
         yield f"Drafting is off: {_rollback(target).partition(':')[0]}."
         return
     cost, most = times.ratio(_DRAFTED) - 1, max(size / times.ratio(size) for size in _SHOWN)
-    price = f"Here a draft of {_DRAFTED - 1} tokens costs the time of {cost:.1f} tokens"
-    if most < _NO_GAIN:
+    price = f"Here a draft of {_DRAFTED - 1} tokens costs {cost:.1f} tokens' time"
+    if is_disturbed:
+        yield "Other programs disturbed the timing of drafts; run this command again on an idle machine."
+    elif most < _NO_GAIN:
         yield f"{price}, so drafts gain nothing and are hardly ever sent."
     else:
         typical = typical_gain(freeze(times))
-        gain = f"run {typical:.2f} times as fast" if typical >= _NO_GAIN else "gain nothing"
-        yield f"{price}: typical answers {gain}, and copied text runs up to {most:.1f} times as fast."
+        gain = f"{typical:.2f} times the speed" if typical >= _NO_GAIN else "no gain"
+        yield f"{price}: expect {gain} on typical answers, and up to {most:.1f} times the speed on copied text."
     name = target.weights.quantisation or "of unknown type"
-    if cost + 1 < STEEP:
+    if cost + 1 < STEEP and not is_disturbed:
         yield f"Batches are cheap with this file ({name}), so no other type is needed."
     elif name != QUANTISATION and prefers_q4_0(load.placement, repack=not load.no_repack):
         yield (
             f"A {QUANTISATION} file of this model would be faster, because llama.cpp reorders its weights for this CPU;"
             " ngramspec tune --quants compares the types."
         )
-    elif line := quant_note(target, load.gpu_layers, cost + 1):
+    elif not is_disturbed and (line := quant_note(target, load.gpu_layers, cost + 1)):
         sentence = line.removeprefix("note: ")
         yield f"{sentence[0].upper()}{sentence[1:]}."
     else:
@@ -149,25 +159,27 @@ def _costs(times: PassTimes) -> Table:
 
 
 def _print_batches(
-    console: Console, target: Target, times: PassTimes, kernels: KernelClasses, auto: ExactnessSelector | None
+    console: Console, target: Target, times: PassTimes | None, kernels: KernelClasses, auto: ExactnessSelector | None
 ) -> None:
-    """Print the costs of all batch sizes, and which of them round alike."""
+    """Print the costs of all batch sizes if they are known, and which sizes round alike."""
     if kernels.probe is None:
         note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
     sizes, report = kernels.ensure_exact(target.sequences[0]), kernels.probe
     assert report is not None
-    console.print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("tokens", "T(n)", "per token"):
-        table.add_column(heading, justify="right")
-    for size in report.sizes:
-        table.add_row(str(size), f"{times.ratio(size):.2f}", f"{times.ratio(size) / size:.2f}")
-    console.print(table)
-    change = f"{times.change:.2f} calls over one token" if times.change else "nothing that was seen"
-    speed = f"A call over one token takes {times.level * 1e3:.2f} ms now. " if times.level else ""
+    lines = []
+    if times is not None:
+        console.print()
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("tokens", "T(n)", "per token"):
+            table.add_column(heading, justify="right")
+        for size in report.sizes:
+            table.add_row(str(size), f"{times.ratio(size):.2f}", f"{times.ratio(size) / size:.2f}")
+        console.print(table)
+        change = f"{times.change:.2f} calls over one token" if times.change else "nothing that was seen"
+        speed = f"A call over one token takes {times.level * 1e3:.2f} ms now. " if times.level else ""
+        lines.append(f"{speed}A change of batch size costs {change}.")
     depths = " and ".join(str(d) for d in report.depths)
-    lines = [
-        f"{speed}A change of batch size costs {change}.",
+    lines += [
         f"Sizes with bit-identical logits: {'; '.join(' '.join(map(str, same)) for same in report.classes)}.",
         f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths}).",
         f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.",
@@ -189,13 +201,15 @@ def _facts(target: Target, name: str) -> dict[str, str]:
     process_load().wait()
     weights, state = target.weights, target.governor.state
     size = f"{weights.n_params / 1e6:,.1f} M parameters, {weights.size_bytes / 2**20:,.0f} MiB"
+    others = state.other_cores
+    used = "not known yet" if others is None else f"other programs use {others:.1f} of {logical_cores()} cores"
+    threads = f"{state.threads} for one token, {state.threads_batch} for drafts, {state.threads_prompt} for prompts"
     facts = {
         "model": f"{name}: {weights.quantisation or 'unknown type'}, {size}",
         "file": str(weights.path),
         "placement": _layers(target) or "not reported by this build",
-        "threads": f"{state.threads} for one token, {state.threads_batch} for drafts,"
-        f" {state.threads_prompt} for prompts",
-        "load": state.reason,
+        "threads": threads if state.reason == used else f"{threads}: {state.reason}",
+        "load": used,
     }
     if any(device.is_gpu for device in weights.devices):
         facts["devices"] = _devices(target)
