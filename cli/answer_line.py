@@ -102,4 +102,4 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     if not stats.is_disturbed:
         is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
         return "no gain: batches are expensive here" if is_expensive else "no gain: little repeated"
-    return f"gain unknown: {'other programs ran' if is_busy else 'times varied'}"
+    return "gain unknown: other programs ran" if is_busy else "gain unknown: times varied"
