@@ -77,11 +77,15 @@ def test_format_gain_is_a_factor_or_one_reason(changes: dict[str, object], expec
     assert format_gain(counted(replace(GAINING, **changes), passes=15), TIMES) is None  # type: ignore[arg-type]
 
 
-def test_format_gain_of_rare_drafts_names_the_text() -> None:
-    stats = counted(replace(GAINING, **MISSED), passes=3)  # type: ignore[arg-type]
-    for _ in range(30):
+@pytest.mark.parametrize(
+    ("missed", "expected"), [(3, "no gain: nothing repeated"), (30, "no gain: batches are expensive here")]
+)
+def test_format_gain_of_few_drafts_names_the_reason_for_their_absence(missed: int, expected: str) -> None:
+    stats = counted(replace(GAINING, **MISSED), missed)  # type: ignore[arg-type]
+    stats.add(replace(GAINING, **WRONG, cost=2.0))  # type: ignore[arg-type]
+    for _ in range(40):
         stats.add(replace(GAINING, **PLAIN))  # type: ignore[arg-type]
-    assert format_gain(stats, TIMES) == "no gain: nothing repeated"
+    assert format_gain(stats, TIMES) == expected
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
