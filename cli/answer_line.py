@@ -96,8 +96,8 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     drafts = stats.passes - stats.passes_without_draft
     if drafts + stats.missed <= RARE * stats.passes:
         return "no gain: nothing repeated"
-    # Even of disturbed passes it is known that so few tokens saved nothing. Wrong drafts are not the reason if there were
-    # fewer of them than correct guesses that were not drafted.
+    # Even of disturbed passes it is known that so few tokens saved nothing. Wrong drafts are not the reason if they
+    # were fewer than the correct guesses that were not sent.
     if drafts > stats.missed and 2 * stats.accepted <= (RARE * stats.passes if stats.is_disturbed else stats.drafted):
         return "no gain: drafts were wrong"
     if not stats.is_disturbed:
