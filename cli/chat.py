@@ -22,8 +22,8 @@ from prompt_toolkit.completion import (
 )
 from prompt_toolkit.document import Document
 
-from ngramspec.chat_template.template import worker as template_worker
-from ngramspec.conversation import Conversation
+from ngramspec.chat.conversation import Conversation
+from ngramspec.chat.template import worker as template_worker
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings

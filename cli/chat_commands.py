@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.table import Column, Table
 from rich.text import Text
 
-from ngramspec.conversation import Turn, load, save
+from ngramspec.chat.conversation import Turn, load, save
+from ngramspec.chat.stream import Delta
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
-from ngramspec.tool_calls.deltas import Delta
 
 from . import chat_settings
 from .chat_session import Session, conversation_path

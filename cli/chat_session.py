@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import typer
-
 from ngramspec.acceptance.settings import Acceptance
-from ngramspec.conversation import Conversation, Message, Turn, answer_room, load, save
+from ngramspec.sampling.reasoning_budget import budget_for
+
+from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
+from ngramspec.chat.families import find_open_tag, parser_for, reasoning_tags
+from ngramspec.chat.features import Message
+from ngramspec.chat.stream import Delta
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.reasoning_budget import budget_for
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
-from ngramspec.tool_calls.deltas import Delta
-from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
-from ngramspec.tool_calls.parser import parser_for
 
 from .answer_line import AnswerReport
 from .chat_input import StopKey, disable_echo

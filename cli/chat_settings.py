@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from ngramspec.chat.families import reasoning_tags
 from ngramspec.errors import NGramSpecError
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
-from ngramspec.tool_calls.families import reasoning_tags
 
 from .chat_session import Session, conversation_path
 from .options import AUTO, NO_LIMIT

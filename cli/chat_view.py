@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ngramspec.chat.stream import Delta
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls.deltas import Delta
 
 from .console import printable, stderr, write_stdout
 from .markdown_stream import LiveRows, MarkdownStream

@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 
-from ngramspec.chat_template.template import worker as template_worker
+from ngramspec.chat.stream import Delta
+from ngramspec.chat.template import worker as template_worker
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option
 from ngramspec.sampling.text_rules import TextRules
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import atomic_path
-from ngramspec.tool_calls.deltas import Delta
 
 from .answer_line import LIMITS
 from .chat_commands import format_attachment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ngramspec.chat.families import reasoning_tags
 from ngramspec.sampling.option import allow_range, option
-from ngramspec.tool_calls.families import reasoning_tags
 
 from .console import note
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ngramspec.chat_template.variables import check_variables
+from ngramspec.chat.template import check_variables
 from ngramspec.llama.builtin_template import builtin_names
 from ngramspec.llama.embedder import Pooling
 from ngramspec.llama.passes import MAX_EVALUATE

@@ -20,8 +20,8 @@ import uvicorn
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.writer import choose_sizes
-from ngramspec.chat_template.template import large_worker as large_template_worker
-from ngramspec.chat_template.template import worker as template_worker
+from ngramspec.chat.template import large_worker as large_template_worker
+from ngramspec.chat.template import worker as template_worker
 from ngramspec.cost.store import StoredTimes
 from ngramspec.errors import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker

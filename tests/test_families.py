@@ -26,14 +26,14 @@ from support.family_models import write_family_model
 from support.http import run_server
 from support.templates import find_marks, template_folder
 
+from ngramspec.chat.families import FAMILIES, family_of
+from ngramspec.chat.stream import Tool
 from ngramspec.cost import kernels, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.state import ServedModel, Server
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import FAMILIES, family_of
 
 N_CTX = 8192
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
-    ("chat_template", "grammars", "machine", "user_class"),
-    ("sampling", "models", "exactness", "conversation", "tool_calls"),
+    ("grammars", "machine", "user_class"),
+    ("sampling", "models", "exactness", "chat"),
     ("backend",),
     ("shared_model", "fill_in"),
     ("drafting",),
@@ -46,7 +46,7 @@ SHELVES = {
         "backend",
         "shared_model",
     ),
-    "models": ("llama", "models", "loading", "chat_template", "tool_calls"),
+    "models": ("llama", "models", "loading", "chat"),
     "instruments": ("instruments",),
     "surfaces": ("cli", "server", "batching", "dropin", "llm_plugin"),
 }

@@ -9,9 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.chat_template.environment import Render
-from ngramspec.chat_template.prompt import Layout, LayoutTemplate
-from ngramspec.chat_template.template import ChatTemplate, Control
+from ngramspec.chat.prompt import Layout, LayoutTemplate, Render
+from ngramspec.chat.template import ChatTemplate, Control
 from ngramspec.errors import ModelError
 
 P = ParamSpec("P")

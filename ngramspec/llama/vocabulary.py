@@ -14,9 +14,12 @@ from typing import Any, Self
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import FillInTokens
-from ngramspec.chat_template.prompt import make_pattern
-from ngramspec.chat_template.template import ChatPrompt, ChatTemplate, Control
-from ngramspec.chat_template.variables import check_variables, template_variables
+from ngramspec.chat.conversation import ToolTemplate, make_assistant_prefill
+from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
+from ngramspec.chat.features import capabilities, find_marks, make_turns
+from ngramspec.chat.prompt import make_pattern
+from ngramspec.chat.stream import Tool
+from ngramspec.chat.template import ChatPrompt, ChatTemplate, Control, check_variables, template_variables
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
@@ -27,11 +30,6 @@ from ngramspec.llama.native import NativeObject
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tool_calls.continuation import find_marks, make_assistant_prefill, make_turns
-from ngramspec.tool_calls.conversation import ToolTemplate
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import MARKS, missing_turn, reasoning_tags
-from ngramspec.tool_calls.template_features import capabilities
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -17,15 +17,14 @@ import llm
 from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import AfterValidator, Field, create_model
 
+from ngramspec.chat.families import answer_grammar, parser_for
+from ngramspec.chat.stream import Delta, Tool
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
-from ngramspec.tool_calls.deltas import Delta, Tool
-from ngramspec.tool_calls.families import answer_grammar
-from ngramspec.tool_calls.parser import parser_for
 
 TEMPERATURE = 0.8  # llama.cpp's default for chats, as in `ngramspec chat`
 

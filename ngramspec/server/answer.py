@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from ngramspec.batching.request import Done, Event, Prefilled, Scored, Started
+from ngramspec.chat.stream import Delta
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.errors import shutdown_error, to_api_error
 from ngramspec.server.transcript import read_arguments
 from ngramspec.steps import Step
-from ngramspec.tool_calls.deltas import Delta
 
 Kind = Literal["reasoning", "text", "call"]
 

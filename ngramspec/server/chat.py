@@ -12,7 +12,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.chat_template.template import ChatPrompt
+from ngramspec.chat.families import answer_grammar, parser_for
+from ngramspec.chat.stream import Tool
+from ngramspec.chat.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
@@ -24,9 +26,6 @@ from ngramspec.server.reply import Reply, respond
 from ngramspec.server.request_fields import read_shared_fields, repeat_with_seeds
 from ngramspec.server.sampling_fields import read_sampling
 from ngramspec.server.state import ServedModel
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import answer_grammar
-from ngramspec.tool_calls.parser import parser_for
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Levels of effort of the APIs, and the names that chat templates support."""

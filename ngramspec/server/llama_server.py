@@ -10,7 +10,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.chat_template.template import ChatPrompt
+from ngramspec.chat.stream import Delta
+from ngramspec.chat.template import ChatPrompt
 from ngramspec.fill_in import Limits
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.request import Request
@@ -27,7 +28,6 @@ from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_max_tokens
 from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.telemetry import read_telemetry
-from ngramspec.tool_calls.deltas import Delta
 
 
 async def completion(call: Call) -> Response:

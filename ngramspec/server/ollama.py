@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.chat.families import reasoning_tags
 from ngramspec.request import Request
 from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import Call
@@ -28,7 +29,6 @@ from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.state import ServedModel
 from ngramspec.server.toolbox import Toolbox
 from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
-from ngramspec.tool_calls.families import reasoning_tags
 
 _ROLES = ("system", "user", "assistant", "tool")
 _LEVELS = ("low", "medium", "high", "max")  # levels of `think`

@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.chat.families import reasoning_tags
 from ngramspec.server.call import Call
 from ngramspec.server.json_text import JsonResponse, encode_json
 from ngramspec.server.ollama import timestamp
 from ngramspec.server.state import ServedModel
-from ngramspec.tool_calls.families import reasoning_tags
 
 VERSION = "0.13.0"
 """The version of Ollama whose API this is. Clients reject servers with an older version than they require."""

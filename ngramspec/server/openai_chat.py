@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.chat_template.variables import check_variables
+from ngramspec.chat.template import check_variables
 from ngramspec.server.answer import Block, End, Piece, TextEvent
 from ngramspec.server.call import Call
 from ngramspec.server.chat import ChatTask, answer_chat, count_prompt

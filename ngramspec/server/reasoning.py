@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ngramspec.chat_template.template import ChatPrompt
+from ngramspec.chat.families import find_open_tag, reasoning_tags
+from ngramspec.chat.template import ChatPrompt
 from ngramspec.sampling.reasoning_budget import ReasoningBudget, budget_for
 from ngramspec.server.fields import Fields
 from ngramspec.server.state import UNLIMITED, ServedModel
-from ngramspec.tool_calls.families import find_open_tag, reasoning_tags
 
 _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 _MESSAGE = "reasoning_budget_message"

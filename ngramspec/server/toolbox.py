@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ngramspec.chat.stream import Tool
 from ngramspec.server.fields import Fields
 from ngramspec.server.transcript import read_arguments
-from ngramspec.tool_calls.deltas import Tool
 
 _PLAIN = "functions"  # namespace of tools without a namespace
 _INPUT = {"input": {"type": "string"}}

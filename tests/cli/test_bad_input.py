@@ -21,7 +21,7 @@ from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run,
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
-from ngramspec.chat_template.template import ChatTemplate
+from ngramspec.chat.template import ChatTemplate
 from ngramspec.drafting import DRAFTERS
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.prompts import load_prompts

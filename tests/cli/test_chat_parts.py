@@ -23,14 +23,14 @@ from ngramspec_cli.chat_view import AnswerView, format_step, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
 
+from ngramspec.chat.families import parser_for
+from ngramspec.chat.stream import Delta
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls.deltas import Delta
-from ngramspec.tool_calls.parser import parser_for
 
 Captured = pytest.CaptureFixture[str]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from support.cli_runner import DEMO
 
+from ngramspec.chat.stream import Tool
 from ngramspec.errors import ModelError
 from ngramspec.llama.builtin_template import builtin_names
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.tool_calls.deltas import Tool
 
 TALK = [
     {"role": "system", "content": "Be brief."},

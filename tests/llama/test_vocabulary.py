@@ -11,11 +11,11 @@ from support.tiny_gguf import write_gguf
 from support.tiny_models import write_model
 from support.vocabulary_files import WORDS, write_vocabulary, write_words
 
+from ngramspec.chat.stream import Tool
 from ngramspec.errors import ModelError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.check import check_complete
-from ngramspec.tool_calls.deltas import Tool
 
 TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
 

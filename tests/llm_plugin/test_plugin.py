@@ -19,8 +19,8 @@ from support.tiny_models import write_model
 llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
 
-from ngramspec.chat_template.prompt import Layout  # noqa: E402
-from ngramspec.chat_template.template import ChatPrompt  # noqa: E402
+from ngramspec.chat.prompt import Layout  # noqa: E402
+from ngramspec.chat.template import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.answering import load_settings, make_sampling  # noqa: E402
 from ngramspec.steps import Step, StopReason  # noqa: E402

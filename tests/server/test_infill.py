@@ -21,11 +21,11 @@ from support.http import ask, demo_vocabulary, get_error
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.backend import FillInTokens
+from ngramspec.chat.stream import Delta
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server import llama_server
 from ngramspec.server.llama_server import NEAR, LineLimits
-from ngramspec.tool_calls.deltas import Delta
 
 VIM: dict[str, Any] = json.loads(Path(__file__).with_name("llama_vim.json").read_text("utf-8"))
 ASKED: dict[str, Any] = {"input_prefix": "def f(a):\n    ", "input_suffix": "\n    return b\n"}

@@ -20,7 +20,7 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import make_server, run_server
 
-from ngramspec.conversation import Turn, load, save
+from ngramspec.chat.conversation import Turn, load, save
 from ngramspec.errors import TargetError
 
 pytestmark = pytest.mark.exhaustive

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from ngramspec.chat.families import FAMILIES, answer_grammar
+from ngramspec.chat.stream import Tool
 from ngramspec.grammars.lark import Lark
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import FAMILIES, answer_grammar
 
 THINK = "<think></think>"
 

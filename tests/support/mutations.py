@@ -490,7 +490,7 @@ def answer_lacks_text_of_last_step(write: Any, self: Any, steps: Any) -> Any:
 
 @fault(
     "server/test_app.py::test_chat_completions_sends_incomplete_tool_call_prefix_at_end",
-    "ngramspec.tool_calls.parser:AnswerParser.finish",
+    "ngramspec.chat.families:AnswerParser.finish",
 )
 def chat_loses_pending_text(finish: Any, self: Any, cut: bool = False) -> Any:
     finish(self, cut)
@@ -557,8 +557,8 @@ def sigterm_loses_partial_text(capture_outcome: Any) -> Iterator[Any]:
 
 
 @fault(
-    "test_conversation.py::test_conversation_messages_start_with_system_and_undo_drops_turn",
-    "ngramspec.conversation:Conversation.messages",
+    "chat/test_conversation.py::test_conversation_messages_start_with_system_and_undo_drops_turn",
+    "ngramspec.chat.conversation:Conversation.messages",
 )
 def conversation_forgets_last_turn(messages: Any, self: Any, first: int = 0) -> Any:
     return messages(self, first)[:-2] if self.turns[first:] else messages(self, first)

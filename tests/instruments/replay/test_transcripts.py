@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.conversation import Conversation, Turn, save
+from ngramspec.chat.conversation import Conversation, Turn, save
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.transcripts import (
     MAX_RESPONSE,

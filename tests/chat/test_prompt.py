@@ -14,7 +14,7 @@ from unittest.mock import Mock, call
 import pytest
 from jinja2 import Environment
 
-from ngramspec.chat_template.template import ChatTemplate, Control, Messages
+from ngramspec.chat.template import ChatTemplate, Control, Messages
 from ngramspec.errors import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.find import resolve

@@ -24,14 +24,16 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
-from ngramspec.chat_template.environment import Render, Values
 from ngramspec.errors import ModelError
+
+Values = Mapping[str, Any]
+Render = Callable[[Values], str]
 
 _NEVER = re.compile(r"(?!)")
 _NONE = frozenset[str]()

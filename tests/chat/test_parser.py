@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.tool_calls.deltas import Delta, Tool, find_closers
-from ngramspec.tool_calls.families import FAMILIES
-from ngramspec.tool_calls.parser import parser_for
+from ngramspec.chat.families import FAMILIES, parser_for
+from ngramspec.chat.stream import Delta, Tool, find_closers
 
 WEATHER = Tool(
     "weather",

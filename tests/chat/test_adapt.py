@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ngramspec.chat_template.environment import make_render
-from ngramspec.tool_calls.conversation import ToolTemplate
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.parser import parser_for
-from ngramspec.tool_calls.template_features import capabilities
+from ngramspec.chat.conversation import ToolTemplate
+from ngramspec.chat.families import parser_for
+from ngramspec.chat.features import capabilities
+from ngramspec.chat.stream import Tool
+from ngramspec.chat.template import make_render
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} ARGUMENTS{% endfor %}"

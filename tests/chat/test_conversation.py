@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.conversation import (
-    Conversation,
-    Message,
-    Turn,
-    answer_room,
-    load,
-    save,
-)
+from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
+from ngramspec.chat.features import Message
 from ngramspec.errors import NGramSpecError, PromptError
 
 TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd", "hm"), Turn("e", "f")]

@@ -1,25 +1,160 @@
-"""`ToolTemplate`: conversations in the form that a chat template requires.
-
-Rendering small conversations shows the features of a template (`TemplateFeatures`). The rest becomes plain messages:
-tools are described in the system message, calls are part of the assistant's text in the form that `parser_for` reads,
-and results are in a user's turn.
-"""
+"""Conversations: their history (`Conversation`), and the form that a chat template requires (`ToolTemplate`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import HERMES, family_of
-from ngramspec.tool_calls.json_stream import complete_object, read_object, to_json
-from ngramspec.tool_calls.template_features import Message, TemplateFeatures, find_features, openai_tool, split_contents
+from ngramspec.chat.families import HERMES, family_of, find_open_tag, find_reasoning_tags
+from ngramspec.chat.features import Marks, Message, TemplateFeatures, find_features, openai_tool, split_contents
+from ngramspec.chat.stream import Tool, complete_object, read_object, to_json
+from ngramspec.errors import NGramSpecError, PromptError, get_reason
+from ngramspec.storage import utf8, write_whole
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Turn(NamedTuple):
+    """A question and its answer."""
+
+    user: str
+    assistant: str
+    reasoning: str = ""  # the model's reasoning before the answer
+
+
+@dataclass(slots=True)
+class Conversation:
+    """An optional system message and the answered turns after it."""
+
+    system: str | None = None  # system message, if there is one
+    turns: list[Turn] = field(default_factory=list)  # all turns, oldest first
+    # Index of the oldest turn in the last prompt. Earlier turns are saved too, but never return to the prompt, because
+    # each return would require a prefill of all later turns.
+    first: int = 0
+
+    def messages(self, first: int = 0) -> list[Message]:
+        """Return the system message and the turns from `first` on, in the format of chat templates."""
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn in self.turns[first:]:
+            messages.append({"role": "user", "content": turn.user})
+            reasoning = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+            messages.append({"role": "assistant", "content": turn.assistant, **reasoning})
+        return messages
+
+    def prompt(
+        self, question: str, encode: Callable[[list[Message]], list[int]], max_tokens: int
+    ) -> tuple[list[int], int]:
+        """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
+
+        If the prompt is too long, leave out as few of the oldest turns as possible, but never the system message or the
+        question; if these do not fit, raise a PromptError. This takes O(log turns) calls of `encode`, which must not
+        return more tokens for fewer turns. The conversation does not change until `add`.
+        """
+
+        def encode_from(first: int) -> list[int]:
+            return encode([*self.messages(first), {"role": "user", "content": question}])
+
+        first, tokens = self.first, encode_from(self.first)
+        if len(tokens) > max_tokens:
+            turns = range(len(self.turns))
+            first = bisect_left(turns, True, lo=first, key=lambda i: len(encode_from(i)) <= max_tokens)
+            tokens = encode_from(first)
+        if len(tokens) > max_tokens:
+            what = "the message and the system message make" if self.system else "the message makes"
+            raise PromptError(
+                f"{what} a prompt of {len(tokens)} tokens, but the context has room for {max_tokens} and an answer;"
+                " shorten it or raise -c/--ctx-size"
+            )
+        return tokens, first
+
+    def add(self, turn: Turn, first: int) -> None:
+        """Append an answered turn; `first` is the index of the oldest turn in its prompt."""
+        self.first = first
+        self.turns.append(turn)
+
+    def undo(self) -> Turn:
+        """Remove and return the last turn; raise an IndexError without one."""
+        turn = self.turns.pop()
+        self.first = min(self.first, len(self.turns))
+        return turn
+
+
+def answer_room(n_ctx: int, max_tokens: int) -> int:
+    """Return the number of tokens that a prompt must leave free: `max_tokens`, at most a quarter of the context."""
+    return max(1, min(max_tokens, n_ctx // 4))
+
+
+def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
+    """Write a conversation atomically as JSON: {"messages": [...], "model": ..., "sampling": {...}}.
+
+    It raises an NGramSpecError if the file exists and is not a saved conversation, or cannot be written.
+    """
+    data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
+    try:
+        if path.exists():
+            try:
+                load(path)
+            except NGramSpecError as error:
+                raise NGramSpecError(f"{path} exists and is not a saved conversation; use another name") from error
+        path = path.resolve()  # a link stays a link
+        write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise NGramSpecError(f"cannot write {path}: {get_reason(error)}") from error
+
+
+def load(path: Path) -> tuple[Conversation, str]:
+    """Return a saved conversation and the name of its model ("" if not recorded).
+
+    It raises an NGramSpecError if the file cannot be read, or its messages are not an optional system message followed
+    by turns of user and assistant.
+    """
+    try:
+        data = json.loads(utf8(path.read_bytes()))
+    except OSError as error:
+        raise NGramSpecError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        reason = error if isinstance(error, UnicodeError) else "not valid JSON"
+        raise NGramSpecError(f"{path} is not a saved conversation: it is {reason}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
+        raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
+    messages = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    has_system = system is not None
+    for i, role in enumerate(message["role"] for message in messages):
+        expected_role = ("user", "assistant")[i % 2]
+        if role != expected_role:
+            raise NGramSpecError(
+                f"{path}: message {i + 1 + has_system} must have the role {expected_role!r}, got {role!r}"
+            )
+    if len(messages) % 2:
+        raise NGramSpecError(f"{path}: the last message has no answer")
+    turns = [
+        Turn(question["content"], answer["content"], answer["reasoning_content"])
+        for question, answer in zip(messages[::2], messages[1::2], strict=True)
+    ]
+    model = data.get("model")
+    return Conversation(system, turns), model if isinstance(model, str) else ""
+
+
+def _message(path: Path, number: int, message: object) -> Message:
+    if isinstance(message, dict):
+        texts = {"reasoning_content": ""} | message
+        fields = {name: texts.get(name) for name in ("role", "content", "reasoning_content")}
+        # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
+        if all(isinstance(text, str) and not _SURROGATE.search(text) for text in fields.values()):
+            return fields
+    raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')
+
+
+# --------------------------------------------------------------------------- templates
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 
@@ -27,6 +162,8 @@ _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_c
 class ToolTemplate:
     """A chat template in Jinja, and its support for tools.
 
+    What a template does not support becomes plain messages: tools are described in the system message, calls are part
+    of the assistant's text in the form that `parser_for` reads, and results are in a user's turn.
     `examine` calls its argument with the template's `Render` and further arguments.
     """
 
@@ -47,7 +184,7 @@ class ToolTemplate:
         an object in which they are the only value.
         """
         features = self.features
-        adapted_messages = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
+        adapted_messages = [{key: m[key] for key in _FIELDS if m.get(key) is not None} for m in messages]
         has_calls = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted_messages)
         renders_calls = features.arguments and features.results and features.tools
         keeps_parts = features.system and (renders_calls or not has_calls)
@@ -252,11 +389,11 @@ def _forms_of(source: str) -> list[Callable[[list[Message]], list[Message]]]:
 
 def _strip_texts(messages: list[Message]) -> list[Message]:
     for message in messages:
-        for field in ("content", "reasoning_content"):
-            if isinstance(value := message.get(field), str):
-                message[field] = value.strip()
+        for key in ("content", "reasoning_content"):
+            if isinstance(value := message.get(key), str):
+                message[key] = value.strip()
             elif value:
-                message[field] = [{**part, "text": part["text"].strip()} for part in value]
+                message[key] = [{**part, "text": part["text"].strip()} for part in value]
     return messages
 
 
@@ -316,3 +453,31 @@ def _value(text: Any) -> Any:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):
         return text
+
+
+def make_assistant_prefill(
+    template: str | None, opening: str, reasoning: str, text: str, marks: Marks | None = None
+) -> list[tuple[str, bool]]:
+    """Return an answer that was begun, as it continues a prompt: pieces, each with whether it is the template's own.
+
+    Reasoning is dropped if the template has no tags, and continues if `text` is "". `opening` is the text that the
+    prompt ends in (`ChatPrompt.opening`), and `marks` are the template's texts around reasoning and text.
+    """
+    family, tags = family_of(template), find_reasoning_tags(template)
+    if family is not None and family.channels:
+        thinking = [("<|channel|>analysis<|message|>", True), (reasoning, False)] if reasoning else []
+        end = [("<|end|><|start|>assistant", True)] if thinking and text else []
+        return [*thinking, *end, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
+    if marks is not None:
+        reasoning_pieces = [(reasoning, False), *([(marks.between, True)] if text else [])] if reasoning else []
+        return [(marks.before, True), *reasoning_pieces, (text, False)]
+    tag, pieces = find_open_tag(tags, opening), list[tuple[str, bool]]()
+    has_line_ends = opening.endswith("\n")
+    if tag is None and reasoning and tags:
+        tag = next(iter(tags))
+        has_line_ends = tag == "<think>"
+        pieces.append((f"{tag}\n" if has_line_ends else tag, True))
+    if tag is not None:
+        closing = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
+        pieces += [(reasoning, False), *([(closing, True)] if text else [])]
+    return [*pieces, (text, False)]

@@ -11,8 +11,8 @@ from support.http import get_error, make_server, open_client, send, vocabulary_w
 from support.tiny_models import write_model
 
 from ngramspec import worker as module
-from ngramspec.chat_template import template as template_module
-from ngramspec.chat_template.template import ChatTemplate, large_worker, worker
+from ngramspec.chat import template as template_module
+from ngramspec.chat.template import ChatTemplate, large_worker, worker
 from ngramspec.llama.vocabulary import Vocabulary
 
 LOOP = "{% for name in range(99999) %}" * 3 + "{% endfor %}" * 3

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.tool_calls.calls import ReadCall, make_list_parsers, read_arguments, read_calls
-from ngramspec.tool_calls.deltas import Deltas, Emit, Reader, Reads, Tool, Tools
-from ngramspec.tool_calls.json_stream import MAX_DEPTH, escape, read_literal, to_json
+from ngramspec.chat.calls import ReadCall, make_list_parsers, read_arguments, read_calls
+from ngramspec.chat.stream import MAX_DEPTH, Deltas, Emit, Reader, Reads, Tool, Tools, escape, read_literal, to_json
 
 _MAX_REFERENCES = 32  # maximum depth of references within references
 _TEXT = frozenset({"string"})

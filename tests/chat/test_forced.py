@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from ngramspec.chat.families import FAMILIES, answer_grammar, family_of, parser_for
+from ngramspec.chat.stream import Tool
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import FAMILIES, answer_grammar, family_of
-from ngramspec.tool_calls.parser import parser_for
 
 DAYS = {"type": "integer", "minimum": 1, "maximum": 7}
 PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}

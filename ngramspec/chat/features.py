@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ngramspec.chat_template.environment import Render
-from ngramspec.chat_template.variables import template_variables
+from ngramspec.chat.prompt import Render
+from ngramspec.chat.stream import Tool
+from ngramspec.chat.template import template_variables
 from ngramspec.errors import ModelError
-from ngramspec.tool_calls.deltas import Tool
 
 Message = dict[str, Any]
 Kind = Literal["object", "text"]
@@ -175,3 +175,50 @@ def _shows_call(text: str, kind: Kind) -> bool:
 def openai_tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
+
+
+# --------------------------------------------------------------------------- begun answers
+
+_QUESTION: Message = {"role": "user", "content": "quserq"}
+
+
+class Marks(NamedTuple):
+    """Text of a template around the parts of an answer, after the start of the assistant's turn."""
+
+    before: str  # reasoning, or the text if there is no reasoning
+    between: str = ""  # reasoning and text
+
+
+def make_turns(has_reasoning: bool) -> list[Message]:
+    """Return the conversation whose answer `find_marks` looks at."""
+    answer: Message = {"role": "assistant", "content": "qtextq"}
+    return [_QUESTION, answer | ({"reasoning_content": "qthoughtq"} if has_reasoning else {})]
+
+
+def find_marks(
+    render: Render,
+    question: list[Message],
+    conversation: list[Message],
+    has_reasoning: bool,
+    variables: Mapping[str, Any],
+) -> Marks | None:
+    """Return the marks that a template writes in its last turn; `None` if it begins answers differently.
+
+    `conversation` is `make_turns`, and `question` the same without the answer, both in the form that the template
+    requires.
+    """
+    values = template_variables(variables)
+    try:
+        prompt_text = render({**values, "messages": question, "add_generation_prompt": True})
+        full_text = render({**values, "messages": conversation, "add_generation_prompt": False})
+    except ModelError:
+        return None
+    words = ["quserq", *(["qthoughtq"] if has_reasoning else []), "qtextq"]
+    places = [full_text.find(word) for word in words]
+    if places[0] < 0 or places != sorted(places) or "quserq" not in prompt_text:
+        return None
+    turn_start = prompt_text[prompt_text.index("quserq") :]
+    before, *between = [
+        full_text[places[i] + (0 if i == 0 else len(words[i])) : places[i + 1]] for i in range(len(words) - 1)
+    ]
+    return Marks(before.removeprefix(turn_start), *between) if before.startswith(turn_start) else None

@@ -11,8 +11,18 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ngramspec.tool_calls.deltas import Deltas, Reader, Reads, Tools
-from ngramspec.tool_calls.json_stream import PYTHON_STRING, read_literal, read_object, read_string, read_value, to_json
+from ngramspec.chat.stream import (
+    PYTHON_STRING,
+    Deltas,
+    Reader,
+    Reads,
+    Tools,
+    read_literal,
+    read_object,
+    read_string,
+    read_value,
+    to_json,
+)
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"id", "type"}

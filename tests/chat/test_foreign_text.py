@@ -16,10 +16,10 @@ import pytest
 from support.templates import find_marks, template_files
 from support.vocabulary_files import write_vocabulary
 
+from ngramspec.chat.stream import Tool
 from ngramspec.errors import ModelError
 from ngramspec.llama import crash_check
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.tool_calls.deltas import Tool
 
 FILES = template_files()
 KINDS = (pytest.param(gguf.TokenType.CONTROL, marks=pytest.mark.exhaustive), gguf.TokenType.USER_DEFINED)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
 
-from ngramspec.chat_template.environment import Render, make_render
-from ngramspec.chat_template.prompt import Layout, LayoutTemplate, make_pattern
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
+
+from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values, make_pattern
 from ngramspec.errors import ModelError, NGramSpecError, ShutdownError
 from ngramspec.tokens import Tokenizer
 from ngramspec.worker import Worker
@@ -182,3 +189,141 @@ def _lay_out(key: bytes, raw: bytes) -> Layout:
 
 def _examine(key: bytes, function: Callable[..., T], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> T:
     return function(_find_template(key)[0], *arguments, **keywords)
+
+
+# --------------------------------------------------------------------------- the sandbox
+
+MAX_CHARACTERS = 2**24
+"""Maximum number of characters of a prompt, which is more than the longest contexts contain."""
+
+_CHANGES = re.compile(r"\.(append|clear|extend|insert|pop|popitem|remove|reverse|setdefault|sort|update)\s*\(")
+"""Calls that may change the values; Transformers forbids them, llama.cpp allows them."""
+
+_CHECKS = re.compile(
+    r"""\{%-? if \(message\['content'\] is [a-z ]+ or [^%]*message\['tool_calls'\]\|length == 0\) %\}"""
+    r"""|\{%-? if "<\|channel\|>[^%]*" in message\.content %\}"""
+)
+"""Checks of Mistral's and gpt-oss' templates that reject empty answers, and reasoning in the content of a message."""
+
+
+def make_render(source: str, bos: str = "", eos: str = "") -> Render:
+    """Return the function from a template's variables to text; both raise ModelErrors about the template."""
+    environment = SandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
+    )
+    environment.filters |= {"tojson": _tojson, "safe": str}  # nothing is escaped, and Markup would escape the rest
+    changing = _CHANGES.search(source) is not None
+    try:
+        template = environment.from_string(
+            _CHECKS.sub("{%- if false %}", source),
+            {
+                "bos_token": bos,
+                "eos_token": eos,
+                "raise_exception": _raise_exception,
+                "strftime_now": lambda form: datetime.now().strftime(form),
+                "add_generation_prompt": True,
+            },
+        )
+    except TemplateSyntaxError as error:
+        raise ModelError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # Jinja evaluates constant expressions when it compiles them
+        raise ModelError(f"the chat template is not valid Jinja: {_reason(error)}") from None
+
+    def render(values: Values) -> str:
+        parts, length = list[str](), 0
+        values = deepcopy(dict(values)) if changing else dict(values)
+        try:
+            for part in template.generate(values):
+                parts.append(part)
+                length += len(part)
+                if length > MAX_CHARACTERS:
+                    raise ModelError(f"the chat template writes more than {MAX_CHARACTERS:,} characters")
+        except (ModelError, MemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(f"the chat template rejects this conversation: {_reason(error)}") from None
+        return "".join(parts)
+
+    return render
+
+
+class _Generation(Extension):
+    """The block {% generation %}, which marks answers for training: its contents."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared by Jinja
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise ModelError(f"the chat template rejects this conversation: {message}")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+# --------------------------------------------------------------------------- variables
+
+RESERVED_NAMES = (
+    *("messages", "tools", "bos_token", "eos_token"),
+    *("add_generation_prompt", "raise_exception", "strftime_now"),
+)
+"""Variables that a request cannot set."""
+
+_SWITCHES = ("enable_thinking", "preserve_reasoning")
+
+_REASONING = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""Names by which templates know `preserve_reasoning`, and their value if it is true."""
+
+
+def check_variables(variables: Any) -> None:
+    """Raise a ValueError if variables are not an object, or one of them has a wrong type or cannot be set."""
+    if not isinstance(variables, Mapping):
+        raise ValueError("the chat template's variables must be a JSON object")
+    for name, value in variables.items():
+        if name in RESERVED_NAMES:
+            raise ValueError(f"the chat template's variable {name!r} cannot be set")
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise ValueError(f"the chat template's variable {name!r} must be true or false, got {value!r:.60}")
+
+
+def template_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a template, for those that a request or user gives.
+
+    Dates change once a day, so that the prompts of a day share the cache.
+    """
+    today = datetime.now()
+    values = {
+        "enable_thinking": True,
+        "preserve_reasoning": True,
+        "date_string": today.strftime("%d %b %Y"),
+        "datetime": today.strftime("%b %d %Y"),
+        "functions": "",  # FireFunction's template concatenates it
+    } | dict(variables)
+    if isinstance(preserve := values["preserve_reasoning"], bool):
+        values = {name: value is preserve for name, value in _REASONING.items()} | values
+    if values.get("reasoning_effort") is None:
+        values.pop("reasoning_effort", None)
+    elif isinstance(effort := values["reasoning_effort"], str):
+        values = {"reasoning_strength": effort} | values
+    return values

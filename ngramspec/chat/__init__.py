@@ -1,0 +1,1 @@
+"""Chats: templates, prompts, histories, tool calls and reasoning."""

@@ -1,1 +1,0 @@
-"""Chat templates: from messages to the text and tokens of a prompt."""

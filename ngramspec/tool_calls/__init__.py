@@ -1,1 +1,0 @@
-"""Tools and reasoning in chats: messages in the form of a template, and answers as deltas. No tokens, no HTTP."""
