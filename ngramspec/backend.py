@@ -16,9 +16,9 @@ all three (`ModelBase`). Implement them in this order:
 5. `submit`, `fetch` and `returns_early = True`, if the library returns before a pass is done. The loop then submits the
    next pass before it reports the last one.
 
-Optional: `SharedModel` (`ngramspec.shared_model`) for several texts at once; `ModelBase` has defaults for
-`controls`, `fill_in_tokens`, `exactness`, `feeds_head` and `leaves`. With `leaves` above 0, branches are evaluated by a
-method `ask` (`BranchingSequence`).
+Optional: `SharedModel` for several texts at once; `ModelBase` has defaults for `controls`, `fill_in_tokens`,
+`exactness`, `feeds_head` and `leaves`. With `leaves` above 0, branches are evaluated by a method `ask`
+(`BranchingSequence`).
 
 Test it with `pytest tests/test_model_contract.py` after adding your runner to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the package.
@@ -30,7 +30,7 @@ they keep. Methods are not called from two threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -68,11 +68,7 @@ class Vocabulary(Tokenizer, Protocol):
     def fill_in_tokens(self) -> FillInTokens: ...
 
     def sampler(self, sampling: Sampling) -> Sampler:
-        """Return a sampler for one text.
-
-        Raises:
-            ValueError, GrammarError: The vocabulary does not support these settings.
-        """
+        """Return a sampler for one text; a ValueError or GrammarError means that it does not support the settings."""
 
 
 class Model(Protocol):
@@ -109,13 +105,9 @@ class Model(Protocol):
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         """Fill the cache with exactly these tokens, and return the logits after the last one, shape (n_vocab,).
 
-        Their common prefix with the tokens in the cache need not be evaluated again.
-
-        Args:
-            tokens: Token ids, 1 to n_ctx of them.
-            aligned: Whether the logits must depend only on `tokens`, bit for bit, and not on the earlier contents of
-                the cache. Only exact mode requires it. Evaluating all tokens again is correct, but slow.
-            progress: Function that is called after each chunk.
+        Their common prefix with the tokens in the cache need not be evaluated again. If `aligned`, the logits must
+        depend only on `tokens`, bit for bit, and not on the earlier contents of the cache. Only exact mode requires it;
+        evaluating all tokens again is correct, but slow. `progress` is called after each chunk.
         """
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
@@ -221,3 +213,100 @@ class Runner(Protocol):
 
     @property
     def sequences(self) -> Sequence[Model]: ...
+
+
+class SequenceModel(Model, Protocol):
+    """A sequence of a `SharedModel`: usable as a separate model, and in passes together with other sequences."""
+
+    number: int  # index of the sequence, from 0
+
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, max_chunk: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """Prefill chunk by chunk, so that other sequences can have passes in between; return the logits at the end.
+
+        `max_chunk` returns the maximum number of tokens of the next chunk. `aligned` chunks have a fixed size instead.
+        If the caller closes the generator early, the tokens of the finished chunks stay in the cache.
+
+        Yields:
+            Number of these tokens in the cache: first of those that need not be evaluated again, then after each chunk
+            except the last.
+        """
+
+    def adopt(self, source: SequenceModel, length: int) -> None:
+        """Copy up to `length` tokens from the start of another sequence's cache, without an evaluation.
+
+        The copy may be shorter than `length`; `tokens` contains the copied tokens.
+        """
+
+    def save_state(self) -> bytes:
+        """Return the state of the cache, which any sequence of the same model with the same settings can `restore`.
+
+        A TargetError means that the runner cannot copy the state.
+        """
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> None:
+        """Restore what `save_state` returned when the cache contained these tokens.
+
+        A TargetError means that the state cannot be restored; the cache is then empty.
+        """
+
+
+class Part(NamedTuple):
+    """Work of a pass for one sequence."""
+
+    sequence: SequenceModel  # sequence that the pass extends
+    tokens: Sequence[int]  # tokens to append to the sequence, at least one
+    rows: int  # number of tokens, counted from the last one, whose logits are returned
+
+
+class SharedModel(Protocol):
+    """A model that evaluates several sequences together: one pass reads the weights once for all of them.
+
+    Attributes:
+        n_ctx: Maximum number of tokens of a sequence. One pass may exceed it by `max_rows` tokens, which are then
+            rolled back.
+        max_tokens: Maximum number of tokens of a pass.
+        max_rows: Maximum number of rows of logits of a pass.
+        drafts_alone: Whether a draft can be rolled back only if its pass contained no other sequence.
+        feeds_head: See `Runner`.
+    """
+
+    n_ctx: int
+    max_tokens: int
+    max_rows: int
+    drafts_alone: bool
+    feeds_head: bool
+
+    @property
+    def sequences(self) -> Sequence[SequenceModel]: ...
+
+    @property
+    def returns_early(self) -> bool: ...
+
+    def submit_together(self, parts: Sequence[Part]) -> None:
+        """Begin the pass of `evaluate_together`. On a GPU it may return before the work is done."""
+
+    def fetch_together(self) -> list[Logits]:
+        """Return the logits of each part of the last `submit_together`; wait for them if necessary."""
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
+        """Append tokens to several sequences in one pass and return the logits of each part, shape (rows, n_vocab).
+
+        If a sequence owes tokens (`Model.owed`), the pass evaluates them before its new tokens.
+
+        Raises:
+            ValueError: There are no parts, two parts of one sequence, too many tokens or rows, or a sequence without
+                room for its tokens.
+            TargetError: The pass failed. Every sequence has the same tokens as before, though it may owe some of them.
+        """
+
+    def scale_adapters(self, scales: Sequence[float]) -> None:
+        """Set the scale of each LoRA adapter for the following passes."""
+
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
+        """Return the sizes of the batches of a pass with parts of these lengths; each batch reads the weights again.
+
+        If all sequences share one pool of cells, the pass is one batch. If each sequence has a separate cache, a batch
+        has equally many tokens of sequences with consecutive numbers, and longer parts continue in further batches.
+        """

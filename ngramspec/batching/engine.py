@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
 
-from ngramspec.backend import Vocabulary
+from ngramspec.backend import SequenceModel, SharedModel, Vocabulary
 from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
 from ngramspec.batching.scheduler import Scheduler
 from ngramspec.batching.slots import Slots
@@ -31,7 +31,6 @@ from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
-from ngramspec.shared_model import SequenceModel, SharedModel
 from ngramspec.steps import Stats
 
 CLOSED = "the server is shutting down"

@@ -11,13 +11,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ngramspec.backend import Logits, Vocabulary
+from ngramspec.backend import Logits, SequenceModel, Vocabulary
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import Text
 from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs, logprobs
-from ngramspec.shared_model import SequenceModel
 from ngramspec.steps import Stats, Step, StopReason
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from ngramspec.backend import SequenceModel
 from ngramspec.errors import TargetError
-from ngramspec.shared_model import SequenceModel
 from ngramspec.tokens import common_prefix
 
 WORTH = 32

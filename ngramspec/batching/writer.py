@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ngramspec.backend import SharedModel
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.kernels import KernelClasses
 from ngramspec.cost.times import PassTimes
@@ -13,7 +14,6 @@ from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, ExactnessMode
 from ngramspec.policies.cost import CostPolicy
-from ngramspec.shared_model import SharedModel
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError
 

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ngramspec.backend import Logits
+from ngramspec.backend import Logits, Part, SequenceModel, SharedModel
 from ngramspec.cost.times import Charge, PassTimes
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, no_draft
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.draft_model.passes import Drafting, StepwiseDrafter, draft_batch
 from ngramspec.policies.cost import CostPolicy
-from ngramspec.shared_model import Part, SequenceModel, SharedModel
 from ngramspec.steps import Step
 
 _ONE_TOKEN = no_draft(1)

@@ -22,14 +22,13 @@ from typing import Any, NamedTuple, cast
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
-from ngramspec.backend import EvaluatesAtOnce, Logits, Progress
+from ngramspec.backend import EvaluatesAtOnce, Logits, Part, Progress, SequenceModel
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Adapter, open_context, set_adapters
 from ngramspec.llama.hidden_states import HiddenStates, States
 from ngramspec.llama.passes import MAX_EVALUATE, rows_at
-from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 
 

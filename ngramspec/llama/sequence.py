@@ -14,11 +14,10 @@ import struct
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from ngramspec.backend import Logits, Progress
+from ngramspec.backend import Logits, Progress, SequenceModel
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
-from ngramspec.shared_model import SequenceModel
 from ngramspec.tokens import common_prefix
 
 TAIL = 8
@@ -31,7 +30,7 @@ _PIECE = struct.Struct("<QQ")
 
 
 class CacheSequence:
-    """A sequence in the cache of a context, which implements `ngramspec.shared_model.SequenceModel`."""
+    """A sequence in the cache of a context, which implements `ngramspec.backend.SequenceModel`."""
 
     leaves: int = 0
 

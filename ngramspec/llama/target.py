@@ -13,7 +13,7 @@ d3 is rejected, the next token comes from row 2, and `rollback(1003)` removes d3
 One pass can also contain tokens of several sequences:
 
     with Target(path, texts=4) as target:
-        first, second, third, fourth = target.sequences  # see `ngramspec.shared_model.SequenceModel`
+        first, second, third, fourth = target.sequences  # see `ngramspec.backend.SequenceModel`
         row = second.prefill(target.vocabulary.tokenize("Once"))
         rows = target.evaluate_together([Part(second, [5], 1), Part(third, [7, 8, 9], 3)])
 
@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.backend import Logits
+from ngramspec.backend import Logits, Part, SequenceModel
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
@@ -62,7 +62,6 @@ from ngramspec.llama.setting_trials import SettingTrials
 from ngramspec.llama.weights import Weights
 from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
 from ngramspec.sampling.option import allow_choices, allow_int_range
-from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import Node
 
 LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
@@ -131,7 +130,7 @@ class Target(NativeObject):
         exactness: Mode of requests that "auto" has chosen.
         trials: Settings that the context can be opened with.
         heads: The model's own head, a draft model (see `ngramspec.llama.head`); `None` means that it is not loaded.
-        n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
+        n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.backend.SharedModel`.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -422,7 +421,7 @@ class Target(NativeObject):
     # ------------------------------------------------------------------ several texts
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """Append to several sequences in one pass; see `ngramspec.shared_model.SharedModel`.
+        """Append to several sequences in one pass; see `ngramspec.backend.SharedModel`.
 
         The logits are views, valid until the next pass of any sequence.
         """

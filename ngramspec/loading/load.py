@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
+from ngramspec.backend import SharedModel
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -40,7 +41,6 @@ from ngramspec.memory.memory import memory_folder, saves_answers
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import ModelSource, remember_file, resolve
 from ngramspec.models.hub import PREFIX, Progress
-from ngramspec.shared_model import SharedModel
 
 OnNote = Callable[[str], object]
 """Function that receives notes for the user."""

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from starlette.responses import Response
 
+from ngramspec.backend import SequenceModel
 from ngramspec.errors import TargetError
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.json_text import JsonResponse
-from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import atomic_write
 
 _HEAD = struct.Struct("<8s32sIQ")

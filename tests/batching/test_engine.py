@@ -15,6 +15,7 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
+from ngramspec.backend import Part
 from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.errors import PromptError, TargetError
@@ -23,7 +24,6 @@ from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import TextRules
-from ngramspec.shared_model import Part
 from ngramspec.steps import Step
 
 

@@ -17,6 +17,7 @@ from support.grid import grid
 from support.mock_target import Clock
 from support.pools import use_pooled_cache
 
+from ngramspec.backend import SharedModel
 from ngramspec.batching.request import Done
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.drafting.draft_model.draft_model import DraftModel
@@ -26,7 +27,6 @@ from ngramspec.llama.head import Heads
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
-from ngramspec.shared_model import SharedModel
 
 NAMES = ("glm4moe", "qwen35", "qwen3next")
 """Models with a KV cache, a recurrent state with snapshots, and a recurrent state that is evaluated again."""

@@ -16,9 +16,9 @@ from support.tiny_adapters import merge, write_adapter
 from support.tiny_models import write_model
 
 import ngramspec
+from ngramspec.backend import Part
 from ngramspec.errors import ModelError
 from ngramspec.llama.target import Target
-from ngramspec.shared_model import Part
 
 TEXT = list(range(20, 50))
 CLOSE = 1e-3

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from architectures.files import write_models
 
+from ngramspec.backend import Part
 from ngramspec.errors import TargetError
 from ngramspec.llama import devices
 from ngramspec.llama.cache import MAX_CHECKPOINTS
 from ngramspec.llama.sequence import APART, TAIL
 from ngramspec.llama.target import Target
-from ngramspec.shared_model import Part
 
 IN_RAM, ON_DEVICE = 1, 3
 """Flags of copies of a recurrent state."""

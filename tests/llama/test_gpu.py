@@ -23,7 +23,7 @@ from architectures.oracle import Oracle
 from architectures.reference import Reference, Rows
 from support.cli_runner import DEMO
 
-from ngramspec.backend import Logits
+from ngramspec.backend import Logits, Part
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.kernels import probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -31,7 +31,6 @@ from ngramspec.exactness.decision import SIZES
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import N_COMPARED, REAL, random_tokens
 from ngramspec.sampling.settings import Sampling
-from ngramspec.shared_model import Part
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,11 @@ from architectures.files import write_model
 from architectures.reference_head import HeadReference
 from support.pools import use_pooled_cache
 
+from ngramspec.backend import Part
 from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import ARCHITECTURES
-from ngramspec.shared_model import Part
 
 CLOSE = 0.05
 """Tolerance for rounding by half-precision caches and batch sizes; wrong states change logits by more than 1."""

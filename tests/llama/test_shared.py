@@ -16,6 +16,7 @@ from architectures.files import write_model
 from architectures.reference import Reference
 from support.cli_runner import DEMO
 
+from ngramspec.backend import Part
 from ngramspec.cost.kernels import KernelClasses, probe
 from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
@@ -26,7 +27,6 @@ from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.context_size import GRAIN
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
-from ngramspec.shared_model import Part
 
 
 @pytest.fixture(scope="module")

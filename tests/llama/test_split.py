@@ -15,10 +15,10 @@ import pytest
 from architectures.files import write_model
 from support.pools import use_pooled_cache
 
+from ngramspec.backend import Part
 from ngramspec.llama import bindings
 from ngramspec.llama.passes import equally, in_order
 from ngramspec.llama.target import Target
-from ngramspec.shared_model import Part
 
 KINDS = ("llama", "gemma3", "deepseek2", "mamba", "jamba", "qwen35", "deepseek4", "qwen4exp")
 

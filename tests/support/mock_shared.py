@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
+from ngramspec.backend import Part, SequenceModel
 from ngramspec.errors import TargetError
-from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 
 Rows = NDArray[np.float32]

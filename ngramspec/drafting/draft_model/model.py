@@ -17,13 +17,12 @@ from typing import Self
 
 import numpy as np
 
-from ngramspec.backend import Logits, Model
+from ngramspec.backend import Logits, Model, SharedModel
 from ngramspec.drafting.acceptance_estimator import ProbabilityCalibrator, pick
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
 from ngramspec.drafting.draft_model.passes import Drafting, DraftModelGain, ModelPasses, PassRequest, StepwiseDrafter
 from ngramspec.sampling.distribution import entropy_ratio, largest
 from ngramspec.sampling.settings import Sampling
-from ngramspec.shared_model import SharedModel
 from ngramspec.tokens import common_prefix
 
 FIRST_READ = 8  # number of tokens in the first pass over several, which measures the time of reading

@@ -25,10 +25,9 @@ from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from ngramspec.backend import Logits, Model
+from ngramspec.backend import Logits, Model, Part, SequenceModel, SharedModel
 from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB, DecayingRate
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
-from ngramspec.shared_model import Part, SequenceModel, SharedModel
 
 RECENT = 15
 """Number of latest passes whose median is used. A median ignores a pass that the system interrupted, and the first one,
