@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from ngramspec.acceptance.settings import Acceptance
 from ngramspec.sampling.reasoning_budget import budget_for
 
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
 from ngramspec.chat.families import find_open_tag, parser_for, reasoning_tags
 from ngramspec.chat.features import Message

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.store import StoredTimes

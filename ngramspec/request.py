@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ngramspec.acceptance.settings import Acceptance
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import Acceptance, Verifier
 from ngramspec.errors import PromptError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules

@@ -1,4 +1,4 @@
-"""`Rejection`: speculative sampling, whose tokens are draws from the target's distribution."""
+"""Rules whose tokens depend on the drafts: `Rejection`, and `Lenient` and `Typical`, which change the output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.acceptance.rules import Q, Row, Rule
+from ngramspec.acceptance.rules import Q, Row, Rule, probability
 from ngramspec.drafting.draft import Chooser
-from ngramspec.sampling.distribution import Distribution, uniform
+from ngramspec.sampling.distribution import Distribution, gumbel_pick, uniform
 from ngramspec.sampling.settings import Sampling
 
 # Streams of `uniform`. The first two are keyed by the position decided, which happens once. The draws of a draft
@@ -67,11 +67,7 @@ def rejection_choice(sampling: Sampling, position: int) -> Chooser:
 
 
 def check_q(draft: Sequence[int], q: Sequence[Q]) -> None:
-    """Check the distributions that a draft was drawn from, for `Rejection`.
-
-    Raises:
-        ValueError: The number of distributions is wrong, or one lacks the token or does not sum to 1.
-    """
+    """Raise a ValueError if a distribution is missing, or lacks the draft token, or does not sum to 1."""
     if len(q) != len(draft):
         raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")
     for token, drawn_from in zip(draft, q, strict=True):
@@ -93,3 +89,51 @@ def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int
     """Return the id at height u of the cumulated weights: a draw from them, never an id of weight 0."""
     edges = np.cumsum(weights)  # u <= 1 - 2^-53, so u * edges[-1] rounds to less than edges[-1]
     return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])
+
+
+class Lenient(Rule):
+    """A rule for temperature 0 that accepts draft tokens with p(x) >= L max p; otherwise the most likely token is used.
+
+    At temperature 0 one token has the whole probability, so the rule compares the probabilities before the temperature
+    (Leviathan, Kalman, Matias 2023, appendix A.5).
+    """
+
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        best = self.sampler.draw(row, position)
+        if guess is not None:
+            margin, slack = float(row[best]) - float(row[guess]), -math.log(self.lenience)
+            if self.watch is not None:
+                self.observe(guess, margin <= slack, probability(row, guess), margin=margin, slack=slack)
+            if margin <= slack:
+                return guess, True
+        if self.watch is not None:
+            self.observe(best, None, probability(row, best))
+        return best, False
+
+
+EPSILON, DELTA = 0.09, 0.3
+"""Parameters of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)."""
+
+
+class Typical(Rule):
+    """A rule that accepts draft tokens with p(x) > min(epsilon, delta exp(-H(p))); otherwise the token is drawn from p.
+
+    The threshold depends on the entropy of p: if many tokens are plausible, it is lower (Cai et al. 2024,
+    "Medusa: simple LLM inference acceleration framework with multiple decoding heads", arXiv 2401.10774, section
+    2.3.1).
+    """
+
+    def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
+        p = self.sampler.distribution(row)
+        if guess is not None:
+            positive = p.probs[p.probs > 0]
+            threshold = min(EPSILON, DELTA * math.exp(float((positive * np.log(positive)).sum())))
+            is_kept = p.probability(guess) > threshold
+            if self.watch is not None:
+                self.observe(guess, is_kept, p.probability(guess), threshold=threshold)
+            if is_kept:
+                return guess, True
+        token = gumbel_pick(self.sampler.sampling.seed, position, p)
+        if self.watch is not None:
+            self.observe(token, None, p.probability(token))
+        return token, False

@@ -53,26 +53,16 @@ class Rule:
     computed the very rows that plain decoding would have; at the first difference, t_i is still right (Stern, Shazeer,
     Uszkoreit 2018, "Blockwise parallel decoding", section 3).
 
-    Args:
-        sampler: Sampler of the sequence.
-        lenience: Factor of q, above 0 and at most 1; only some rules use it.
-        watch: Called with each decision.
+    `lenience` is a factor of q, above 0 and at most 1, which only some rules use. `watch` is called with each decision.
     """
 
     def __init__(self, sampler: Sampler, lenience: float = 1.0, watch: Watch | None = None) -> None:
         self.sampler, self.lenience, self.watch = sampler, lenience, watch
 
     def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:
-        """Return the token to emit, and whether it is the draft token, accepted.
+        """Return the token to emit, and whether it is the draft token, accepted; raise the errors of `Sampler.draw`.
 
-        Args:
-            row: Logits of the position, shape (n_vocab,).
-            guess: Draft token; `None` after the draft.
-            position: Index of the token in the sequence.
-            _q: Distribution that the draft token was drawn from, token id -> probability.
-
-        Raises:
-            BadLogits, GrammarError: The errors of `Sampler.draw`.
+        `guess` is `None` after the draft. `position` is the index of the token in the sequence.
         """
         token = self.sampler.draw(row, position)
         return token, token == guess

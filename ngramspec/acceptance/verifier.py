@@ -1,20 +1,20 @@
-"""`RuleVerifier`: applies the acceptance rule of a sequence to its drafts."""
+"""`Acceptance`: settings that select an acceptance rule; `RuleVerifier` applies it to the drafts of a sequence."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from ngramspec.acceptance.lossy import Lenient, Typical
-from ngramspec.acceptance.rejection import Rejection, check_q, rejection_choice
+from ngramspec.acceptance.rejection import Lenient, Rejection, Typical, check_q, rejection_choice
 from ngramspec.acceptance.rules import Coupled, Greedy, Rows, Rule, Verdict, Watch
-from ngramspec.acceptance.settings import Acceptance
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.rows import CoupledChoice, append_most_likely
 from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.settings import Sampling
 
 RULES: dict[str, type[Rule]] = {
     "greedy": Greedy,  # the tokens are those of plain greedy decoding
@@ -24,6 +24,62 @@ RULES: dict[str, type[Rule]] = {
     "lenient": Lenient,  # greedy decoding that accepts tokens that are nearly as likely; this changes the output
     "typical": Typical,  # accepts plausible tokens; this changes the output
 }
+
+METHODS = ("greedy", "coupled", "match", "rejection")
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Settings of the acceptance of drafts; a ValueError means that one is out of range or contradicts another."""
+
+    # One of `METHODS`; `None` means greedy at temperature 0, rejection with lenience, and otherwise coupled.
+    method: str | None = None
+    lenience: float = 1.0  # factor above 0; below 1 draft tokens are accepted more often than their probabilities allow
+    typical: bool = False  # whether to use typical acceptance, as in Medusa
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(f"acceptance must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if not 0 < self.lenience <= 1:
+            raise ValueError(f"lenience must be above 0 and at most 1 (1: off), got {self.lenience}")
+        if self.lenience < 1 and self.method in ("coupled", "match"):
+            raise ValueError(
+                f"lenience has no effect with acceptance {self.method!r}; use 'rejection', or temperature 0"
+            )
+        if self.typical and (self.lenience < 1 or self.method is not None):
+            raise ValueError("typical acceptance cannot be combined with lenience or another acceptance rule")
+
+    @property
+    def lossy(self) -> str | None:
+        """Description of the setting that changes the output, if any."""
+        if self.typical:
+            return "typical acceptance"
+        return f"lenience {self.lenience:g}" if self.lenience < 1 else None
+
+    def rule(self, sampling: Sampling, restriction: str = "") -> str:
+        """Return the rule to apply: one of `METHODS`, or "typical"; raise a ValueError for contradictions.
+
+        `restriction` names a rule of the text that forbids or forces tokens; see `TextRules.restriction`.
+        """
+        if self.method == "greedy" and not sampling.greedy:
+            raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
+        if sampling.samples_internally and (self.method == "rejection" or self.lossy):
+            raise ValueError(
+                f"mirostat cannot be combined with {self.lossy or 'rejection sampling'}: it samples by itself"
+            )
+        if sampling.greedy and self.typical:
+            raise ValueError("typical acceptance requires a temperature above 0")
+        if sampling.greedy and self.lossy and (sampling.changes_logits or restriction):
+            obstacles = restriction or "penalties, logit biases or a grammar"
+            raise ValueError(f"lenience at temperature 0 cannot be combined with {obstacles}")
+        if sampling.greedy:
+            # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
+            return "greedy"
+        if self.typical:
+            return "typical"
+        if sampling.samples_internally or self.method == "match":
+            return "match"
+        return "rejection" if self.method == "rejection" or self.lossy else "coupled"
 
 
 class Verifier(Protocol):
@@ -37,15 +93,9 @@ class Verifier(Protocol):
 
 
 class RuleVerifier:
-    """The verifier of the drafts of one sequence.
+    """The verifier of the drafts of one sequence, whose sampler has begun it.
 
-    Args:
-        sampler: Sampler that chooses the tokens; it has begun the sequence.
-        acceptance: Acceptance settings, or the name of a method.
-        watch: Function that is called with each decision.
-
-    Raises:
-        ValueError: The acceptance contradicts the sampling.
+    A ValueError means that the acceptance contradicts the sampling. `watch` is called with each decision.
     """
 
     def __init__(
@@ -68,10 +118,8 @@ class RuleVerifier:
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft, or choose one token if it is empty; rows after the first rejection are ignored.
 
-        Args:
-            rows: Logits, at least len(draft) + 1 rows; len(draft) if the last draft token ends the text.
-            draft: Draft.
-            position: Index in the sequence of the token that row 0 decides.
+        There are at least len(draft) + 1 rows, or len(draft) if the last draft token ends the text. `position` is the
+        index in the sequence of the token that row 0 decides.
 
         Raises:
             BadLogits, GrammarError: The first token cannot be chosen. At a later one, the verdict has the error and

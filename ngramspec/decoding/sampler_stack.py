@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.acceptance.settings import Acceptance
-from ngramspec.acceptance.verifier import RuleVerifier, Verifier
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Vocabulary
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.grammar import GrammarGuide

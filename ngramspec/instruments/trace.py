@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
-from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
 from ngramspec.errors import NGramSpecError, get_reason

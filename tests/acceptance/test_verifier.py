@@ -13,8 +13,7 @@ from support.numpy_sampler import NumpySampler
 from support.small_loop import make_certain_draft
 
 from ngramspec.acceptance.rules import TokenDecision, Verdict
-from ngramspec.acceptance.settings import METHODS, Acceptance
-from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.acceptance.verifier import METHODS, Acceptance, RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling import rows as compiled_rows
 from ngramspec.sampling.distribution import BadLogits

@@ -12,7 +12,7 @@ from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
 from support.cli_runner import DEMO, environment
 from support.tiny_models import write_model
 
-from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import LoadedModel

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from ngramspec.acceptance.settings import Acceptance
 from ngramspec_cli import chat_settings
 from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
@@ -21,6 +20,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Conversation, Turn
 from ngramspec.llama.vocabulary import CHATML
 from ngramspec.memory import Memory

@@ -12,8 +12,7 @@ import pytest
 from support.decoder_loop import drive, make_decoder, make_model
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.acceptance.settings import Acceptance
-from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.branches import BranchFinder, BranchingLoop, SideBranch, choose_branches

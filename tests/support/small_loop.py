@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from support.mock_target import MockTarget
 
-from ngramspec.acceptance.settings import Acceptance
-from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.settings import Sampling
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from support.mock_target import MockTarget
 
-from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.paired import compare_pairs
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost import kernels
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder

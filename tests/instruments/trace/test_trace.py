@@ -16,7 +16,7 @@ from support.cli_runner import DEMO, run, shell
 from support.mock_target import MockTarget
 
 from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.acceptance.settings import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
 from ngramspec.errors import NGramSpecError
