@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from ngramspec.sampling.reasoning_budget import budget_for
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
@@ -24,7 +23,7 @@ from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules
+from ngramspec.sampling.text_rules import NO_RULES, TextRules, budget_for
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass
-from ngramspec.sampling.reasoning_budget import ReasoningBudget, ReasoningCounter
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.text_rules import ReasoningBudget, ReasoningCounter, TextRules
 from ngramspec.tokens import Tokenizer
 
 
@@ -69,12 +68,8 @@ class Sampler(Protocol):
     def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         """Return the next token: the most likely one in greedy decoding, otherwise the one that the seed draws.
 
-        If the grammar forbids the token, another one is drawn from the tokens that it allows, as in llama.cpp.
-
-        Args:
-            logits: Logits of shape (n_vocab,).
-            position: Index of the token in the sequence.
-            distributions: List to which the distribution of each of the one or two draws is added.
+        If the grammar forbids the token, another one is drawn from the tokens that it allows, as in llama.cpp. The
+        distribution of each of the one or two draws is added to `distributions`.
 
         Raises:
             BadLogits: The logits contain nan or +inf, or all are -inf.

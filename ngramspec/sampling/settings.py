@@ -53,11 +53,7 @@ def parse_samplers(text: str) -> tuple[str, ...]:
 
 
 def parse_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
-    """Return the token ids and biases in texts such as "15043+1" and "15043-inf".
-
-    Raises:
-        ValueError: A text has another form.
-    """
+    """Return the token ids and biases in texts such as "15043+1" and "15043-inf"; raise a ValueError for others."""
     return tuple(map(_parse_bias, texts))
 
 
@@ -228,39 +224,9 @@ class Sampling:
                 raise ValueError(f"dry_sequence_breakers must contain valid, non-empty text, got {text!r}")
             if (size := len(text.encode())) > _BREAKER_BYTES:
                 raise ValueError(f"dry_sequence_breakers must have at most {_BREAKER_BYTES} bytes each, got {size}")
-        if len(self.dry_sequence_breakers) > MAX_BREAKERS:
-            count = len(self.dry_sequence_breakers)
+        if (count := len(self.dry_sequence_breakers)) > MAX_BREAKERS:
             raise ValueError(f"dry_sequence_breakers must contain at most {MAX_BREAKERS} texts, got {count}")
-        self._check_order()
-        self._check_together()
-
-    def _check_order(self) -> None:
-        for name in self.samplers:
-            if name not in SAMPLERS and name not in NAMED_ONLY:
-                raise ValueError(
-                    f"samplers: unknown sampler {name!r}; choose from: {', '.join((*SAMPLERS, *NAMED_ONLY))}"
-                )
-        if len(set(self.samplers)) < len(self.samplers):
-            raise ValueError(f"samplers names one twice: {', '.join(self.samplers)}")
-        for name in self._find_changed(lambda setting: setting.sampler not in (None, *self.samplers)):
-            raise ValueError(f"{name} has no effect: samplers does not include {options(self)[name].sampler}")
-        if "infill" in self.samplers:
-            self._check_infill()
-        if "temperature" not in self.samplers and self.temperature != 1:
-            raise ValueError(f"temperature must be 1 if samplers does not include it, got {self.temperature}")
-
-    def _check_infill(self) -> None:
-        before = self.samplers[: self.samplers.index("infill")]
-        if "top_k" not in before:
-            raise ValueError("samplers: infill requires top_k before it, which limits the number of tokens to compare")
-        if not 0 < self.top_k <= _MOST_COMPARED:
-            raise ValueError(f"top_k must be 1 to {_MOST_COMPARED} with the sampler infill, got {self.top_k}")
-        if self.grammar is not None:
-            raise ValueError(
-                "the sampler infill cannot be combined with a grammar, which may not allow the end of the text there"
-            )
-
-    def _check_together(self) -> None:
+        self._check_samplers()
         if self.mirostat:
             names = self._find_changed(lambda setting: setting.sampler is not None)
             if names or self.samplers != SAMPLERS:
@@ -270,6 +236,29 @@ class Sampling:
                 raise ValueError(
                     f"{name} cannot be combined with temperature 0, which always takes the most likely token"
                 )
+
+    def _check_samplers(self) -> None:
+        for name in self.samplers:
+            if name not in SAMPLERS and name not in NAMED_ONLY:
+                raise ValueError(
+                    f"samplers: unknown sampler {name!r}; choose from: {', '.join((*SAMPLERS, *NAMED_ONLY))}"
+                )
+        if len(set(self.samplers)) < len(self.samplers):
+            raise ValueError(f"samplers names one twice: {', '.join(self.samplers)}")
+        for name in self._find_changed(lambda setting: setting.sampler not in (None, *self.samplers)):
+            raise ValueError(f"{name} has no effect: samplers does not include {options(self)[name].sampler}")
+        if "temperature" not in self.samplers and self.temperature != 1:
+            raise ValueError(f"temperature must be 1 if samplers does not include it, got {self.temperature}")
+        if "infill" not in self.samplers:
+            return
+        if "top_k" not in self.samplers[: self.samplers.index("infill")]:
+            raise ValueError("samplers: infill requires top_k before it, which limits the number of tokens to compare")
+        if not 0 < self.top_k <= _MOST_COMPARED:
+            raise ValueError(f"top_k must be 1 to {_MOST_COMPARED} with the sampler infill, got {self.top_k}")
+        if self.grammar is not None:
+            raise ValueError(
+                "the sampler infill cannot be combined with a grammar, which may not allow the end of the text there"
+            )
 
     def _find_changed(self, is_relevant: Callable[[Option], bool]) -> list[str]:
         """Return the names of the settings of a kind that do not have their default."""

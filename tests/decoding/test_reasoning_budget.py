@@ -7,14 +7,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ngramspec.sampling.reasoning_budget import budget_for
 from support.decoder_loop import Oracle, drive, make_decoder, make_model
 from support.grid import grid
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.text_rules import TextRules, budget_for
 
 PROMPT = [1, 2, 3]
 LIMIT = 4

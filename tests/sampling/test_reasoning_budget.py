@@ -9,9 +9,9 @@ import pytest
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.sampling.reasoning_budget import ReasoningCounter, budget_for
 from ngramspec.sampling.sampler import BudgetSampler
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import ReasoningCounter, budget_for
 
 TAGS = {"<t>\n": "</t>"}
 LETTERS = MockTarget(256)
