@@ -16,8 +16,7 @@ from ngramspec.drafting.mixture import weight_files
 from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token, report, statistics
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
-from ngramspec.memory.files import SECRET
-from ngramspec.memory.indexing import AddResult, add_files, list_skipped, remove_files
+from ngramspec.memory.files import SECRET, AddResult, add_files, list_skipped, remove_files
 from ngramspec.memory.memory import (
     DEFAULT,
     memory_folder,

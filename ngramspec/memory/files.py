@@ -1,21 +1,31 @@
-"""Search for text files that the user wrote, without ignored files (.gitignore) and probable secrets.
+"""Files of a memory: the search for text files that the user wrote, and their tokens, which a single update stores.
 
-This module knows nothing about tokens.
+The search leaves out ignored files (.gitignore) and probable secrets.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
+import numpy as np
 from pathspec import GitIgnoreSpec
 
+from ngramspec.backend import Progress
+from ngramspec.memory.store import Document, MemoryFileError, Store, total
 from ngramspec.storage import is_utf16, utf8
+from ngramspec.tokens import Tokenizer
 
-MAX_BYTES = 8 << 20
-"""Maximum size of a file; larger ones are skipped, because they are data, logs or dumps."""
+MAX_BYTES = 8 << 20  # maximum size of a file; larger ones are skipped, because they are data, logs or dumps
+PIECE = 1 << 16
+"""Maximum number of characters tokenized at once, because time or stack of some tokenizers grows more than linearly."""
 
 BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8 text, convert to UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
@@ -34,11 +44,7 @@ client_secret*.json
 
 _SECRETS = GitIgnoreSpec.from_lines(_SECRET_NAMES.split())
 
-
-Times = tuple[int, int]
-"""Size of a file in bytes, and its time of modification in nanoseconds."""
-
-
+Times = tuple[int, int]  # size of a file in bytes, and its time of modification in nanoseconds
 _Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
 """Rules of the .gitignore files that apply, outermost first, each with its folder."""
 
@@ -47,14 +53,11 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
     """Find the files below `path`, or `path` itself, which is included even if it is ignored or may be secret.
 
     Links and the folders of version control are not followed. As in git, an ignored folder is ignored with all of its
-    contents. Empty files are left out without a reason.
+    contents. Empty files are left out without a reason. An OSError means that `path` does not exist or cannot be read.
 
     Returns:
         Files that may contain text, in the order of their names, and skipped files with the reason. A folder that is
         skipped entirely counts as one file.
-
-    Raises:
-        OSError: `path` does not exist or cannot be read.
     """
     files: dict[Path, Times] = {}
     reasons: dict[Path, str] = {}
@@ -67,12 +70,7 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file; `None` if it is binary (contains a zero byte).
-
-    Raises:
-        OSError: The file cannot be read.
-        UnicodeError: The file is not UTF-8.
-    """
+    """Return the text of a file; `None` if it is binary (contains a zero byte). It may raise a UnicodeError."""
     raw = path.read_bytes()
     return None if b"\0" in raw and not is_utf16(raw) else utf8(raw)
 
@@ -82,7 +80,7 @@ def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], reasons: dict[P
     stack = [(folder, rules)]
     while stack:
         folder, rules = stack.pop()
-        rules = (*rules, *_rules_in(folder))
+        rules = (*rules, *_read_rules(folder, folder / ".gitignore"))
         try:
             with os.scandir(folder) as entries:
                 sorted_entries = sorted(entries, key=lambda e: e.name)
@@ -124,12 +122,8 @@ def _rules_above(folder: Path) -> _Rules:
     exclude = around[root] / ".git" / "info" / "exclude"
     rules: list[tuple[Path, GitIgnoreSpec]] = [*_read_rules(around[root], exclude)]
     for outer in reversed(around[1 : root + 1]):
-        rules += _rules_in(outer)
+        rules += _read_rules(outer, outer / ".gitignore")
     return tuple(rules)
-
-
-def _rules_in(folder: Path) -> _Rules:
-    return _read_rules(folder, folder / ".gitignore")
 
 
 def _read_rules(folder: Path, file: Path) -> _Rules:
@@ -158,3 +152,159 @@ def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: 
         if is_ignored is not None:
             break
     return SECRET if _SECRETS.match_file("/".join(path.parts[-2:]) + "/" * folder) else None
+
+
+# --------------------------------------------------------------------------- adding and removing
+
+
+@dataclass(frozen=True, slots=True)
+class AddResult:
+    """Result of adding files."""
+
+    # These are the numbers of files by their change relative to the memory.
+    new: int
+    changed: int
+    unchanged: int
+    removed: int
+    tokens: int  # number of tokens in the new and the changed files
+    skipped: Mapping[str, int]  # number of skipped files by reason
+
+
+def add_files(
+    store: Store,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> AddResult:
+    """Add files and folders to a memory; `progress` is called with the bytes done and the bytes in all.
+
+    A file whose size and time of modification have not changed is not read again, and a changed file is replaced. A
+    file of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written until
+    everything has been read, so the memory is unchanged if anything fails before. A MemoryFileError means that a path
+    does not exist or contains no text, or the store cannot be used or written.
+    """
+    stored_times = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
+    roots = [path.resolve() for path in paths]
+    all_times: dict[str, Times] = {}
+    left_out: dict[str, str] = {}
+    for root in roots:
+        try:
+            files, passed_over = find_files(root)
+        except FileNotFoundError:
+            raise MemoryFileError(f"{root}: no such file or folder") from None
+        except OSError as error:
+            raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
+        all_times.update((str(path), times) for path, times in files.items())
+        left_out.update((str(path), why) for path, why in passed_over.items())
+    # One root may be a file that is skipped in another root.
+    reasons_by_name = {name: why for name, why in left_out.items() if name not in all_times}
+    fresh = {name: times for name, times in all_times.items() if stored_times.get(name) != times}
+    texts: dict[str, Document] = {}
+    for name, text in _tokenize_files(fresh, tokenizer, threads, progress):
+        if isinstance(text, str):
+            reasons_by_name[name] = text
+        else:
+            texts[name] = text
+    for root in roots:
+        if not any(_below(name, root) for name in all_times.keys() - reasons_by_name.keys()):
+            reasons = Counter(why for name, why in reasons_by_name.items() if _below(name, root))
+            raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
+    removals = {name for name in stored_times if _is_gone(name, all_times, reasons_by_name, roots)}
+    if texts or removals:
+        # The newest files come last, because chains begin there.
+        store.update(lambda before: [*_without(before, {*texts, *removals}), *texts.values()])
+    n_changed = sum(name in stored_times for name in texts)
+    return AddResult(
+        new=len(texts) - n_changed,
+        changed=n_changed,
+        unchanged=len(all_times) - len(fresh),
+        removed=len(removals),
+        tokens=total(texts.values()),
+        skipped=Counter(reasons_by_name.values()),
+    )
+
+
+def remove_files(store: Store, path: Path) -> int:
+    """Drop the file `path`, or all files below it, from a memory, even if they no longer exist; return their number."""
+    root = Path(os.path.abspath(path))
+    names = {d.name for d in store.documents() if d.kind == "file"}
+    removals = {name for name in names if _below(name, root) or _below(name, path.resolve())}
+    if removals:
+        store.update(lambda before: _without(before, removals))
+    return len(removals)
+
+
+def _below(name: str, root: Path) -> bool:
+    return Path(name).is_relative_to(root)
+
+
+def _without(documents: Sequence[Document], files: set[str]) -> list[Document]:
+    return [document for document in documents if document.kind != "file" or document.name not in files]
+
+
+def _is_gone(name: str, times: Mapping[str, Times], reasons: Mapping[str, str], roots: Sequence[Path]) -> bool:
+    """Return True if a stored file below the roots is no longer text, is not allowed in a memory, or does not exist.
+
+    A stored file that .gitignore names was added by its own name, so it stays.
+    """
+    if name in reasons:
+        return reasons[name] not in (UNREADABLE, IN_GITIGNORE)
+    if name in times or not any(_below(name, root) for root in roots):
+        return False
+    unreadable = any(reasons.get(str(folder)) == UNREADABLE for folder in Path(name).parents)
+    return not unreadable and not os.path.isfile(name)
+
+
+def list_skipped(counts: Mapping[str, int]) -> str:
+    """Return the skipped files by reason, for a message in brackets; "" without any."""
+    return f" (skipped: {', '.join(f'{n} {why}' for why, n in sorted(counts.items()))})" if counts else ""
+
+
+def _tokenize_files(
+    files: Mapping[str, Times], tokenizer: Tokenizer, threads: int, progress: Progress | None
+) -> Iterator[tuple[str, Document | str]]:
+    """Yield the name of each file with its document, or with the reason why it was skipped."""
+    stop = Event()
+    total, done = sum(size for size, _ in files.values()), 0
+    pool = ThreadPoolExecutor(threads)
+    try:
+        futures = {name: pool.submit(_tokenize, name, times, tokenizer, stop) for name, times in files.items()}
+        for name, future in futures.items():
+            yield name, future.result()
+            done += files[name][0]
+            if progress is not None:
+                progress(done, total)
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _tokenize(name: str, times: Times, tokenizer: Tokenizer, stop: Event) -> Document | str:
+    try:
+        text = read_text(Path(name))
+    except OSError:
+        return UNREADABLE
+    except UnicodeError:
+        return NOT_UTF8
+    if text is None:
+        return BINARY
+    tokens = array("i")
+    for piece in _pieces(text):
+        if stop.is_set():
+            break
+        tokens.extend(tokenizer.tokenize(piece, add_bos=False))
+    return Document("file", name, np.frombuffer(tokens, np.int32) if tokens else np.zeros(0, np.int32), *times)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield the text in pieces of at most PIECE characters, which end at the end of a line if possible."""
+    start = 0
+    while start < len(text):
+        end = start + PIECE
+        if end < len(text):
+            line = text.rfind("\n", start, end) + 1
+            end = line if line > start else end
+        yield text[start:end]
+        start = end

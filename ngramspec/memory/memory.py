@@ -55,11 +55,7 @@ class Memory(TextIndexSet):
         return self._saves_answers and self._store is not None
 
     def save_answer(self, tokens: Sequence[int]) -> None:
-        """Save an answer for later sessions if `saves_answers` is set.
-
-        Raises:
-            MemoryFileError: The store cannot be written; it is unchanged.
-        """
+        """Save an answer for later sessions if `saves_answers` is set."""
         if tokens and self._saves_answers and self._store is not None:
             self._store.append(tokens)
 
@@ -82,11 +78,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def memory_folder(name: str = DEFAULT) -> Path:
-    """Return the folder of the memory `name`, which need not exist.
-
-    Raises:
-        MemoryFileError: The name is not allowed.
-    """
+    """Return the folder of the memory `name`, which need not exist; raise a MemoryFileError if it is not allowed."""
     if not _NAME.fullmatch(name):
         raise MemoryFileError(
             f"{name!r} is not a valid name for a memory: use up to 64 letters, digits, '_', '-' and '.',"
@@ -113,20 +105,12 @@ def settings_path() -> Path:
 
 
 def saves_answers(path: Path | None = None) -> bool:
-    """Return True if answers are saved to the memory for later sessions; the default is False.
-
-    Raises:
-        NGramSpecError: The file cannot be read, is not valid TOML, or has an unknown key or value.
-    """
+    """Return True if answers are saved to the memory for later sessions; raise an NGramSpecError for a wrong file."""
     return _read_settings(path or settings_path())[1]
 
 
 def write_save_answers(value: bool, path: Path | None = None) -> None:
-    """Set `save_answers` and leave the rest of the file unchanged.
-
-    Raises:
-        NGramSpecError: The file cannot be used or written; it is then unchanged.
-    """
+    """Set `save_answers` and leave the rest of the file unchanged, or all of it if it cannot be used or written."""
     path = path or settings_path()
     text, _ = _read_settings(path)
     line = f"save_answers = {str(value).lower()}"

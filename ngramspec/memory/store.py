@@ -96,11 +96,7 @@ class Store:
     """The memory of one tokenizer in a folder, which the first write creates.
 
     Its methods raise MemoryFileError with the name of the file if it cannot be used or written; it is then unchanged.
-
-    Args:
-        folder: Folder of the memory.
-        vocabulary: The tokenizer's `vocabulary_hash`, 16 bytes.
-        model: Name of the model for people; needed only to create the file.
+    `vocabulary` is the tokenizer's `vocabulary_hash`, 16 bytes; `model` is needed only to create the file.
     """
 
     def __init__(self, folder: Path, vocabulary: bytes, model: str = "") -> None:
