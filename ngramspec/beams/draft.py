@@ -1,7 +1,6 @@
 """Drafts of beam search: `BeamDrafter` guesses continuations of a text, and `BeamPlan` selects the guesses of a pass.
 
-A guess consists of several tokens with their probabilities. There are two sources, of which the one with the longer
-context is used:
+A guess consists of several tokens with their probabilities, from the source with the longer context:
 
     rows    the most likely tokens of the target's last row after the same 1 to 3 tokens, with their probabilities (as
             in Token Recycling, Luo et al. 2024, arXiv 2408.08696), because beams often differ in only one token
@@ -157,11 +156,9 @@ class BeamPlan:
     ) -> tuple[list[Node], list[Node]]:
         """Return the nodes to evaluate ahead, and the known nodes that may be needed, both without the live ones.
 
-        Args:
-            live: Score and last node of each text of the next round; some of their rows are missing.
-            rounds: Maximum number of rounds that the search can still use.
-            room: Maximum number of nodes to evaluate ahead.
-            leaves: Maximum number of leaves among all kept and evaluated nodes, including the live texts.
+        `live` are the score and the last node of each text of the next round; some of their rows are missing. `room` is
+        the maximum number of nodes to evaluate ahead, and `leaves` that of leaves among all kept and evaluated nodes,
+        including the live texts.
         """
         self._layers = self._draft(live, min(rounds, self._farthest), room, leaves)
         layers = self._layers[: self._count_best_layers(sum(node.likely is None for _, node in live))]

@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from copy import deepcopy
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ngramspec.backend import Logits, Progress
+from ngramspec.backend import Logits, Progress, Vocabulary
 from ngramspec.beams.draft import BeamDrafter, BeamPlan
-from ngramspec.beams.state import BeamState, Hypothesis
 from ngramspec.cost.store import StoredTimes
+from ngramspec.decoding.stream import TextStream
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
@@ -39,25 +40,114 @@ DRAFT_MAX = 16  # default maximum number of rounds of a draft
 SEQUENCES = 64  # `n_seq` of a target for beam search: one sequence for each row of the largest pass
 
 
-class BeamSearch:
-    """Beam searches on one target, one at a time, with or without drafts.
+class Hypothesis(NamedTuple):
+    """A text that the search found."""
 
-    Args:
-        target: Target with an `n_seq` above `beams`; `SEQUENCES` leaves room for drafts.
-        beams: Number of texts to keep; 1 is greedy decoding.
-        drafter: Drafter; `None` means plain beam search.
-        stored: Costs of passes, which decide the draft lengths; required with a drafter.
-        draft_max: Maximum number of rounds of a draft, at least 1.
-        clock: Function that returns the time in seconds; `None` means `time.perf_counter`.
+    tokens: tuple[int, ...]  # tokens after the prompt, including the one that ended the text
+    text: str  # text up to a stop string
+    score: float  # sum of the natural logarithms of the tokens' probabilities
+    stop: StopReason | None  # reason for the end; `None` while the text is alive
+
+
+class Beam(NamedTuple):
+    """A text: its score, its last token, and its characters for the search for stop strings, if there are any."""
+
+    score: float
+    node: Node
+    stream: TextStream | None
+
+
+Extension = tuple[float, Beam, int]  # extended text: new score, text before the extension, added token
+
+
+class BeamState:
+    """The state of one search, which keeps `beams` texts after the node of the prompt, `root`."""
+
+    def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
+        self._vocabulary, self._beams = vocabulary, beams
+        self._stream = TextStream(stop, controls=vocabulary.controls if stop else {})
+        self.live = [Beam(0.0, root, self._stream if stop else None)]  # texts that continue, the best one first
+        self._finished: list[tuple[Beam, StopReason]] = []
+        self.rounds = 0
+
+    def extensions(self, read: Callable[[Node], TopLogprobs | None]) -> list[Extension] | None:
+        """Return the best `beams` results of a round, the best one first; `None` if the round needs a missing row.
+
+        `read` returns at least the target's `beams` most likely tokens after a node; `None` if that row is missing.
+        """
+        candidates: list[Extension] = []
+        missing = -math.inf
+        for beam in self.live:
+            likely = read(beam.node)
+            if likely is None:
+                missing = max(missing, beam.score)
+            else:
+                candidates += [(beam.score + logprob, beam, token) for token, logprob in likely]
+        candidates.sort(key=lambda extension: -extension[0])  # equal scores stay in the order of texts and tokens
+        del candidates[self._beams :]
+        # No extension of a text scores more than the text.
+        enough = len(candidates) == self._beams and candidates[-1][0] > missing
+        return candidates if enough or missing == -math.inf else None
+
+    def advance(self, extensions: Sequence[Extension]) -> list[Node]:
+        """Continue with these texts, and return the last nodes of the live ones."""
+        live: list[Beam] = []
+        finished = list(self._finished)
+        children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}
+        for score, beam, token in extensions:
+            node = children[beam.node][token] = beam.node.child(token)
+            stop: StopReason | None = "eog" if self._vocabulary.is_eog(token) else None
+            stream = deepcopy(beam.stream)
+            if stream is not None:
+                stream.push(self._piece(token))
+                stop = "stop" if stream.stop_string is not None else stop
+            new_beam = Beam(score, node, stream)
+            if stop is None:
+                live.append(new_beam)
+            else:
+                finished.append((new_beam, stop))
+        for parent, new_children in children.items():
+            parent.children = new_children
+        finished.sort(key=lambda entry: -entry[0].score)
+        del finished[self._beams :]
+        if len(finished) == self._beams:
+            live = [beam for beam in live if beam.score > finished[-1][0].score]
+        self.live, self._finished = live, finished
+        self.rounds += 1
+        return [beam.node for beam in live]
+
+    def hypotheses(self, out_of: StopReason | None) -> list[Hypothesis]:
+        """Return the best texts so far; `out_of` is the reason why the live ones end here, `None` if they continue."""
+        beams: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
+        beams.sort(key=lambda entry: -entry[0].score)
+        return [self._hypothesis(beam, stop) for beam, stop in beams[: self._beams] if beam.node.parent is not None]
+
+    def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
+        stream, tokens = deepcopy(self._stream), tuple(beam.node.path())
+        text = "".join([stream.push(self._piece(token)) for token in tokens]) + stream.finish()
+        # A complete stop string may have been held back because a longer one that began before it was still possible.
+        return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)
+
+    def _piece(self, token: int) -> bytes:
+        """Return the bytes of a token; those that end a text have none, except for stop strings that name them."""
+        named = self._stream.pieces.get(token)
+        return named or (b"" if self._vocabulary.is_eog(token) else self._vocabulary.piece(token))
+
+
+# --------------------------------------------------------------------------- the search
+
+
+class BeamSearch:
+    """Beam searches on one target, one at a time, with or without drafts; one beam is greedy decoding.
+
+    The `n_seq` of the target must be above `beams`; `SEQUENCES` leaves room for drafts. `drafter` may be `None`;
+    otherwise it requires the costs of passes, `stored`, which decide the draft lengths, at most `draft_max` rounds. A
+    ModelError means that the target's cache cannot contain several continuations of a text.
 
     Attributes:
         stats: Counters of the last search. `tokens` is the number of tokens of each text after the first one, which is
             the number of passes without drafts. `drafted` counts tokens that were evaluated before a live text ended in
             them. `draft_seconds` is the time of all other work: drafting, reading logits, choosing.
-
-    Raises:
-        ModelError: The target's cache cannot contain several continuations of a text.
-        ValueError: `beams` is below 1 or not below the target's `n_seq`, or `draft_max` is below 1.
     """
 
     def __init__(
@@ -68,7 +158,7 @@ class BeamSearch:
         drafter: BeamDrafter | None = None,
         stored: StoredTimes | None = None,
         draft_max: int = DRAFT_MAX,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not target.can_branch:
             raise ModelError(
@@ -79,9 +169,8 @@ class BeamSearch:
         if draft_max < 1:
             raise ValueError(f"draft_max must be at least 1, got {draft_max}")
         self.target, self.beams, self.drafter = target, beams, drafter
-        self.stored, self.draft_max = stored, draft_max
+        self.stored, self.draft_max, self._clock = stored, draft_max, clock
         self.stats = Stats()
-        self._clock = clock or time.perf_counter
         self._state: BeamState | None = None
         self._limit = 0
         self._out_of: StopReason = "length"
@@ -97,11 +186,7 @@ class BeamSearch:
     ) -> Generator[None]:
         """Search, and yield after the prefill and after each pass; `hypotheses` returns the results at any time.
 
-        Args:
-            prompt: Token ids of the prompt, as in `SpeculativeDecoder.generate`.
-            max_tokens: Maximum number of tokens of a text, at least 1; `None` means until the context is full.
-            stop: Stop strings, as in `SpeculativeDecoder.generate`.
-            progress: Function that receives the progress of the prefill.
+        The arguments are those of `SpeculativeDecoder.generate`; without `max_tokens`, texts end with the context.
 
         Raises:
             PromptError: The prompt is empty, or the context has no room for `beams` texts of this length.
@@ -126,8 +211,9 @@ class BeamSearch:
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best texts so far, at most `beams`, the best one first."""
-        state = self._state
-        return state.hypotheses(self._out_of if state.rounds == self._limit else None) if state is not None else []
+        if self._state is None:
+            return []
+        return self._state.hypotheses(self._out_of if self._state.rounds == self._limit else None)
 
     def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
         n_required = prompt_tokens + self.beams * max_tokens

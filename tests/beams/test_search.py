@@ -14,8 +14,7 @@ from support.mock_target import Clock, plain_generate
 from support.mock_tree import MockBranchingTarget
 
 from ngramspec.beams.draft import BeamDrafter
-from ngramspec.beams.search import SEQUENCES, BeamSearch
-from ngramspec.beams.state import Hypothesis
+from ngramspec.beams.search import SEQUENCES, BeamSearch, Hypothesis
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.store import StoredTimes
 from ngramspec.errors import ModelError, PromptError
