@@ -55,17 +55,9 @@ def fill_in(
 ) -> list[int]:
     """Return the token ids of a prompt that the model continues with the middle between two texts.
 
-    Args:
-        vocabulary: Vocabulary of the model.
-        before: Text of the prefix.
-        after: Text of the suffix.
-        prompt: Beginning of the middle, or other text right before it; it is never cut.
-        other_files: Names and texts of other files, or of parts of them, the most important last.
-        limits: Maximum number of tokens of each part; `None` means no limits.
-        suffix_first: Put the suffix before the prefix, as Codestral requires.
-
-    Raises:
-        ModelError: The vocabulary has no tokens for fill-in-the-middle.
+    A ModelError means that the vocabulary has no tokens for it. `prompt` is the beginning of the middle, or other text
+    right before it, and is never cut. `other_files` are names and texts of files, or of parts of them, the most
+    important last. `suffix_first` puts the suffix before the prefix, as Codestral requires.
     """
     marks = vocabulary.fill_in_tokens
     if marks.prefix is None or marks.suffix is None or marks.middle is None:

@@ -1,8 +1,4 @@
-"""The name of this machine, the settings of a model runner (`Settings`), and the tuned settings that are stored.
-
-`ngramspec.instruments.tuning` finds the fastest settings. They are stored in one small file per model, build and
-machine.
-"""
+"""The name of this machine, the settings of a model runner (`Settings`), and those that `tune` found and stored."""
 
 from __future__ import annotations
 
@@ -38,9 +34,7 @@ def name() -> str:
 # --------------------------------------------------------------------------- settings
 
 Flash = Literal["auto", "on", "off"]
-
 MAX_THREADS = 512
-
 MIN_UBATCH, MAX_UBATCH = 64, 4096  # range of the tokens in a micro-batch of a prompt
 
 
@@ -127,7 +121,7 @@ class Tuned:
 
 
 def tuning_path(key: str) -> Path:
-    """Return the path in the cache folder for a model, build and machine, which `key` identifies."""
+    """Return the path of the result for a model, build and machine, which `key` identifies."""
     return cache_folder("tuned") / f"{key}.json"
 
 
@@ -143,11 +137,7 @@ def load_tuned(path: Path) -> Tuned | None:
 
 
 def save_tuned(path: Path, tuned: Tuned) -> None:
-    """Write the result to a file.
-
-    Raises:
-        NGramSpecError: The file cannot be written.
-    """
+    """Write the result to a file; raise an NGramSpecError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(tuned)))

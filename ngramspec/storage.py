@@ -79,7 +79,7 @@ def write_cache(path: Path, text: str) -> None:
 
 
 def write_cache_json(path: Path, data: Any) -> None:
-    """Write data to a cache as JSON, with the same handling of errors as in `write_cache`."""
+    """Write data to a cache as JSON; ignore errors as `write_cache` does."""
     write_cache(path, json.dumps(data))
 
 
@@ -93,8 +93,7 @@ def read_cache(path: Path) -> str | None:
 def utf8(raw: bytes) -> str:
     """Decode bytes as UTF-8 without changing line breaks, and remove a byte order mark at the start.
 
-    Raises:
-        UnicodeError: The bytes are not UTF-8. The message follows "is": "not UTF-8 text (byte 5 is 0xff); convert ...".
+    The message of a UnicodeError follows "is": "not UTF-8 text (byte 5 is 0xff); convert ...".
     """
     text = raw.removeprefix(BOM_UTF8)
     try:

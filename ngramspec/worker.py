@@ -19,12 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, TypeVar, cast
 from weakref import finalize
 
-SECONDS = 2.0
-"""Maximum processor time of a call."""
-
-PATIENCE = 10.0
-"""Maximum time that a call waits for other calls."""
-
+SECONDS = 2.0  # maximum processor time of a call
+PATIENCE = 10.0  # maximum time that a call waits for other calls
 _MANY_SECONDS = 10.0  # maximum time of a call on systems that cannot limit processor time
 
 T = TypeVar("T")
@@ -33,13 +29,9 @@ T = TypeVar("T")
 class Worker:
     """A child process that runs functions, one at a time; the methods may be called from any thread.
 
-    Args:
-        subject: Noun for error messages, such as "the grammar".
-        action: Verb for error messages, such as "prepare".
-        error: Class of the errors about limits.
-        closed_error: Class of the error of calls that `close` ends or prevents.
-        memory: Maximum address space of the child in bytes, on systems that can limit it.
-        cache: Maximum bytes of arguments and results to keep for repeated calls.
+    Its messages say that "the grammar" (`subject`) takes too much time to "prepare" (`action`). They are of the class
+    `error`, or `closed_error` for calls that `close` ends or prevents. `memory` limits the address space of the child,
+    if the system can do that, and `cache` the arguments and results that are kept for repeated calls, both in bytes.
     """
 
     def __init__(
@@ -62,10 +54,7 @@ class Worker:
         self._results: OrderedDict[bytes, bytes] = OrderedDict()
 
     def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Return the result of a function of a module, or raise its error.
-
-        The error is the `error` of this worker if the function exceeded a limit, and the `closed_error` after `close`.
-        """
+        """Return the result of a function of a module, or raise its error or one of this worker's."""
         request = pickle.dumps((function, arguments, keywords), pickle.HIGHEST_PROTOCOL)
         if not self._lock.acquire(timeout=PATIENCE):
             raise self._error(f"{self._subject} waited {PATIENCE:g} s for those of other requests; try again")

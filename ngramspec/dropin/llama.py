@@ -122,7 +122,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     @contextmanager
     def _lock_use(self) -> Iterator[None]:
-        """Raise a UsedAtOnceError if another thread is using this object."""
         if not self._lock.acquire(False):
             raise UsedAtOnceError
         try:
@@ -153,7 +152,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
                     self._evaluator.end(handle)
 
     def _begin(self, grammar: Any) -> object:
-        """Begin a generation; return its handle for `SpeculativeEvaluator.end`."""
         if self.draft_model is not None or self.drafting_disabled_reason is not None:
             return None
         if self._evaluator is None:
@@ -234,13 +232,9 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {
-            **super().__getstate__(),
-            "exact": self.exact,
-            "persist_stats": self.persist_stats,
-            "rpc_servers": self._rpc_servers,
-        }
-        return state if self._small is None else state | {"draft_model": self._small}
+        state = {"exact": self.exact, "persist_stats": self.persist_stats, "rpc_servers": self._rpc_servers}
+        own = state if self._small is None else state | {"draft_model": self._small}
+        return {**super().__getstate__(), **own}
 
 
 class LlamaDraftModel(DraftModel):  # type: ignore[misc]

@@ -36,8 +36,7 @@ from ngramspec.policies import make_policy
 from ngramspec.steps import Stats, Step
 from ngramspec.tokens import TokenTable
 
-SAVE_AFTER = 1.0
-"""Seconds of passes after which learned data is written to disk; writing after every short answer is wasteful."""
+SAVE_AFTER = 1.0  # seconds of passes after which learned data is saved; after every short answer is wasteful
 
 
 def _find_sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
@@ -76,19 +75,16 @@ class SpeculativeEvaluator(DraftedText):
         self._sequence = sequence = BorrowedSequence(owner, adapts)
         self._vocabulary = Vocabulary.from_handle(owner.model_path, owner.model)
         state_path = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
-        drafter = (
-            make_drafter(DEFAULT, state_path=state_path)
-            if model is None
-            else HybridDrafter(model, state_path=state_path)
-        )
+        if model is None:
+            self._drafter = drafter = make_drafter(DEFAULT, state_path=state_path)
+        else:
+            self._drafter = drafter = HybridDrafter(model, state_path=state_path)
         super().__init__(Drafts(drafter), sequence)
-        self._drafter = drafter
         self._loop = DecodingLoop(make_policy("cost", None))
         self._stored = StoredTimes(sequence)
         self._sizes = _find_sizes(sequence, exact)
         self._can_draft = len(self._sizes) > 1
-        self._is_checked = False
-        self._unsaved = 0.0
+        self._is_checked, self._unsaved = False, 0.0
         self.stats = Stats()
         self._save_at_end = weakref.finalize(self, _save, self._stored, drafter, self.stats)
         self._generation: object = None
@@ -118,10 +114,8 @@ class SpeculativeEvaluator(DraftedText):
         self.active = self._can_draft
         self._next_token = self._guide = None
         if grammar is not None and self.active:
-            try:
+            with suppress(GrammarError):  # the owner's parser may accept the grammar, but then it cannot help drafts
                 self._guide = GrammarGuide(self._vocabulary.grammar(grammar))
-            except GrammarError:  # the owner's parser may accept the grammar, but then it cannot help drafts
-                self._guide = None
         self._generation = object()
         return self._generation
 
@@ -170,14 +164,12 @@ class SpeculativeEvaluator(DraftedText):
     def _start_text(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Start with a new text, and evaluate its next token; return the result as `evaluate_next` does."""
         self.drop()
-        sequence = self._sequence
-        tokens = text.tolist()
+        self.active = False
+        sequence, tokens = self._sequence, text.tolist()
         # Parts of a text that are not tokens, such as images, have invalid ids, which the drafter must not see.
         if not tokens or not 0 <= min(tokens) <= max(tokens) < sequence.n_vocab or sequence.n_ctx - len(tokens) < 2:
-            self.active = False
             return None
         sequence.follow(tokens)
-        self.active = False
         try:
             with suppress(TargetError):
                 self._can_draft = self._is_checked or sequence.goes_back()

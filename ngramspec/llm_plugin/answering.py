@@ -1,8 +1,4 @@
-"""Conversion of prompts of `llm` to conversations, and of answers to events of `llm`; the options of a prompt.
-
-The options, `-o NAME VALUE`, are made of the fields of `Sampling` and `LoadSettings`, which describe each setting and
-its values.
-"""
+"""Conversion of prompts of `llm` to conversations, and of answers to events of `llm`; the options of a prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ TEMPERATURE = 0.8  # llama.cpp's default for chats, as in `ngramspec chat`
 
 _SAMPLING = {name: option for name, option in options(Sampling).items() if not option.repeatable}
 _LOADING = {name: option for name, option in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
-
 _SEED = _SAMPLING["seed"]  # -1 means a random one
 
 
@@ -76,33 +71,23 @@ def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
     return Sampling(**settings)
 
 
-# --------------------------------------------------------------------------- answers
-
-
 def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
     """Yield the events of an answer: text as it is generated, and calls of tools when they are complete.
 
     The number of tokens and the measurements are stored in the response. If the caller stops early, the cache of the
     model contains the tokens that were emitted. Errors are NGramSpecErrors, or ValueErrors for contradicting options.
     """
-    target = model.target
+    target, vocabulary = model.target, model.target.vocabulary
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
-    chat = target.vocabulary.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
-    grammar, template = None, target.vocabulary.chat_template
-    parallel = target.vocabulary.allows_parallel_calls
+    chat = vocabulary.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
+    form: dict[str, Any] = {"opening": chat.opening, "parallel": vocabulary.allows_parallel_calls}
+    grammar, template = None, vocabulary.chat_template
     if (schema := cast(Any, prompt.schema)) is not None:
-        grammar = answer_grammar(
-            tools,
-            parallel=parallel,
-            json=json_rule(schema),
-            template=template,
-            opening=chat.opening,
-            controls=target.vocabulary.controls,
-        )
+        grammar = answer_grammar(tools, json=json_rule(schema), template=template, controls=vocabulary.controls, **form)
     sampling = make_sampling(prompt.options, grammar)
-    target.vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
-    parser = parser_for(template, tools, opening=chat.opening, parallel=parallel)
+    vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
+    parser = parser_for(template, tools, **form)
     stats, tokens, stop = Stats(), list[int](), None
     calls = list[tuple[Delta, list[str]]]()
     steps = model.decoder.generate(
@@ -110,12 +95,12 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
         stop=(options.stop,) if options.stop else (),
-        controls=target.vocabulary.marks,
+        controls=vocabulary.marks,
     )
     with closing(steps):
         for step in steps:
             stats.add(step)
-            tokens += [token for token in step.tokens if not target.vocabulary.is_eog(token)]
+            tokens += [token for token in step.tokens if not vocabulary.is_eog(token)]
             stop = step.stop
             yield from _make_events(parser.push(step.text), calls)
             if parser.ended:
