@@ -18,6 +18,8 @@ from .console import pluralize
 
 NO_MEMORY = "no memory"
 
+BUSY = 0.1  # share of the cores from which on other programs disturb a measurement
+
 
 class Load:
     """The load by other programs, from now on to the first time that `cores` is read."""
@@ -35,7 +37,7 @@ class Load:
     @property
     def is_high(self) -> bool:
         """True if other programs used enough cores to slow decoding down."""
-        return self.cores > CpuLoad.QUIET
+        return self.cores > max(CpuLoad.QUIET, BUSY * logical_cores())
 
     def __str__(self) -> str:
         return f"other programs used {self.cores:.1f} of {logical_cores()} cores"

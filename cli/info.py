@@ -35,6 +35,7 @@ from ngramspec.machine import load_tuned
 from ngramspec.models.find import QUANTISATION
 from ngramspec.sampling.option import option
 
+from .conditions import BUSY
 from .console import guard_stdout, note, printable
 from .models import MAX_COLUMNS
 from .options import Model, find, open_target
@@ -44,7 +45,6 @@ from .view import print_report, report_console, tuning_line
 _DRAFTED = 4  # tokens of a call with a usual draft
 _SHOWN = (2, 4, 8, 16)  # batch sizes whose costs are shown
 _ENOUGH = FEW * len(SIZES[1:])  # pairs of calls from which on the costs are not timed here; each size needs a few
-_BUSY = 0.1  # share of the cores from which on other programs disturb a timing
 _NO_GAIN = 1.05  # speed from which on drafts gain something
 
 
@@ -107,7 +107,7 @@ def info(
 def _is_busy() -> bool:
     """Return True if other programs use so many cores that timings are not trusted."""
     cores = process_load().sample()
-    return cores is not None and cores.others + cores.low > max(CpuLoad.QUIET, _BUSY * logical_cores())
+    return cores is not None and cores.others + cores.low > max(CpuLoad.QUIET, BUSY * logical_cores())
 
 
 def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed: bool) -> Iterator[str]:

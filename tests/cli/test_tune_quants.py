@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import info, tune_quants
+from ngramspec_cli import tune_quants
 from ngramspec_cli.conditions import Load
 from support.cli_runner import DEMO, run
 from support.signals import signal_at
@@ -20,6 +20,7 @@ from support.tiny_gguf import write_changed_demo
 from ngramspec.instruments.tuning import quants
 from ngramspec.instruments.tuning.quants import QUANTISATIONS, SIZES, QuantCost, keep_costs
 from ngramspec.llama.synthetic import SyntheticModels, measurement_path
+from ngramspec.llama.target import Target
 from ngramspec.models.shape import QuantisedShape, parse_shape, shape_of
 
 TINY = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
@@ -91,16 +92,16 @@ def costs(path: Path) -> None:
     )
 
 
-def test_info_reads_the_costs_of_quantisations(
-    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
-    monkeypatch.setattr(tune_quants, "advice", lambda name, steepness, known: f"note: {len(known)} are known")
-    monkeypatch.setattr(info, "prefers_q4_0", lambda *_, **__: False)
-    monkeypatch.setattr(info, "STEEP", 0.0)
-    command = ["info", tiny, "-c", "512", "--exact", "off", "-ngl", "0"]
-    assert "\n0 are known.\n" in run(home, *command).ok().out
-    costs(measurement_path(shape_of(tiny), 0))
-    assert "\n3 are known.\n" in run(home, *command).ok().out
+@pytest.mark.usefixtures("home")
+def test_quant_note_names_a_faster_quantisation_once_the_costs_are_known(tiny: Path) -> None:
+    slow = "note: a batch of 4 tokens costs 2.5 times one token here"
+    with Target(tiny, n_ctx=512, threads=1) as target:
+        assert tune_quants.quant_note(target, 0, 2.5) == (
+            f"{slow}; ngramspec tune --quants measures whether another quantisation of this model is faster"
+        )
+        costs(measurement_path(shape_of(tiny), 0))
+        better = f"{slow}, but 1.3 times in a file with Q4_0 (ngramspec tune --quants)"
+        assert [tune_quants.quant_note(target, 0, steepness) for steepness in (2.5, 1.9)] == [better, None]
 
 
 def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, str]) -> None:
