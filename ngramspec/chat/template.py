@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
 
@@ -21,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
 from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values, make_pattern
-from ngramspec.errors import ModelError, NGramSpecError, ShutdownError
+from ngramspec.errors import ModelError, ShutdownError
 from ngramspec.tokens import Tokenizer
 from ngramspec.worker import Worker
 
@@ -35,29 +34,24 @@ _MEMORY = 2**30  # bytes of address space: Python takes a tenth of it
 _MAX_TEMPLATES = 8  # templates that the child keeps
 
 LARGE = 2**18
-"""Size of the variables, in bytes, above which a conversation is rendered by `large_worker`."""
+"""Size in bytes above which a conversation's variables go to `large_worker`, so that the others need not wait."""
 
 worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
-"""The worker that renders the templates of this process; its child starts with the first call."""
-
 large_worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
-"""The worker for large conversations. These may take two seconds each, and the others do not wait for them."""
 
 
 class ChatPrompt(NamedTuple):
     """The prompt of a conversation."""
 
-    tokens: list[int]  # ids of the prompt
+    tokens: list[int]
     layout: Layout
 
     @property
     def text(self) -> str:
-        """Text of the prompt, including control tokens."""
         return self.layout.text
 
     @property
     def opening(self) -> str:
-        """Text of the template at the end, which ends in the begun answer; see `Layout`."""
         return self.layout.opening
 
 
@@ -71,19 +65,11 @@ class Control:
 
 
 class ChatTemplate:
-    """A chat template in Jinja over a vocabulary.
-
-    Args:
-        source: Template.
-        controls: Control tokens by their texts.
-        bos: Text of the token that begins a prompt, unless the prompt already begins with it; "" without one.
-        eos: Text of the token that ends a text.
-    """
+    """A chat template in Jinja over a vocabulary, the control tokens by their texts, and the texts of BOS and EOS."""
 
     def __init__(self, source: str, controls: Mapping[str, Control], bos: str = "", eos: str = "") -> None:
-        self._parts = source, tuple(controls), bos, eos
+        self._parts = pickle.dumps((source, tuple(controls), bos, eos), pickle.HIGHEST_PROTOCOL)
         self._controls = controls
-        self._key = secrets.token_bytes(8)
 
     def prompt(
         self,
@@ -94,9 +80,7 @@ class ChatTemplate:
     ) -> ChatPrompt:
         """Return the prompt of a conversation, with further variables of the template.
 
-        `check` raises an error if a text with that many characters is too long to be tokenized. A ModelError means that
-        the template rejects the conversation or exceeds a limit, or that a string contains the text of a control token
-        that cannot be distinguished from those of the template.
+        `check` raises an error if a text with that many characters is too long to be tokenized.
         """
         layout = self.lay_out({**variables, "messages": messages})
         if check is not None:
@@ -115,25 +99,20 @@ class ChatTemplate:
         return make_pattern(self._controls)
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:
-        """Return the text of a prompt for the variables of the template; it raises the same errors as `prompt`."""
+        """Return the text of a prompt for the variables of the template.
+
+        A ModelError means that the template rejects the conversation or exceeds a limit, or that a string contains the
+        text of a control token that cannot be distinguished from those of the template.
+        """
         with _nesting_errors():
             raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
-        return self._call(large_worker if len(raw) > LARGE else worker, _lay_out, raw)
+            return (large_worker if len(raw) > LARGE else worker).call(_lay_out, self._parts, raw)
 
     def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Return the result of a function of a module that renders conversations with its first argument.
-
-        It raises a ModelError if the template is not valid Jinja, or exceeds a limit.
-        """
-        result: T = self._call(worker, _examine, function, arguments, keywords)
-        return result
-
-    def _call(self, child_worker: Worker, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function of a module that renders conversations with its first argument."""
         with _nesting_errors():
-            with suppress(_UnknownTemplateError):  # the child is new, or knows too many others
-                return child_worker.call(function, self._key, *arguments)
-            child_worker.call(_compile, self._key, *self._parts)
-            return child_worker.call(function, self._key, *arguments)
+            result: T = worker.call(_examine, self._parts, function, arguments, keywords)
+        return result
 
     def _tokenize(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
         text = layout.text
@@ -163,32 +142,19 @@ def _nesting_errors() -> Iterator[None]:
 # --------------------------------------------------------------------------- the child
 
 
-class _UnknownTemplateError(NGramSpecError):
-    """The child does not know the template of a call."""
-
-
-_templates: dict[bytes, tuple[Render, LayoutTemplate]] = {}
-
-
-def _compile(key: bytes, source: str, controls: Sequence[str], bos: str, eos: str) -> None:
+@lru_cache(_MAX_TEMPLATES)
+def _load(parts: bytes) -> tuple[Render, LayoutTemplate]:
+    source, controls, bos, eos = pickle.loads(parts)
     render = make_render(source, bos, eos)
-    if len(_templates) == _MAX_TEMPLATES:
-        _templates.clear()
-    _templates[key] = render, LayoutTemplate(source, render, controls, bos)
+    return render, LayoutTemplate(source, render, controls, bos)
 
 
-def _find_template(key: bytes) -> tuple[Render, LayoutTemplate]:
-    if key not in _templates:
-        raise _UnknownTemplateError("unknown template")
-    return _templates[key]
+def _lay_out(parts: bytes, values: bytes) -> Layout:
+    return _load(parts)[1].lay_out(pickle.loads(values))
 
 
-def _lay_out(key: bytes, raw: bytes) -> Layout:
-    return _find_template(key)[1].lay_out(pickle.loads(raw))
-
-
-def _examine(key: bytes, function: Callable[..., T], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> T:
-    return function(_find_template(key)[0], *arguments, **keywords)
+def _examine(parts: bytes, function: Callable[..., T], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> T:
+    return function(_load(parts)[0], *arguments, **keywords)
 
 
 # --------------------------------------------------------------------------- the sandbox
@@ -224,12 +190,11 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
                 "add_generation_prompt": True,
             },
         )
-    except TemplateSyntaxError as error:
-        raise ModelError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from None
     except MemoryError:
         raise
-    except Exception as error:  # Jinja evaluates constant expressions when it compiles them
-        raise ModelError(f"the chat template is not valid Jinja: {_reason(error)}") from None
+    except Exception as error:  # also of constant expressions, which Jinja evaluates when it compiles them
+        line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+        raise ModelError(f"the chat template is not valid Jinja: {_reason(error)}{line}") from None
 
     def render(values: Values) -> str:
         parts, length = list[str](), 0
@@ -279,20 +244,9 @@ def _reason(error: Exception) -> str:
 
 # --------------------------------------------------------------------------- variables
 
-RESERVED_NAMES = (
-    *("messages", "tools", "bos_token", "eos_token"),
-    *("add_generation_prompt", "raise_exception", "strftime_now"),
-)
-"""Variables that a request cannot set."""
-
-_SWITCHES = ("enable_thinking", "preserve_reasoning")
-
-_REASONING = {
-    "preserve_thinking": True,
-    "clear_thinking": False,
-    "truncate_history_thinking": False,
-    "drop_thinking": False,
-}
+_RESERVED = ["messages", "tools", "bos_token", "eos_token", "add_generation_prompt", "raise_exception", "strftime_now"]
+_DROPPING = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
+_REASONING = {"preserve_thinking": True} | dict.fromkeys(_DROPPING, False)
 """Names by which templates know `preserve_reasoning`, and their value if it is true."""
 
 
@@ -301,9 +255,9 @@ def check_variables(variables: Any) -> None:
     if not isinstance(variables, Mapping):
         raise ValueError("the chat template's variables must be a JSON object")
     for name, value in variables.items():
-        if name in RESERVED_NAMES:
+        if name in _RESERVED:
             raise ValueError(f"the chat template's variable {name!r} cannot be set")
-        if name in _SWITCHES and not isinstance(value, bool):
+        if name in {"enable_thinking", "preserve_reasoning"} and not isinstance(value, bool):
             raise ValueError(f"the chat template's variable {name!r} must be true or false, got {value!r:.60}")
 
 
