@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ngramspec.chat.prompt import Render
@@ -35,57 +36,80 @@ class TemplateFeatures(NamedTuple):
 
 def find_features(render: Render, is_known: bool) -> TemplateFeatures:
     """Render small conversations to find the features of a template; `is_known`: it belongs to a family."""
-    accepts_strings = "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
-    accepts_parts = _shows_parts(render, [{"role": "user"}])
+    strings, in_parts = _shows_string(render), _shows_parts(render, [{"role": "user"}])
 
     def adapt(messages: list[Message]) -> list[Message]:
-        return messages if accepts_strings or not accepts_parts else split_contents(messages)
+        return messages if strings or not in_parts else split_contents(messages)
 
-    def render_turns(messages: list[Message], **variables: Any) -> str:
-        return _try_render(render, adapt(messages), **variables)
+    def show(*messages: Message, **variables: Any) -> str:
+        return _try_render(render, adapt([*messages]), **variables)
 
     tool = _tool("qlistq", "qpartq")
-    tools = "qlistq" in render_turns([_USER], tools=[tool])
-    tool_variables: dict[str, Any] = {"tools": [tool]} if tools else {}
+    tools = "qlistq" in show(_USER, tools=[tool])
+    variables: dict[str, Any] = {"tools": [tool]} if tools else {}
     types = {"type": ["string", "null"]}
     rare_tools = [Tool("qoneq", "", {"type": "object"}), Tool("qtwoq", "", {"properties": {"qpartq": types}})]
-    accepts_schemas = not tools or "qtwoq" in render_turns([_USER], tools=list(map(openai_tool, rare_tools)))
-    system = "qsystemq" in render_turns([{"role": "system", "content": "qsystemq"}, _USER])
+    features = TemplateFeatures(
+        tools=tools and is_known,
+        system="qsystemq" in show({"role": "system", "content": "qsystemq"}, _USER),
+        schemas=not tools or "qtwoq" in show(_USER, tools=list(map(openai_tool, rare_tools))),
+        strings=strings,
+    )
+    if is_known:  # calls of unknown families could not be parsed
+        features = _find_call_features(features, partial(show, **variables))
     user = adapt([_USER])
     turns = {"user": [{"role": "user"}], "system": [{"role": "system"}, *user]}
     turns["assistant"] = [*user, {"role": "assistant"}, *user]
-    features = TemplateFeatures(tools and is_known, system, accepts_schemas, strings=accepts_strings)
-    if is_known:  # calls of unknown families could not be parsed
-        features = _find_call_features(features, render_turns, tool_variables)
     if features.arguments is not None and features.results:
         turns["tool"] = adapt([_USER, _make_call_turn(features.arguments), {**_RESULT, "content": None}])
-    parts = {role for role, messages in turns.items() if _shows_parts(render, messages, **tool_variables)}
+    parts = {role for role, messages in turns.items() if _shows_parts(render, messages, **variables)}
     return features._replace(parts=frozenset(parts))
 
 
-def _find_call_features(
-    features: TemplateFeatures, render_turns: Callable[..., str], variables: Mapping[str, Any]
-) -> TemplateFeatures:
+def _find_call_features(features: TemplateFeatures, show: Callable[..., str]) -> TemplateFeatures:
     for id_ in ("call_qidqidq", "call12345"):
         for kind in _ARGUMENTS:
             call = _make_call_turn(kind, id_=id_) | {"content": "qsaidq"}  # some show either the text or the calls
             result = _RESULT | {"tool_call_id": id_}
-            text = render_turns([_USER, call, result], **variables)
+            text = show(_USER, call, result)
             # Some templates reject results, and some do not show calls of the last turn.
-            if not _shows_call(text, kind) and not _shows_call(render_turns([_USER, call], **variables), kind):
+            if not _shows_call(text, kind) and not _shows_call(show(_USER, call), kind):
                 continue
-            results = "qresultq" in text
+            results = [result] if "qresultq" in text else []
             if results or len(id_) == 9:
-                calls = _make_call_turn(kind, "qoneq", "qtwoq", id_=id_)
-                text = render_turns([_USER, calls, *([result, result] if results else [])], **variables)
+                text = show(_USER, _make_call_turn(kind, "qoneq", "qtwoq", id_=id_), *results * 2)
                 return features._replace(
                     arguments=kind,
-                    results=results,
+                    results=bool(results),
                     short_ids=len(id_) == 9,
                     parallel="qoneq" in text and "qtwoq" in text,
-                    user_next="hi" in render_turns([_USER, call, *([result] if results else []), _USER], **variables),
+                    user_next="hi" in show(_USER, call, *results, _USER),
                 )
     return features
+
+
+def capabilities(render: Render) -> dict[str, bool]:
+    """Return llama-server's `chat_template_caps`; `render` raises a ModelError if the template rejects messages."""
+
+    def show(*messages: Message, **variables: Any) -> str:
+        return _try_render(render, messages, **variables)
+
+    answer: Message = {"role": "assistant", "content": "ho"}
+    tools = [_tool("qlistq")]
+    calls = [show(_USER, _make_call_turn(kind), tools=tools) for kind in _ARGUMENTS]
+    pairs = [show(_USER, _make_call_turn(kind, "qlistq", "qreadq"), tools=[_tool("about")]) for kind in _ARGUMENTS]
+    return {
+        "supports_string_content": _shows_string(render),
+        "supports_typed_content": _shows_parts(render, [{"role": "user"}]),
+        "supports_tools": "qlistq" in show(_USER, tools=tools),
+        "supports_tool_calls": any("qlistq" in text and "qvalueq" in text for text in calls),
+        "supports_parallel_tool_calls": any("qlistq" in text and "qreadq" in text for text in pairs),
+        "supports_system_role": "qwordq" in show({"role": "system", "content": "qwordq"}, _USER),
+        "supports_preserve_reasoning": "qwordq"
+        in show(_USER, answer | {"reasoning_content": "qwordq"}, _USER, answer, _USER),
+        "supports_reasoning_effort": show(_USER, reasoning_effort="low") != show(_USER, reasoning_effort="high"),
+        "supports_object_arguments": "qvalueq" in calls[0] and "'qkeyq'" not in calls[0],
+    }
 
 
 def split_contents(messages: Sequence[Message]) -> list[Message]:
@@ -96,6 +120,10 @@ def split_contents(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def _shows_string(render: Render) -> bool:
+    return "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
 
 
 def _shows_parts(render: Render, messages: Sequence[Message], **variables: Any) -> bool:
@@ -130,46 +158,10 @@ def _make_call_turn(kind: Kind, *names: str, id_: str = "call12345") -> Message:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def capabilities(render: Render) -> dict[str, bool]:
-    """Return llama-server's `chat_template_caps`; `render` raises a ModelError if the template rejects messages."""
-
-    def is_rendered(messages: Sequence[Message], *words: str, **variables: Any) -> bool:
-        text = _try_render(render, messages, **variables)
-        return all(word in text for word in words)
-
-    answer: Message = {"role": "assistant", "content": "ho"}
-    tools = [_tool("qlistq")]
-    texts_by_effort = [
-        _try_render(render, [_USER], reasoning_effort=level, enable_thinking=True) for level in ("low", "high")
-    ]
-    conversation = [_USER, {**answer, "reasoning_content": "qwordq"}, _USER, answer, _USER]
-    # Variables by which templates keep earlier reasoning.
-    dropping_switches = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
-    keeping_switches = {"enable_thinking": True, "preserve_thinking": True, **dict.fromkeys(dropping_switches, False)}
-    as_object = _try_render(render, [_USER, _make_call_turn("object")], tools=tools)
-    return {
-        "supports_string_content": is_rendered([{"role": "user", "content": "qwordq"}], "qwordq"),
-        "supports_typed_content": _shows_parts(render, [{"role": "user"}]),
-        "supports_tools": is_rendered([_USER], "qlistq", tools=tools),
-        "supports_tool_calls": any(
-            is_rendered([_USER, _make_call_turn(kind)], "qlistq", "qvalueq", tools=tools) for kind in _ARGUMENTS
-        ),
-        "supports_parallel_tool_calls": any(
-            is_rendered([_USER, _make_call_turn(kind, "qlistq", "qreadq")], "qlistq", "qreadq", tools=[_tool("about")])
-            for kind in _ARGUMENTS
-        ),
-        "supports_system_role": is_rendered([{"role": "system", "content": "qwordq"}, _USER], "qwordq"),
-        "supports_preserve_reasoning": is_rendered(conversation, "qwordq", **keeping_switches),
-        "supports_reasoning_effort": texts_by_effort[0] != texts_by_effort[1],
-        "supports_object_arguments": "qvalueq" in as_object and "'qkeyq'" not in as_object,
-    }
-
-
 def _shows_call(text: str, kind: Kind) -> bool:
     """Return True if a text contains the call, and its arguments are not written as a Python object."""
-    if not all(word in text for word in ("qlistq", "qkeyq", "qvalueq")):
-        return False
-    return "'qkeyq'" not in text if kind == "object" else '"qkeyq"' in text
+    is_json = "'qkeyq'" not in text if kind == "object" else '"qkeyq"' in text
+    return is_json and all(word in text for word in ("qlistq", "qkeyq", "qvalueq"))
 
 
 def openai_tool(tool: Tool) -> dict[str, Any]:
@@ -204,8 +196,7 @@ def find_marks(
 ) -> Marks | None:
     """Return the marks that a template writes in its last turn; `None` if it begins answers differently.
 
-    `conversation` is `make_turns`, and `question` the same without the answer, both in the form that the template
-    requires.
+    `conversation` is `make_turns` in the form that the template requires, and `question` is its first turn.
     """
     values = template_variables(variables)
     try:
