@@ -1,7 +1,7 @@
-"""Table of model families: the markers of their chat templates, the start of their calls, and the parsers.
+"""Model families (`FAMILIES`): the markers of their templates and the form of their calls; parsers and grammars.
 
-This module also makes the grammars that force calls. If the calls of a family contain no JSON, or their form is
-unknown, calls are written in Hermes' form, which the family's parsers read too.
+If the calls of a family contain no JSON, or their form is unknown, forced calls are written in Hermes' form, which the
+family's parser reads too.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Family:
     # Whether an answer consists of messages in gpt-oss' channels, and some messages are calls; replaces `starts`.
     channels: bool = False
     short_ids: bool = False  # whether ids of calls have nine characters
+    only_own: bool = False  # whether calls in Hermes' form are content
 
     def write(self, name: str) -> tuple[str, str]:
         """Return the text before and after the JSON arguments of a call of a tool."""
@@ -52,7 +53,7 @@ class Family:
         return before % {"name": name, "json": to_json(name)}, after
 
 
-_TAG = {"<tool_call>": read_hermes}
+_TAG = {"<tool_call>": read_hermes}  # in the answers of all families, except `only_own`
 _DSML = "｜DSML｜"
 _DEEPSEEK_LIST, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_CALL, _DEEPSEEK_CALL_END, _DEEPSEEK_SEPARATOR = (
@@ -61,14 +62,11 @@ _DEEPSEEK_CALL, _DEEPSEEK_CALL_END, _DEEPSEEK_SEPARATOR = (
     "<｜tool▁sep｜>",
 )
 # V3.1 writes name, separator, arguments. V3 and R1 write "function", separator, name, and arguments in a code fence.
-_DEEPSEEK = {
-    **make_list_parsers(
-        {_DEEPSEEK_LIST: _DEEPSEEK_END},
-        _DEEPSEEK_CALL,
-        make_named_parser(_DEEPSEEK_SEPARATOR, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
-    ),
-    **_TAG,
-}
+_DEEPSEEK = make_list_parsers(
+    {_DEEPSEEK_LIST: _DEEPSEEK_END},
+    _DEEPSEEK_CALL,
+    make_named_parser(_DEEPSEEK_SEPARATOR, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
+)
 _KIMI = make_list_parsers(
     {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
     "<|tool_call_begin|>",
@@ -79,7 +77,7 @@ _MISTRAL = {"[TOOL_CALLS]": make_named_parser("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s
 _LLAMA = make_object_parser(";", known_only=True)
 _FENCE_CALL = make_object_parser("```", known_only=True)
 
-HERMES = Family("hermes", (("<tool_call>",), ("<tool_calls>",)), {**_TAG, "<tool_calls>": read_hermes})
+HERMES = Family("hermes", (("<tool_call>",), ("<tool_calls>",)), _TAG | {"<tool_calls>": read_hermes})
 FAMILIES = (
     Family(
         "harmony",
@@ -88,11 +86,7 @@ FAMILIES = (
         around=("", None, ""),
         channels=True,
     ),
-    Family(
-        "deepseek-v3.2",
-        ((_DSML,),),
-        {**make_invoke_parsers(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"), **_TAG},
-    ),
+    Family("deepseek-v3.2", ((_DSML,),), make_invoke_parsers(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls")),
     Family(
         "deepseek-v3",
         ((_DEEPSEEK_LIST, "```json"),),
@@ -107,24 +101,24 @@ FAMILIES = (
         call=(f"{_DEEPSEEK_CALL}%(name)s{_DEEPSEEK_SEPARATOR}", _DEEPSEEK_CALL_END),
         around=(_DEEPSEEK_LIST, "", _DEEPSEEK_END),
     ),
-    Family("kimi", (("<|tool_calls_section_begin|>",),), {**_KIMI, **_TAG}),
-    Family("minimax", (("<minimax:tool_call>",),), {**make_invoke_parsers("", "minimax:tool_call"), **_TAG}),
-    Family("glm", (("<arg_key>",),), _TAG),
-    Family("qwen-coder", (("<function=",),), {**_TAG, "<seed:tool_call>": read_hermes, "<function=": read_function}),
+    Family("kimi", (("<|tool_calls_section_begin|>",),), _KIMI),
+    Family("minimax", (("<minimax:tool_call>",),), make_invoke_parsers("", "minimax:tool_call")),
+    Family("glm", (("<arg_key>",),)),
+    Family("qwen-coder", (("<function=",),), {"<seed:tool_call>": read_hermes, "<function=": read_function}),
     HERMES,
-    Family("granite", (("<|tool_call|>",),), {"<|tool_call|>": read_hermes, **_TAG}),
+    Family("granite", (("<|tool_call|>",),), {"<|tool_call|>": read_hermes}),
     Family(
         "nemotron-v2",
         (("<TOOLCALL>",),),
-        {"<TOOLCALL>": make_object_parser("</TOOLCALL>"), **_TAG},
+        {"<TOOLCALL>": make_object_parser("</TOOLCALL>")},
         call=('{"name": %(json)s, "arguments": ', "}"),
         around=("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     ),
-    Family("gemma4", (("<|tool_call>",),), {"<|tool_call>": read_gemma4, **_TAG}),
+    Family("gemma4", (("<|tool_call>",),), {"<|tool_call>": read_gemma4}),
     Family(
         "lfm2",
         (("<|tool_call_start|>",), ("List of tools: [",), ("<|tool_list_start|>",)),
-        {"<|tool_call_start|>": make_python_parser("<|tool_call_end|>"), **_TAG},
+        {"<|tool_call_start|>": make_python_parser("<|tool_call_end|>")},
     ),
     Family(
         "mistral",
@@ -133,6 +127,7 @@ FAMILIES = (
         call=("[TOOL_CALLS]%(name)s[ARGS]", ""),
         around=("", "", ""),
         short_ids=True,
+        only_own=True,
     ),
     Family(
         "mistral-list",
@@ -141,6 +136,7 @@ FAMILIES = (
         call=('{"name": %(json)s, "arguments": ', "}"),
         around=("[TOOL_CALLS][", ", ", "]"),
         short_ids=True,
+        only_own=True,
     ),
     Family(
         "llama",
@@ -149,6 +145,7 @@ FAMILIES = (
         call=('{"name": %(json)s, "parameters": ', "}"),
         around=("", "; ", ""),
         bare=_LLAMA,
+        only_own=True,
     ),
     Family(
         "gemma",
@@ -157,7 +154,6 @@ FAMILIES = (
             "```tool_code": make_python_parser("```", known_only=True),
             "```tool_call": _FENCE_CALL,
             "```json": _FENCE_CALL,
-            **_TAG,
         },
     ),
 )
@@ -165,7 +161,7 @@ FAMILIES = (
 
 
 def family_of(template: str | None) -> Family | None:
-    """Return the family of a chat template, according to the strings in it; `None` for an unknown family."""
+    """Return the family of a chat template; `None` for an unknown family."""
     for family in FAMILIES:
         if template and any(all(marker in template for marker in group) for group in family.markers):
             return family
@@ -240,19 +236,10 @@ def answer_grammar(
 
     If the template mentions reasoning, the answer may begin with it.
 
-    Args:
-        tools: Tools that may be called.
-        choice: "required", or the name of the tool that must be called; with "auto" an answer may be JSON instead.
-        parallel: Allow several calls. If `choice` is the name of a tool, it is called once.
-        json: Expression of that JSON, made by `json_rule`; "" forbids such an answer.
-        template: Chat template of the model.
-        opening: Text at the end of the prompt, as for `parser_for`.
-        controls: Ids of the control tokens by their names. Marks around calls and reasoning with these names are
-            control tokens; other marks are text.
-
-    Raises:
-        ValueError: There is no tool of that name.
-        GrammarError: A schema is not supported; the message names the tool.
+    `choice` is "required", the name of the tool that must be called once, or "auto": then the answer may also be the
+    JSON of the expression `json`, made by `json_rule`. `template` and `opening` are those of `parser_for`. Marks around
+    calls and reasoning that are in `controls`, which has ids by names, are control tokens; other marks are text. It
+    raises a ValueError without a tool of that name, and a GrammarError with the tool's name for an unsupported schema.
     """
     controls = controls or {}
     allowed_tools = [tool for tool in tools if choice in {"auto", "required", tool.name}]
@@ -303,10 +290,7 @@ _KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
 
 
 def _make_reasoning_rules(template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
-    """Return rules whose start is the rule `answer`, with reasoning before it if the model reasons.
-
-    If the prompt has opened reasoning, it must end first. If the template mentions tags, there may be reasoning.
-    """
+    """Return rules whose start is `answer`, after reasoning that the prompt opened, or that the template mentions."""
     tags = find_reasoning_tags(template)
     open_tag = find_open_tag(tags, opening)
     if open_tag is not None:
@@ -319,7 +303,6 @@ def _make_reasoning_rules(template: str | None, opening: str, controls: Mapping[
 
 
 def _make_suffix_rule(name: str, end: str, controls: Mapping[str, int]) -> str:
-    """Return the rule of any text up to the first occurrence of `end`, which is read."""
     if end in controls:
         return f"{name}: /(?s:.*)/ {encode_controls(end, controls)}"
     return f"{name}[suffix={literal(end)}]: /(?s:.*)/"
@@ -344,16 +327,12 @@ def parser_for(
 
 
 class AnswerParser:
-    """A parser of one answer, made by `parser_for`. It raises no errors, whatever the text is.
-
-    Attributes:
-        ended: Whether the answer has ended after a call, so that later text is dropped; `None` if several calls are
-            allowed, because the answer then ends only with the text.
-    """
+    """A parser of one answer, made by `parser_for`. It raises no errors, whatever the text is."""
 
     def __init__(
         self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str, parallel: bool = True
     ) -> None:
+        # Whether the answer has ended after a call; `None` if it ends only with the text, as it may have several calls.
         self.ended: bool | None = None if parallel or not tools else False
         self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
         tools_by_name = {tool.name: tool for tool in tools}
@@ -391,6 +370,7 @@ def _read_answer(
     if not tools:
         yield from reader.read_until((), answer.add_content)
         return
+    starts = family.starts if family.only_own else {**_TAG, **family.starts}
     reader.ran_out = False
     # If a limit cut the text within a call, the rest of the text belongs to the call.
     while not (answer.is_full or (reader.cut and reader.ran_out)):
@@ -404,12 +384,12 @@ def _read_answer(
             match = _CALL_START.match(reader.peek_rest()) if reader.cut else None
             if match and any(name.startswith(match[1]) for name in tools):
                 return
-        while (start := (yield from reader.read_until(family.starts, answer.add_content))) is not None:
+        while (start := (yield from reader.read_until(starts, answer.add_content))) is not None:
             before = reader.at - len(start)
             yield from reader.skip_all(start)
             end = reader.at
             reader.ran_out = False
-            if (yield from family.starts[start](reader, answer, tools)):
+            if (yield from starts[start](reader, answer, tools)):
                 break
             reader.at = before
             if _is_cut_call(reader, start, tools):
