@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +34,8 @@ class Turn(NamedTuple):
 class Conversation:
     """An optional system message and the answered turns after it."""
 
-    system: str | None = None  # system message, if there is one
-    turns: list[Turn] = field(default_factory=list)  # all turns, oldest first
+    system: str | None = None
+    turns: list[Turn] = field(default_factory=list)
     # Index of the oldest turn in the last prompt. Earlier turns are saved too, but never return to the prompt, because
     # each return would require a prefill of all later turns.
     first: int = 0
@@ -95,7 +95,7 @@ def answer_room(n_ctx: int, max_tokens: int) -> int:
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
     """Write a conversation atomically as JSON: {"messages": [...], "model": ..., "sampling": {...}}.
 
-    It raises an NGramSpecError if the file exists and is not a saved conversation, or cannot be written.
+    Another existing file is not overwritten.
     """
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
@@ -111,11 +111,7 @@ def save(conversation: Conversation, path: Path, *, model: str, sampling: Mappin
 
 
 def load(path: Path) -> tuple[Conversation, str]:
-    """Return a saved conversation and the name of its model ("" if not recorded).
-
-    It raises an NGramSpecError if the file cannot be read, or its messages are not an optional system message followed
-    by turns of user and assistant.
-    """
+    """Return a saved conversation and the name of its model ("" if not recorded)."""
     try:
         data = json.loads(utf8(path.read_bytes()))
     except OSError as error:
@@ -126,14 +122,11 @@ def load(path: Path) -> tuple[Conversation, str]:
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
         raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
     messages = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
-    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
-    has_system = system is not None
-    for i, role in enumerate(message["role"] for message in messages):
-        expected_role = ("user", "assistant")[i % 2]
-        if role != expected_role:
-            raise NGramSpecError(
-                f"{path}: message {i + 1 + has_system} must have the role {expected_role!r}, got {role!r}"
-            )
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    system = messages.pop(0)["content"] if has_system else None
+    for i, message in enumerate(messages):
+        if (role := message["role"]) != (expected := ("user", "assistant")[i % 2]):
+            raise NGramSpecError(f"{path}: message {i + 1 + has_system} must have the role {expected!r}, got {role!r}")
     if len(messages) % 2:
         raise NGramSpecError(f"{path}: the last message has no answer")
     turns = [
@@ -169,39 +162,35 @@ class ToolTemplate:
 
     def __init__(self, source: str | None, examine: Callable[..., Any]) -> None:
         self._examine = examine
-        family = family_of(source)
-        self._known = family is not None
-        self._family = family or HERMES
+        self._family = family_of(source)
         self._forms = _forms_of(source or "")
 
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Message], list[Any] | None]:
-        """Return messages and tools as the template requires them; tools of `None` mean that it receives none.
+        """Return messages in OpenAI's form and tools as the template requires them; `None` if it receives no tools.
 
-        Messages are in OpenAI's form; a content may be a list of text parts. The arguments of a call may be any text,
-        because models write invalid JSON, and limits cut it. The template then receives the object that they begin, or
-        an object in which they are the only value.
+        The arguments of a call may be any text, because models write invalid JSON, and limits cut it.
         """
         features = self.features
-        adapted_messages = [{key: m[key] for key in _FIELDS if m.get(key) is not None} for m in messages]
-        has_calls = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in adapted_messages)
+        turns = [{key: m[key] for key in _FIELDS if m.get(key) is not None} for m in messages]
+        has_calls = bool(tools) or any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
         renders_calls = features.arguments and features.results and features.tools
         keeps_parts = features.system and (renders_calls or not has_calls)
-        for message in adapted_messages:
-            can_have_parts = keeps_parts and message["role"] in features.parts and not message.get("tool_calls")
-            if isinstance(content := message.get("content"), list) and not can_have_parts:
-                message["content"] = "\n".join(part["text"] for part in content)
+        for turn in turns:
+            can_have_parts = keeps_parts and turn["role"] in features.parts and not turn.get("tool_calls")
+            if isinstance(content := turn.get("content"), list) and not can_have_parts:
+                turn["content"] = "\n".join(part["text"] for part in content)
         template_tools: list[Any] | None = None
         if has_calls:
-            adapted_messages, template_tools = self._adapt_tools(adapted_messages, tools, features)
+            turns, template_tools = self._adapt_tools(turns, tools, features)
         if not features.system:
-            adapted_messages = _merge_system_message(adapted_messages)
+            turns = _merge_system_message(turns)
         for form in self._forms:
-            adapted_messages = form(adapted_messages)
+            turns = form(turns)
         if not features.strings and "user" in features.parts:
-            adapted_messages = split_contents(adapted_messages)
-        return adapted_messages, template_tools
+            turns = split_contents(turns)
+        return turns, template_tools
 
     def _adapt_tools(
         self, messages: list[Message], tools: Sequence[Tool], features: TemplateFeatures
@@ -228,32 +217,24 @@ class ToolTemplate:
 
     @cached_property
     def features(self) -> TemplateFeatures:
-        """Features of the template."""
-        features: TemplateFeatures = self._examine(find_features, self._known)
+        features: TemplateFeatures = self._examine(find_features, self._family is not None)
         return features
 
     def _write_calls(self, message: Message) -> Message:
         calls = message.pop("tool_calls", None)
         if not calls:
             return message
-        texts = []
-        for call in calls:
-            before, after = self._family.write(call["function"]["name"])
-            texts.append(before + to_json(call["function"]["arguments"]) + after)
-        begin, between, end = self._family.around
-        text = begin + (between or "").join(texts) + end
+        functions = [(call["function"]["name"], to_json(call["function"]["arguments"])) for call in calls]
+        text = (self._family or HERMES).write(functions)
         return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
 
     def _describe(self, tools: Sequence[Tool]) -> str:
         descriptions = "\n".join(to_json(openai_tool(tool)["function"]) for tool in tools)
-        before, after = self._family.write("NAME")
-        begin, _, end = self._family.around
+        example = (self._family or HERMES).write([("NAME", '{"PARAMETER": "VALUE"}')])
         return (
-            "# Tools\n\nYou can call these functions:\n\n<tools>\n"
-            f"{descriptions}\n</tools>\n\n"
+            f"# Tools\n\nYou can call these functions:\n\n<tools>\n{descriptions}\n</tools>\n\n"
             "To call one, answer with its name and with arguments that fit its parameters, in this form:\n\n"
-            f'{begin}{before}{{"PARAMETER": "VALUE"}}{after}{end}\n\n'
-            "You then get the result. If no function is needed, just answer."
+            f"{example}\n\nYou then get the result. If no function is needed, just answer."
         )
 
 
@@ -352,22 +333,22 @@ def _move_results_to_turns(messages: list[Message]) -> list[Message]:
 
 def _add_description(messages: list[Message], text: str, accepts_system: bool) -> list[Message]:
     """Return messages with a text after the system message; without support for one, before the first turn."""
-    first = messages[0] if messages else None
-    if first is not None and first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
-    if accepts_system or first is None:
-        return [{"role": "system", "content": text}, *messages]
-    return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+    match messages:
+        case [{"role": "system"} as first, *rest]:
+            return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
+        case [first, *rest] if not accepts_system:
+            return [{**first, "content": f"{text}\n\n{first['content']}"}, *rest]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _merge_system_message(messages: list[Message]) -> list[Message]:
     """Return messages whose system message is part of the first turn."""
-    if not messages or messages[0]["role"] != "system":
-        return messages
-    first, *rest = messages
-    if not rest or rest[0]["role"] != "user":
-        return [{**first, "role": "user"}, *rest]
-    return [{**rest[0], "content": f"{first['content']}\n{rest[0]['content']}"}, *rest[1:]]
+    match messages:
+        case [{"role": "system"} as first, {"role": "user"} as second, *rest]:
+            return [{**second, "content": f"{first['content']}\n{second['content']}"}, *rest]
+        case [{"role": "system"} as first, *rest]:
+            return [{**first, "role": "user"}, *rest]
+    return messages
 
 
 # --------------------------------------------------------------------------- forms that only some templates require
@@ -379,7 +360,7 @@ def _forms_of(source: str) -> list[Callable[[list[Message]], list[Message]]]:
     if "You have access to the following functions in JSONSchema format" in source:
         forms.append(_strip_texts)  # StepFun: leftover white space makes the model reason in circles
     if re.search(r"""message(\.|\[['"])thinking""", source):
-        forms.append(_replace_content if "<|channel|>" in source else _copy_reasoning)
+        forms.append(partial(_copy_reasoning, drops_content="<|channel|>" in source))
     if all(mark in source for mark in ("[TOOL_CALLS]", "[ARGS]", "block['thinking']")):
         forms.append(_make_blocks)
     if "'<|tool_call>call:'" in source and "message['tool_responses']" in source and "'tool_call_id'" not in source:
@@ -397,19 +378,13 @@ def _strip_texts(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _copy_reasoning(messages: list[Message]) -> list[Message]:
-    """Return messages whose reasoning is in "thinking" (LFM2)."""
+def _copy_reasoning(messages: list[Message], drops_content: bool) -> list[Message]:
+    """Return messages whose reasoning is in "thinking" (LFM2), and replaces the content next to calls (gpt-oss)."""
     for message in messages:
         if "reasoning_content" in message:
             message["thinking"] = message["reasoning_content"]
-    return messages
-
-
-def _replace_content(messages: list[Message]) -> list[Message]:
-    """Return messages whose reasoning is in "thinking" and replaces the content next to calls (gpt-oss)."""
-    for message in _copy_reasoning(messages):
-        if "thinking" in message and message.get("tool_calls"):
-            del message["content"]
+            if drops_content and message.get("tool_calls"):
+                del message["content"]
     return messages
 
 
@@ -429,10 +404,10 @@ def _move_results_to_calls(messages: list[Message]) -> list[Message]:
     call_turn: Message | None = None  # turn whose results follow
     for message in messages:
         if call_turn is not None and message["role"] == "tool":
-            results = call_turn.setdefault("tool_responses", [])
-            results.append(
-                {"name": _function_name(call_turn, len(results), message), "response": _value(message["content"])}
-            )
+            results, calls = call_turn.setdefault("tool_responses", []), call_turn["tool_calls"]
+            call = calls[len(results)]["function"] if len(results) < len(calls) else {}
+            name = str(call.get("name", message.get("tool_call_id", "")))
+            results.append({"name": name, "response": _value(message["content"])})
         elif call_turn is not None and message["role"] == "assistant" and not message.get("tool_calls"):
             call_turn["content"], call_turn = message["content"], None
         else:
@@ -441,11 +416,6 @@ def _move_results_to_calls(messages: list[Message]) -> list[Message]:
             if call_turn is not None:
                 call_turn.pop("content", None)
     return turns
-
-
-def _function_name(call_turn: Message, number: int, result: Message) -> str:
-    calls = call_turn["tool_calls"]
-    return str(calls[number]["function"]["name"] if number < len(calls) else result.get("tool_call_id", ""))
 
 
 def _value(text: Any) -> Any:
@@ -460,8 +430,7 @@ def make_assistant_prefill(
 ) -> list[tuple[str, bool]]:
     """Return an answer that was begun, as it continues a prompt: pieces, each with whether it is the template's own.
 
-    Reasoning is dropped if the template has no tags, and continues if `text` is "". `opening` is the text that the
-    prompt ends in (`ChatPrompt.opening`), and `marks` are the template's texts around reasoning and text.
+    Reasoning is dropped if the template has no tags, and continues if `text` is "". `opening` is the end of the prompt.
     """
     family, tags = family_of(template), find_reasoning_tags(template)
     if family is not None and family.channels:

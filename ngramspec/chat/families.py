@@ -47,10 +47,11 @@ class Family:
     short_ids: bool = False  # whether ids of calls have nine characters
     only_own: bool = False  # whether calls in Hermes' form are content
 
-    def write(self, name: str) -> tuple[str, str]:
-        """Return the text before and after the JSON arguments of a call of a tool."""
-        before, after = self.call
-        return before % {"name": name, "json": to_json(name)}, after
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Return the text of calls, given as names and arguments in JSON."""
+        (before, after), (begin, between, end) = self.call, self.around
+        texts = [before % {"name": name, "json": to_json(name)} + arguments + after for name, arguments in calls]
+        return begin + (between or "").join(texts) + end
 
 
 _TAG = {"<tool_call>": read_hermes}  # in the answers of all families, except `only_own`

@@ -41,8 +41,7 @@ def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tu
 def written(template: str, calls: Sequence[tuple[str, str]]) -> str:
     family = family_of(template)
     assert family is not None
-    begin, between, end = family.around
-    return begin + (between or "").join(text.join(family.write(name)) for name, text in calls) + end
+    return family.write(calls)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
