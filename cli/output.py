@@ -16,6 +16,7 @@ from ngramspec.instruments.reports.render import html, markdown
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.reports.svg import svg
 from ngramspec.sampling.option import option, options
+from ngramspec.storage import atomic_path
 
 from .console import fail, guard_stdout, usage_error, write_stdout
 
@@ -111,13 +112,8 @@ def _write(name: str, text: str) -> None:
         if _in_place(Path(name)):
             Path(name).write_text(text, "utf-8")
             return
-        final = Path(name).resolve()
-        temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-        try:
+        with atomic_path(Path(name).resolve(), mode=0o666) as temporary:
             temporary.write_text(text, "utf-8")
-            temporary.replace(final)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         fail(f"cannot write {name}: {error.strerror or error}")
 

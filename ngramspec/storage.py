@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
-import tempfile
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,17 +39,16 @@ def state_folder() -> Path:
 
 
 @contextmanager
-def atomic_path(path: Path, prefix: str = ".ngramspec-") -> Iterator[Path]:
+def atomic_path(path: Path, prefix: str = ".ngramspec-", mode: int = 0o600) -> Iterator[Path]:
     """Create an empty temporary file that replaces `path` after the block; on an error `path` is unchanged.
 
-    Only the user may read the file. A crash may leave a file PREFIX*.tmp next to it. An OSError means that the folder
-    does not exist or cannot be written.
+    By default, only the user may read the file. A crash may leave a file PREFIX*.tmp next to it. An OSError means that
+    the folder does not exist or cannot be written.
     """
     if sys.is_finalizing():  # a generator that was left open ends after the modules
         raise OSError("Python is ending")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f"{prefix}{secrets.token_hex(8)}.tmp")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield temporary
         temporary.replace(path)
