@@ -58,12 +58,7 @@ class Request:
     scales: tuple[float, ...] | None = None
 
     def check(self, n_ctx: int, n_vocab: int) -> None:
-        """Check the request for a model with this context and vocabulary.
-
-        Raises:
-            PromptError: The prompt is empty, or fills the context.
-            ValueError: A number is out of its range.
-        """
+        """Raise a PromptError or a ValueError if a model with this context and vocabulary cannot continue the text."""
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not self.prompt:

@@ -100,15 +100,12 @@ class Stats:
         self.missed += k == 0 and done.correct_guesses > 0
         self.drafted += k
         self.accepted += done.accepted
-        while len(self.drafted_at) < k:
-            for counts in (self.drafted_at, self.tested_at, self.accepted_at):
-                counts.append(0)
         # If the text ended inside the draft, the positions after its end were not tested.
-        n_reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
-        for i in range(k):
-            self.drafted_at[i] += 1
-            self.tested_at[i] += i < n_reached
-            self.accepted_at[i] += i < done.accepted
+        n_tested = min(k, done.accepted + (done.accepted < len(done.tokens)))
+        for at, count in ((self.drafted_at, k), (self.tested_at, n_tested), (self.accepted_at, done.accepted)):
+            at.extend([0] * (k - len(at)))
+            for i in range(count):
+                at[i] += 1
 
     def merge(self, other: Stats) -> None:
         """Add the counters of another `Stats`."""

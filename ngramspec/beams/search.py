@@ -61,14 +61,21 @@ Extension = tuple[float, Beam, int]  # extended text: new score, text before the
 
 
 class BeamState:
-    """The state of one search, which keeps `beams` texts after the node of the prompt, `root`."""
+    """The state of one search, which keeps `beams` texts after the node of the prompt, `root`, for `limit` rounds."""
 
-    def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
-        self._vocabulary, self._beams = vocabulary, beams
+    def __init__(
+        self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str], limit: int, out_of: StopReason
+    ) -> None:
+        self._vocabulary, self._beams, self._out_of = vocabulary, beams, out_of
         self._stream = TextStream(stop, controls=vocabulary.controls if stop else {})
         self.live = [Beam(0.0, root, self._stream if stop else None)]  # texts that continue, the best one first
         self._finished: list[tuple[Beam, StopReason]] = []
-        self.rounds = 0
+        self.rounds_left = limit
+
+    @property
+    def is_open(self) -> bool:
+        """True if there may be another round."""
+        return bool(self.live) and self.rounds_left > 0
 
     def extensions(self, read: Callable[[Node], TopLogprobs | None]) -> list[Extension] | None:
         """Return the best `beams` results of a round, the best one first; `None` if the round needs a missing row.
@@ -113,11 +120,12 @@ class BeamState:
         if len(finished) == self._beams:
             live = [beam for beam in live if beam.score > finished[-1][0].score]
         self.live, self._finished = live, finished
-        self.rounds += 1
+        self.rounds_left -= 1
         return [beam.node for beam in live]
 
-    def hypotheses(self, out_of: StopReason | None) -> list[Hypothesis]:
-        """Return the best texts so far; `out_of` is the reason why the live ones end here, `None` if they continue."""
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return the best texts so far."""
+        out_of = None if self.rounds_left else self._out_of
         beams: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
         beams.sort(key=lambda entry: -entry[0].score)
         return [self._hypothesis(beam, stop) for beam, stop in beams[: self._beams] if beam.node.parent is not None]
@@ -172,8 +180,6 @@ class BeamSearch:
         self.stored, self.draft_max, self._clock = stored, draft_max, clock
         self.stats = Stats()
         self._state: BeamState | None = None
-        self._limit = 0
-        self._out_of: StopReason = "length"
         self._rows: dict[Node, Logits] = {}
 
     def run(
@@ -203,17 +209,16 @@ class BeamSearch:
         # A single text ends when the context is full, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
             raise PromptError(self._too_large_message(len(prompt), max_tokens or 1, room))
-        self._limit = min(max_tokens or room, room)
-        self._out_of = "length" if max_tokens == self._limit else "context"
+        limit = min(max_tokens or room, room)
+        out_of: StopReason = "length" if max_tokens == limit else "context"
+        root = Node(None, -1, len(prompt))
         self.stats = Stats()
-        self._state = BeamState(self.target.vocabulary, self.beams, Node(None, -1, len(prompt)), stop)
+        self._state = BeamState(self.target.vocabulary, self.beams, root, stop, limit, out_of)
         return self._run(list(prompt), self._state, progress)
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best texts so far, at most `beams`, the best one first."""
-        if self._state is None:
-            return []
-        return self._state.hypotheses(self._out_of if self._state.rounds == self._limit else None)
+        return self._state.hypotheses() if self._state is not None else []
 
     def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
         n_required = prompt_tokens + self.beams * max_tokens
@@ -229,14 +234,13 @@ class BeamSearch:
     def _run(self, prompt: list[int], state: BeamState, progress: Progress | None) -> Generator[None]:
         target, drafter, stats, clock = self.target, self.drafter, self.stats, self._clock
         started_at = clock()
-        sequence = target.sequences[0]
-        row = sequence.prefill(prompt, progress=progress)
         root = state.live[0].node
-        root.likely = self._find_top_tokens(row)
+        root.likely = self._find_top_tokens(target.sequences[0].prefill(prompt, progress=progress))
         stats.prefill_seconds = clock() - started_at
         self._take_rounds(state)
+        stats.tokens = 0  # the row of the first round comes from the prefill
         yield
-        if not self._can_continue(state):
+        if not state.is_open:
             return
         plan = None
         if drafter is not None:
@@ -247,7 +251,7 @@ class BeamSearch:
         self._trunk = root
         tree = target.tree(root)
         try:
-            while self._can_continue(state):
+            while state.is_open:
                 started_at = clock()
                 nodes = self._choose(tree, state, plan)
                 submitted_at = clock()
@@ -269,20 +273,14 @@ class BeamSearch:
             if self.stored is not None:
                 self.stored.save()
 
-    def _can_continue(self, state: BeamState) -> bool:
-        return bool(state.live) and state.rounds < self._limit
-
     def _take_rounds(self, state: BeamState) -> list[list[Node]]:
         """Take all rounds whose rows are known; return the last tokens of the live texts after each round."""
         rounds: list[list[Node]] = []
-        while self._can_continue(state):
-            extensions = state.extensions(self._read)
-            if extensions is None:
-                break
+        while state.is_open and (extensions := state.extensions(self._read)) is not None:
             nodes = state.advance(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
-            self.stats.tokens = state.rounds - 1  # the row of the first round comes from the prefill
             rounds.append(nodes)
+        self.stats.tokens += len(rounds)
         return rounds
 
     def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
@@ -297,9 +295,8 @@ class BeamSearch:
                     node.children = {}
             self._read_all([*nodes])
             self._commit(nodes)
-            live = [(beam.score, beam.node) for beam in state.live]
-            rounds = self._limit - state.rounds - 1
-            ahead, known_nodes = plan.plan(live, rounds, tree.max_batch - len(missing), tree.leaves)
+            live, room = [(beam.score, beam.node) for beam in state.live], tree.max_batch - len(missing)
+            ahead, known_nodes = plan.plan(live, state.rounds_left - 1, room, tree.leaves)
             needed_nodes += known_nodes
             self.stats.drafted += len(ahead)
         tree.keep(needed_nodes)
