@@ -319,7 +319,7 @@ class Session:
                         self.trace.add(step)
                     deltas += (additions := parser.push(step.text))
                     self.view.show(step, additions, self.target.vocabulary.display_piece)
-                    if step.stop is not None or self.stop_key.pressed or self.view.is_complete:
+                    if step.stop is not None or self.stop_key.pressed or self.view.ending:
                         break
             deltas += (additions := parser.finish(cut=steps[-1].stop not in ("eog", "stop")))
             if not self.view.drafts:

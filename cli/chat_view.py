@@ -54,7 +54,7 @@ class AnswerView:
         self._kind = ""  # "reasoning" or "text", as in `Delta`; "" before an answer
         self.drafts = False
         self.markdown = True
-        self.is_complete = False  # True if the rest of the answer is not needed
+        self.ending: str | None = None  # stop reason if the view ends the answer
 
     @property
     def can_show_drafts(self) -> bool:
@@ -135,15 +135,18 @@ class AnswerView:
 class HiddenView(AnswerView):
     """View that shows the reasoning of an answer, and only the number of tokens of its content.
 
-    `on_tokens` is called with that number and the expected one, which is corrected upwards. `is_complete` is called
-    with each line of the content and those before it, and returns True if the rest is not needed.
+    Args:
+        expected: Expected number of tokens of the content.
+        limit: Number of tokens of the content that ends the answer.
+        on_tokens: Function that is called with the number of tokens and the expected one, which may grow.
+        is_complete: Function that returns True if the rest of the content is not needed.
     """
 
     def __init__(
-        self, expected: int, on_tokens: Callable[[int, int], None], is_complete: Callable[[str], bool]
+        self, expected: int, limit: int, on_tokens: Callable[[int, int], None], is_complete: Callable[[str], bool]
     ) -> None:
         super().__init__()
-        self._expected, self._on_tokens, self._is_complete = expected, on_tokens, is_complete
+        self._expected, self._limit, self._on_tokens, self._is_complete = expected, limit, on_tokens, is_complete
         self._n_tokens, self._content = 0, ""
 
     def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
@@ -153,7 +156,10 @@ class HiddenView(AnswerView):
             self._content += text
             self._n_tokens += len(step.tokens)
             self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
-            self.is_complete = "\n" in text and self._is_complete(self._content)
+            if "\n" in text and self._is_complete(self._content):
+                self.ending = "stop"
+            elif self._n_tokens >= self._limit:
+                self.ending = "length"
 
     def write(self, deltas: Iterable[Delta]) -> None:
         """Write the reasoning in pieces of an answer."""

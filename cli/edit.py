@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +17,6 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option
 from ngramspec.sampling.text_rules import TextRules
 from ngramspec.steps import Stats, Step
-from ngramspec.storage import atomic_path
 
 from .answer_line import LIMITS
 from .chat_commands import format_attachment
@@ -27,11 +24,14 @@ from .chat_session import Session, open_model
 from .chat_view import HiddenView
 from .complete import is_model
 from .console import edit_bar, fail, guard_stdout, note, pluralize, printable, read_source, usage_error, write_stdout
-from .edit_text import find_file, format_diff, is_complete, merge_lines
-from .options import MODEL, TRACE, check_predict, choose_model, find, keep
+from .edit_text import find_file, format_diff, is_complete, merge_lines, replace_text
+from .options import MODEL, NO_LIMIT, TRACE, check_predict, choose_model, find, keep
 from .output import check_writable
 from .reasoning_options import ReasoningOptions
 from .sampling_options import SamplingOptions, check_sampling
+
+_SYSTEM = "You edit files. Reply with the complete edited file in one code block and nothing else."
+_MARGIN = 2048  # tokens that an answer may have in addition to twice those of the file
 
 
 def edit(
@@ -44,8 +44,12 @@ def edit(
         typer.Argument(metavar="[MODEL] FILE INSTRUCTION", help="File to change (-: stdin), and what to change in it."),
     ],
     model_option: str | None = MODEL,
-    predict: int = option(
-        -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
+    predict: int | None = option(
+        None,
+        "-n",
+        "--predict",
+        "--n-predict",
+        help="Maximum number of tokens; -1: until the context is full; default: 2048 + twice the file's.",
     ),
     diff: bool = option(False, help="Print a unified diff instead of the new file."),
     write: bool = option(False, "-w", "--write", help="Replace the file instead of printing the new one."),
@@ -56,13 +60,12 @@ def edit(
     Example: ngramspec edit app.py "Rename load to read_users." --write
 
     Only the new file goes to stdout, without the code fence and the words around it. --diff prints a diff for patch -p1
-    or git apply instead. --write replaces the file when the answer is complete, and keeps its mode and line ends. With
-    both, the file is replaced and the diff printed.
+    or git apply instead. --write replaces the file when the answer is complete, and keeps its mode and line ends.
 
     If the answer contains no file or a limit cut it, nothing is written: the answer goes to stderr, and the exit code
     is 1. If the context is too small for the file and a new one of its length, that is an error before the generation.
     """
-    limit, sampling_settings = check_predict(predict), sampling.sampling()
+    limit, sampling_settings = check_predict(-1 if predict is None else predict), sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     model, name, instruction = _parse(arguments)
     file = read_source(name, "no file on standard input; pipe one in or name it")
@@ -82,7 +85,7 @@ def edit(
     session.trace, session.rules, session.variables = writer, rules, reasoning.variables
     session.reasoning_budget, session.reasoning_message = reasoning.reasoning_budget, reasoning.reasoning_budget_message
     session.prediction = text if drafter is not None and drafter.prediction is not None else ""
-    answer, ending, stats = _generate(session, label, text, instruction)
+    answer, ending, stats = _generate(session, label, text, instruction, is_bounded=predict is None)
     new_text = find_file(answer, text)
     lines, n_changed = merge_lines(file, new_text or "")
     problem = ""  # reason for which nothing is written
@@ -96,7 +99,7 @@ def edit(
         note(answer)
     else:
         if write and n_changed:
-            _replace(Path(name).resolve(), "".join(lines))
+            replace_text(Path(name).resolve(), "".join(lines))
         if diff or not write:
             output = "".join(format_diff(label, file, lines) if diff else lines)
             with guard_stdout():
@@ -108,22 +111,24 @@ def edit(
         fail(f"{problem}; nothing was written")
 
 
-def _generate(session: Session, name: str, text: str, instruction: str) -> tuple[str, str, Stats]:
+def _generate(session: Session, name: str, text: str, instruction: str, *, is_bounded: bool) -> tuple[str, str, Stats]:
     """Return the answer of the model up to the end of the file, its stop reason and its counters."""
     attachment = format_attachment(name, text)
     n_tokens = len(session.target.vocabulary.tokenize(attachment, add_bos=False))
-    prompt = session.encode([{"role": "user", "content": f"{attachment}\n\n{instruction}"}])
-    n_ctx, size = session.target.n_ctx, len(prompt) + min(session.limit, n_tokens)
-    if size > n_ctx:
+    message = f"{attachment}\n\n{instruction}"
+    prompt = session.encode([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": message}])
+    if (size := len(prompt) + min(session.limit, n_tokens)) > (n_ctx := session.target.n_ctx):
         fail(f"the context of {n_ctx} tokens is too small: prompt and new file need {size}; raise -c/--ctx-size")
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
+    # Small models may repeat lines without end; reasoning does not count.
+    limit = 2 * n_tokens + _MARGIN if is_bounded else NO_LIMIT
     with guard_stdout(), edit_bar() as show_progress:
-        session.view = HiddenView(n_tokens, show_progress, lambda answer: is_complete(answer, text))
+        session.view = view = HiddenView(n_tokens, limit, show_progress, lambda answer: is_complete(answer, text))
         session.generate(prompt, steps, deltas)
-        session.view.end()
+        view.end()
     for step in steps:
         stats.add(step)
-    ending = "stop" if session.view.is_complete else steps[-1].stop if steps else None
+    ending = view.ending or (steps[-1].stop if steps else None)
     if ending is None:
         raise KeyboardInterrupt
     is_end = session.target.vocabulary.is_eog
@@ -139,12 +144,3 @@ def _parse(arguments: Sequence[str]) -> tuple[str | None, str, str]:
     if len(arguments) == 1 or (len(arguments) == 2 and is_model(first)) or not arguments[-1].strip():
         usage_error('edit requires a file and an instruction: ngramspec edit app.py "Add type hints."')
     return None if len(arguments) == 2 else first, arguments[-2], arguments[-1]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the text of a file atomically; its mode and its byte order mark stay."""
-    with path.open("rb") as file:
-        mark = BOM_UTF8 if file.read(len(BOM_UTF8)) == BOM_UTF8 else b""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(mark + text.encode())
-        shutil.copymode(path, temporary)

@@ -1,11 +1,16 @@
-"""Texts of `ngramspec edit`: the new file in an answer, its line ends, and the diff."""
+"""Texts of `ngramspec edit`: the new file in an answer, its line ends, the diff, and the replacement of the file."""
 
 from __future__ import annotations
 
 import re
+import shutil
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, unified_diff
+from pathlib import Path
+
+from ngramspec.storage import atomic_path
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _WORD = re.compile(r"\w+|[^\w\s]+")
@@ -116,3 +121,11 @@ def format_diff(name: str, original: str, lines: Sequence[str]) -> Iterator[str]
     path = name.lstrip("/")
     for line in unified_diff(split_lines(original), lines, f"a/{path}", f"b/{path}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace the text of a file atomically; its mode and its byte order mark stay."""
+    mark = BOM_UTF8 if path.read_bytes().startswith(BOM_UTF8) else b""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(mark + text.encode())
+        shutil.copymode(path, temporary)

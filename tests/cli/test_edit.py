@@ -238,6 +238,15 @@ def test_edit_without_whole_file_in_answer_writes_nothing(env: dict[str, str], f
             assert file.read_text() == OLD
 
 
+def test_edit_ends_endless_answer_unless_limit_is_given(
+    env: dict[str, str], file: Path, answers: Callable[[str], None]
+) -> None:
+    new = "x = 1\n" * 900
+    answers(f"```py\n{new}```")
+    edit(env, file, "Rename r.").assert_failed("the answer was cut")
+    assert edit(env, "-n", "-1", file, "Rename r.").ok().out == new
+
+
 def test_edit_of_file_that_changes_meanwhile_keeps_it(
     env: dict[str, str], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
