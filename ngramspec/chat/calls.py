@@ -77,14 +77,10 @@ def make_object_parser(*ends: str, known_only: bool = False) -> ReadCall:
 def make_named_parser(
     separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False
 ) -> ReadCall:
-    """Return a parser of calls that consist of a name, a separator, and JSON arguments.
+    """Return a parser of calls that consist of a name, a separator, and JSON arguments, or with `or_objects` of objects.
 
-    Args:
-        separator: String after the name.
-        name: Pattern of the text before the separator, whose group is the name.
-        end: String at the end of the call.
-        fence: String after the name, in the form in which the name is after the separator; "" excludes that form.
-        or_objects: Whether calls may also be JSON objects.
+    The group of the pattern `name` is the name. `fence` comes after the name, in the form in which the name is after
+    the separator; "" excludes that form.
     """
     pattern = re.compile(name, re.DOTALL)
 

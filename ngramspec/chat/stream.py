@@ -1,4 +1,9 @@
-"""Pieces of an answer (`Delta`): text, reasoning and calls of tools. `Deltas` collects them; `Reader` is the input."""
+"""Text that arrives in pieces (`Reader`), JSON in it (`read_value`), and the pieces of an answer (`Delta`, `Deltas`).
+
+JSON is emitted as far as it is valid, so that a stream can send incomplete arguments: `{"a": "x`, then `y"}`. Mistakes
+of small models are corrected: control characters in strings and backslashes that begin no escape (`"C:\\dir"`) are
+escaped, commas before closing brackets are dropped, and `True`, `False` and `None` become JSON.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +38,11 @@ Tools = Mapping[str, Tool]  # tools that may be called, by their names
 class Delta(NamedTuple):
     """Addition to an answer by a further piece of the model's text: text, or the start of a call."""
 
-    # "text" is content, and "reasoning" comes before it. "call" is the start of a call of a tool. "arguments" is a
-    # piece of the last call's arguments, which joined are a JSON object.
+    # "text" is content. Joined "arguments" of a call are a JSON object.
     kind: Literal["text", "reasoning", "call", "arguments"]
     text: str = ""
-    call: int = 0  # index of the call in the answer, from 0
-    id: str = ""  # id of a call that begins
+    call: int = 0  # index of the call in the answer
+    id: str = ""  # of a call that begins
     name: str = ""  # name of the tool of a call that begins
 
 
@@ -52,9 +56,6 @@ class Deltas:
     follows. It is dropped before and after a call, and is content at the end of an answer without calls.
 
     Incomplete arguments are completed when something follows, and at the end of an answer that no limit cut.
-
-    `short_ids` makes ids of nine letters and digits, as Mistral's templates require, instead of "call_...". `parallel`
-    allows several calls.
     """
 
     def __init__(self, short_ids: bool = False, parallel: bool = True) -> None:
@@ -67,7 +68,6 @@ class Deltas:
         self._in_reasoning = False
 
     def add_content(self, text: str) -> None:
-        """Add a piece of content."""
         self._held_reasoning, self._in_reasoning = "", False
         text, self._held_space = self._held_space + text, ""
         if self._drops_space:
@@ -79,7 +79,6 @@ class Deltas:
             self._add(Delta("text", body))
 
     def add_reasoning(self, text: str) -> None:
-        """Add a piece of reasoning."""
         text = self._held_reasoning + text
         if not self._in_reasoning:
             text = text.lstrip()
@@ -91,7 +90,6 @@ class Deltas:
         self._drops_space = True
 
     def begin_call(self, name: str, arguments: str = "") -> None:
-        """Begin a call, with the first piece of its arguments."""
         self._held_reasoning, self._in_reasoning = "", False
         self._held_space, self._drops_space = "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
@@ -101,7 +99,6 @@ class Deltas:
         self.add_arguments(arguments)
 
     def add_arguments(self, text: str) -> None:
-        """Add a piece of the last call's arguments."""
         if text:
             if self._arguments is not None:
                 self._arguments.append(text)
@@ -113,12 +110,7 @@ class Deltas:
         return not self._parallel and self._calls > 0
 
     def end(self, cut: bool = False, drops_call: bool = False) -> None:
-        """End the answer.
-
-        Args:
-            cut: Whether a limit ended it. Incomplete arguments then stay incomplete.
-            drops_call: Whether an incomplete call is dropped, and the white space before it too.
-        """
+        """End the answer; `cut`: by a limit, `drops_call`: without an incomplete call and the space before it."""
         if not cut and self._arguments is not None:
             self._complete_call()
         self._drops_space = self._drops_space or drops_call
@@ -176,14 +168,17 @@ _CLOSING = re.compile(r"[ \t\r\n}\]]*")
 @lru_cache(256)
 def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
     """Return patterns for a whole marker and for the beginning of one at the end of a text, and the longest length."""
-    nothing = "(?!)"
-    whole = "|".join(map(re.escape, markers)) or nothing
-    partial = "|".join(re.escape(marker[:n]) for marker in markers for n in range(1, len(marker))) or nothing
+    whole = "|".join(map(re.escape, markers)) or "(?!)"
+    partial = "|".join(re.escape(marker[:n]) for marker in markers for n in range(1, len(marker))) or "(?!)"
     return re.compile(whole), re.compile(rf"(?:{partial})\Z"), max(map(len, markers), default=1)
 
 
+def _ignore(_: str) -> None:
+    pass
+
+
 class Reader:
-    """Text that arrives in pieces and is read as if it were complete, and the current position.
+    """Text that arrives in pieces, and the current position.
 
     Parsers are generators, which yield if they need more text than has arrived. So their results depend only on the
     text, never on how it is divided into pieces.
@@ -197,7 +192,6 @@ class Reader:
         self._text = ""
 
     def feed(self, piece: str) -> None:
-        """Add a piece of text."""
         self._text += piece
 
     def peek_rest(self) -> str:
@@ -227,8 +221,9 @@ class Reader:
         self.at += len(text)
         return text
 
-    def run(self, characters: re.Pattern[str], emit: Emit) -> Reads[None]:
-        """Read and emit characters while they match; `characters` matches any number of them."""
+    def run(self, characters: re.Pattern[str], emit: Emit = _ignore) -> Reads[str]:
+        """Read, emit and return characters while they match; `characters` matches any number of them."""
+        start = self.at
         while True:
             match = characters.match(self._text, self.at)
             end = match.end() if match else self.at
@@ -236,11 +231,10 @@ class Reader:
                 emit(self._text[self.at : end])
                 self.at = end
             if end < len(self._text) or not (yield from self._wait()):
-                return
+                return self._text[start : self.at]
 
     def skip_space(self) -> Reads[None]:
-        """Skip white space."""
-        yield from self.run(SPACE, lambda _: None)
+        yield from self.run(SPACE)
 
     def skip_all(self, *words: str) -> Reads[None]:
         """Skip white space, and all repetitions of several strings with the white space after them."""
@@ -263,9 +257,9 @@ class Reader:
 
         Repetitions are skipped too, except of fences, because a second fence begins something.
         """
-        yield from self.run(_CLOSING, lambda _: None)
+        yield from self.run(_CLOSING)
         while mark := (yield from self.take(*ends)):
-            yield from self.run(_CLOSING, lambda _: None)
+            yield from self.run(_CLOSING)
             ends = tuple(end for end in ends if end != "```" or mark != end)
         if self.ended and any(end.startswith(self.peek_rest()) for end in ends):
             self.at = len(self._text)
@@ -295,9 +289,9 @@ class Reader:
 
     def read_before(self, *markers: str) -> Reads[tuple[str, str | None]]:
         """Return the text before the first of several strings, and that string; see `read_until`."""
-        parts: list[str] = []
-        marker = yield from self.read_until(markers, parts.append)
-        return "".join(parts), marker
+        start = self.at
+        marker = yield from self.read_until(markers, _ignore)
+        return self._text[start : self.at - len(marker or "")], marker
 
 
 # --------------------------------------------------------------------------- JSON
@@ -305,8 +299,7 @@ class Reader:
 PYTHON_STRING = r"""(?:'{3}.*?'{3}|"{3}.*?"{3}|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
 """Pattern of a string in Python, which requires `re.DOTALL`."""
 
-MAX_DEPTH = 100
-"""Maximum depth of lists and objects within each other; templates and many parsers of JSON have a limit."""
+MAX_DEPTH = 100  # of lists and objects within each other; templates and many parsers of JSON have a limit
 
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _NEXT_PARTS = {",}": "key", ",]": "item"}  # parts after a comma, by the bracket that ends the list or object
@@ -458,9 +451,7 @@ def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
         emit("".join(held))
         held.clear()
         return (yield from _read_string(reader, emit))
-    start, parts = reader.at, list[str]()
-    yield from reader.run(_WORD, parts.append)
-    word = "".join(parts)
+    start, word = reader.at, (yield from reader.run(_WORD))
     word = _PYTHON_WORDS.get(word, word)
     if not _SCALAR.fullmatch(word):
         reader.at = start

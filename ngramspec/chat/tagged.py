@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramspec.chat.calls import ReadCall, make_list_parsers, read_arguments, read_calls
 from ngramspec.chat.stream import MAX_DEPTH, Deltas, Emit, Reader, Reads, Tool, Tools, escape, read_literal, to_json
 
-_MAX_REFERENCES = 32  # maximum depth of references within references
+_MAX_REFERENCES = 32  # within references
 _TEXT = frozenset({"string"})
 _KINDS = {
     str: _TEXT,
@@ -35,46 +34,41 @@ _REST = re.compile(r"[^<>\n]*")
 _ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(NamedTuple):
     """The marks of a form of calls."""
 
-    starts: tuple[str, ...]  # marks that begin a call
-    parameter: str  # mark before the name of a parameter
-    value_end: str  # mark at the end of a value
-    ends: tuple[str, ...]  # marks at the end of the call
-    name_end: str = ""  # mark after the name; "" for attributes and ">"
-    value: str = ""  # mark before the value
+    starts: tuple[str, ...]  # of a call
+    parameter: str  # before the name of a parameter
+    value_ends: tuple[str, str]  # after the value; models write both
+    ends: tuple[str, ...]  # of a call
+    name_end: str = ""  # after the name; "" for attributes and ">"
+    value: str = ""  # before the value
     lines: bool = False  # whether line breaks surround the value
-
-    @property
-    def value_ends(self) -> tuple[str, str]:
-        """Marks at the end of the value, of which models also write the second."""
-        return self.value_end, f"{self.value_end[:-1]}/>"
 
 
 _QWEN = Tags(
     ("<tool_call>", "<function="),
     "<parameter=",
-    "</parameter>",
+    ("</parameter>", "</parameter/>"),
     ("</function>", "</function/>", *_HERMES_ENDS),
     lines=True,
 )
-_GLM = Tags(("<tool_call>",), "<arg_key>", "</arg_value>", _HERMES_ENDS, "</arg_key>", "<arg_value>")
+_GLM = Tags(("<tool_call>",), "<arg_key>", ("</arg_value>", "</arg_value/>"), _HERMES_ENDS, "</arg_key>", "<arg_value>")
 
 
 def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """Parse the text after "<tool_call>"."""
+    """Parse the text after "<tool_call>": JSON, Qwen3-Coder's tags, or the name of a tool and GLM's keys."""
     yield from reader.skip_space()
     if (yield from reader.peek()) in {"{", "["}:
-        has_begun = yield from read_calls(reader, answer)
-    elif (yield from reader.take("<function=")):
-        return (yield from read_function(reader, answer, tools))
-    else:
-        return (yield from _read_keys(reader, answer, tools))
-    if has_begun:
+        if not (yield from read_calls(reader, answer)):
+            return False
         yield from reader.skip(*_HERMES_ENDS)
-    return has_begun
+        return True
+    if (yield from reader.take("<function=")):
+        return (yield from read_function(reader, answer, tools))
+    name = (yield from reader.run(_NAME)).strip()
+    yield from reader.skip_space()
+    return name in tools and (yield from _read_tagged(reader, answer, name, False, tools[name], _GLM))
 
 
 def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
@@ -87,15 +81,6 @@ def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     return True
 
 
-def _read_keys(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """Parse a call: the name of an existing tool, then keys and values."""
-    parts: list[str] = []
-    yield from reader.run(_NAME, parts.append)
-    yield from reader.skip_space()
-    name = "".join(parts).strip()
-    return name in tools and (yield from _read_tagged(reader, answer, name, False, tools[name], _GLM))
-
-
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
     """Return the parsers of calls like `<invoke name="f">`, by the strings that they begin with.
 
@@ -106,7 +91,7 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
     tags = Tags(
         (item, *list_ends),
         f'<{mark}parameter name="',
-        f"</{mark}parameter>",
+        (f"</{mark}parameter>", f"</{mark}parameter/>"),
         (f"</{mark}invoke>", f"</{mark}invoke/>", *list_ends.values()),
     )
 
@@ -118,17 +103,16 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
 
 
 def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
-    """Parse a name and the attributes up to ">"; without ">" the attributes are `None`."""
-    parts, attributes = list[str](), list[str]()
+    """Parse a name and the attributes up to ">", without which they are `None`."""
     yield from reader.take('"')
-    yield from reader.run(_NAME, parts.append)
+    name = (yield from reader.run(_NAME)).strip().strip("'")
     yield from reader.take('"')
     start = reader.at
-    yield from reader.run(_REST, attributes.append)
-    is_whole = _ATTRIBUTES.fullmatch("".join(attributes)) and (yield from reader.take(">"))
-    if not is_whole:
-        reader.at = start
-    return "".join(parts).strip().strip("'"), "".join(attributes) if is_whole else None
+    attributes = yield from reader.run(_REST)
+    if _ATTRIBUTES.fullmatch(attributes) and (yield from reader.take(">")):
+        return name, attributes
+    reader.at = start
+    return name, None
 
 
 def _read_header(reader: Reader, start: str) -> Reads[tuple[str, bool]]:
@@ -180,12 +164,10 @@ def _read_key(reader: Reader, tool: Tool | None, tags: Tags) -> Reads[tuple[str,
         if 'string="true"' in (attributes or ""):  # DeepSeek's attribute
             return key, _TEXT
     else:
-        parts: list[str] = []
-        yield from reader.run(_NAME, parts.append)
+        key = (yield from reader.run(_NAME)).strip()
         yield from reader.skip_all(tags.name_end)
         while (yield from reader.take(tags.value)):
             pass
-        key = "".join(parts).strip()
     return key, _types(tool, key)
 
 
@@ -295,9 +277,7 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     yield from reader.skip_space()
     if not (yield from reader.take("call:")):
         return False
-    parts: list[str] = []
-    yield from reader.run(_GEMMA_NAME, parts.append)
-    name = "".join(parts).strip()
+    name = (yield from reader.run(_GEMMA_NAME)).strip()
     if not name or not (yield from reader.take("{")):
         return False
     answer.begin_call(name)
@@ -339,12 +319,11 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
 
 def _read_gemma_key(reader: Reader) -> Reads[str | None]:
     """Parse a key, with or without quotes, and the colon after it."""
-    parts: list[str] = []
     quote = yield from reader.take(_QUOTE, '"')
-    yield from reader.run(_GEMMA_NAME, parts.append)
+    key = (yield from reader.run(_GEMMA_NAME)).strip()
     yield from reader.take(quote or _QUOTE)
     yield from reader.skip_space()
-    return "".join(parts).strip() if (yield from reader.take(":")) else None
+    return key if (yield from reader.take(":")) else None
 
 
 def _read_word(reader: Reader, emit: Emit, before: str) -> Reads[bool]:
@@ -355,9 +334,7 @@ def _read_word(reader: Reader, emit: Emit, before: str) -> Reads[bool]:
         emit('"' if marker else "")
         reader.at -= len(marker) if marker in _GEMMA_MARKS else 0
         return True
-    parts: list[str] = []
-    yield from reader.run(_BARE, parts.append)
-    word = "".join(parts).strip()
+    word = (yield from reader.run(_BARE)).strip()
     if not word or (reader.cut and not (yield from reader.peek())):
         return False
     emit(before + (to_json(word.strip('"')) if word.startswith('"') else convert_value(word, None)))
