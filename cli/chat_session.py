@@ -13,7 +13,7 @@ import typer
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
-from ngramspec.chat.families import find_open_tag, parser_for, reasoning_tags
+from ngramspec.chat.families import AnswerParser, find_open_tag, reasoning_tags
 from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
 from ngramspec.errors import NGramSpecError
@@ -290,7 +290,7 @@ class Session:
         if self.trace is not None:
             header = TraceHeader.of(self.decoder, self.source.label, self.sampling, self.acceptance)
             self.trace.begin(prompt, self.target.vocabulary.piece, header)
-        parser = parser_for(self.target.vocabulary.chat_template, opening=self._opening)
+        parser = AnswerParser(self.target.vocabulary.chat_template, opening=self._opening)
         self.view.begin()
         with prefill_bar() as bar, suppress(KeyboardInterrupt):
 

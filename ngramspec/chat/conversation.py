@@ -156,7 +156,7 @@ class ToolTemplate:
     """A chat template in Jinja, and its support for tools.
 
     What a template does not support becomes plain messages: tools are described in the system message, calls are part
-    of the assistant's text in the form that `parser_for` reads, and results are in a user's turn.
+    of the assistant's text in the form that `AnswerParser` reads, and results are in a user's turn.
     `examine` calls its argument with the template's `Render` and further arguments.
     """
 

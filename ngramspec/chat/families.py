@@ -233,13 +233,13 @@ def answer_grammar(
     opening: str = "",
     controls: Mapping[str, int] | None = None,
 ) -> Lark:
-    """Return the grammar of answers that call tools, in the form that `parser_for` reads, or are JSON.
+    """Return the grammar of answers that call tools, in the form that `AnswerParser` reads, or are JSON.
 
     If the template mentions reasoning, the answer may begin with it.
 
     `choice` is "required", the name of the tool that must be called once, or "auto": then the answer may also be the
-    JSON of the expression `json`, made by `json_rule`. `template` and `opening` are those of `parser_for`. Marks around
-    calls and reasoning that are in `controls`, which has ids by names, are control tokens; other marks are text. It
+    JSON of the expression `json`, made by `json_rule`. `template` and `opening` are those of `AnswerParser`. Marks
+    around calls and reasoning that are in `controls`, which has ids by names, are control tokens; others are text. It
     raises a ValueError without a tool of that name, and a GrammarError with the tool's name for an unsupported schema.
     """
     controls = controls or {}
@@ -316,29 +316,22 @@ _SHORT, _NEAR = 12, 80
 """Number of characters below which a text may still become a call, and number within which a call has its name."""
 
 
-def parser_for(
-    template: str | None, tools: Sequence[Tool] = (), *, opening: str = "", parallel: bool = True
-) -> AnswerParser:
-    """Return a parser for one answer of a model with a chat template in Jinja; without tools, calls are content.
+class AnswerParser:
+    """A parser of one answer of a model with a chat template in Jinja; without tools, calls are content.
 
     `opening` is the text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning. Without `parallel`,
-    the answer ends after its first call.
+    the answer ends after its first call. The parser raises no errors, whatever the text is.
     """
-    return AnswerParser(family_of(template) or HERMES, tools, find_reasoning_tags(template), opening, parallel)
-
-
-class AnswerParser:
-    """A parser of one answer, made by `parser_for`. It raises no errors, whatever the text is."""
 
     def __init__(
-        self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str, parallel: bool = True
+        self, template: str | None, tools: Sequence[Tool] = (), *, opening: str = "", parallel: bool = True
     ) -> None:
         # Whether the answer has ended after a call; `None` if it ends only with the text, as it may have several calls.
         self.ended: bool | None = None if parallel or not tools else False
+        family, tags = family_of(template) or HERMES, find_reasoning_tags(template)
         self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
-        tools_by_name = {tool.name: tool for tool in tools}
         reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
-        self._reads = reads(self._reader, self._answer, tools_by_name)
+        self._reads = reads(self._reader, self._answer, {tool.name: tool for tool in tools})
 
     def push(self, text: str) -> list[Delta]:
         """Parse a further piece of the answer, including control tokens."""

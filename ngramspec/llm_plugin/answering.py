@@ -13,7 +13,7 @@ import llm
 from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import AfterValidator, Field, create_model
 
-from ngramspec.chat.families import answer_grammar, parser_for
+from ngramspec.chat.families import AnswerParser, answer_grammar
 from ngramspec.chat.stream import Delta, Tool
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.loading.load import LoadedModel
@@ -87,7 +87,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         grammar = answer_grammar(tools, json=json_rule(schema), template=template, controls=vocabulary.controls, **form)
     sampling = make_sampling(prompt.options, grammar)
     vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
-    parser = parser_for(template, tools, **form)
+    parser = AnswerParser(template, tools, **form)
     stats, tokens, stop = Stats(), list[int](), None
     calls = list[tuple[Delta, list[str]]]()
     steps = model.decoder.generate(

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.chat.families import answer_grammar, parser_for
+from ngramspec.chat.families import AnswerParser, answer_grammar
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
@@ -163,5 +163,5 @@ async def answer_chat(call: Call, task: ChatTask, reply: Reply) -> Response:
     requests = repeat_with_seeds(request, len(reply.answers))
     vocabulary, tools = call.model.vocabulary, task.callable_tools
     parallel = task.parallel and vocabulary.allows_parallel_calls
-    parsers = [parser_for(vocabulary.chat_template, tools, opening=opening, parallel=parallel) for _ in requests]
+    parsers = [AnswerParser(vocabulary.chat_template, tools, opening=opening, parallel=parallel) for _ in requests]
     return await respond(call, requests, reply, parsers)

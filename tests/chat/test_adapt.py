@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ngramspec.chat.conversation import ToolTemplate
-from ngramspec.chat.families import parser_for
+from ngramspec.chat.families import AnswerParser
 from ngramspec.chat.features import capabilities
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import make_render
@@ -221,7 +221,7 @@ def test_template_adapt_without_usable_tool_format_describes_tools(source: str) 
     assert json.dumps(WEATHER.description) in messages[0]["content"]
     assert messages[3]["content"] == "<tool_response>\n18\n</tool_response>\n<tool_response>\n19\n</tool_response>\nSo?"
     # The parser reads the format that the prompt requests and that shows the model's earlier calls.
-    parser = parser_for(source, [WEATHER])
+    parser = AnswerParser(source, [WEATHER])
     begun, arguments = [*parser.push(messages[2]["content"]), *parser.finish()][1:]
     assert begun.kind == "call"
     assert begun.name == "weather"
@@ -236,7 +236,7 @@ def test_template_adapt_without_system_role_puts_tools_in_first_turn() -> None:
     assert first["content"].endswith("\n\nWeather?")
     first, said, *_ = adapted(UNLISTED, talk())
     assert "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>" in first["content"]
-    parser = parser_for(UNLISTED, [WEATHER])
+    parser = AnswerParser(UNLISTED, [WEATHER])
     assert [delta.kind for delta in parser.push(said["content"])] == ["text", "call", "arguments"]
 
 

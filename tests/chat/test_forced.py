@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ngramspec.chat.families import FAMILIES, answer_grammar, family_of, parser_for
+from ngramspec.chat.families import FAMILIES, AnswerParser, answer_grammar, family_of
 from ngramspec.chat.stream import Tool
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -28,7 +28,7 @@ def fits(vocabulary: Vocabulary, grammar: str, text: str) -> bool:
 
 
 def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tuple[str, object]]]:
-    parser = parser_for(template, [WEATHER, CLOCK], opening=opening)
+    parser = AnswerParser(template, [WEATHER, CLOCK], opening=opening)
     deltas = [*parser.push(text), *parser.finish()]
     calls = [(delta.name, "") for delta in deltas if delta.kind == "call"]
     for delta in deltas:

@@ -1,4 +1,4 @@
-"""Tests of `parser_for` with answers, however they are split, and with texts that are not answers."""
+"""Tests of `AnswerParser` with answers, however they are split, and with texts that are not answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.chat.families import FAMILIES, parser_for
+from ngramspec.chat.families import FAMILIES, AnswerParser
 from ngramspec.chat.stream import Delta, Tool, find_closers
 
 WEATHER = Tool(
@@ -202,7 +202,7 @@ PROSE = [
 def parse(
     pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, opening: str = "", cut: bool = False
 ) -> list[Delta]:
-    parser = parser_for(TEMPLATES[family], tools, opening=opening)
+    parser = AnswerParser(TEMPLATES[family], tools, opening=opening)
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
     return [*deltas, *parser.finish(cut)]
 
@@ -263,7 +263,7 @@ def test_parser_with_incomplete_answer_keeps_reported_calls(answer: Answer) -> N
         assert [name for name, _ in calls] == [name for name, _ in answer.calls][: len(calls)]
         if not calls and untagged(begun):
             assert content == begun
-        parser = parser_for(TEMPLATES[answer.family], TOOLS)
+        parser = AnswerParser(TEMPLATES[answer.family], TOOLS)
         parser.push(begun)
         parser.finish(cut=True)  # It must end, wherever a limit cut the answer.
 
@@ -498,7 +498,7 @@ def test_parser_with_call_cut_by_limit_keeps_arguments_incomplete(family: str, t
 @pytest.mark.parametrize("answer", [a for a in ANSWERS if len(a.calls) == 2], ids=lambda answer: answer.family)
 def test_parser_without_parallel_calls_ends_after_first_call(answer: Answer) -> None:
     for pieces in ([answer.text], list(answer.text)):
-        parser = parser_for(TEMPLATES[answer.family], TOOLS, parallel=False)
+        parser = AnswerParser(TEMPLATES[answer.family], TOOLS, parallel=False)
         assert parser.ended is False
         deltas, n_read = list[Delta](), 0
         for piece in pieces:
@@ -511,7 +511,7 @@ def test_parser_without_parallel_calls_ends_after_first_call(answer: Answer) -> 
     if answer.family not in {"gemma", "lfm2"}:  # their calls are parsed as a whole
         assert "clock" not in answer.text[:n_read]
     for tools, parallel in ((TOOLS, True), ((), False)):
-        assert parser_for(TEMPLATES[answer.family], tools, parallel=parallel).ended is None
+        assert AnswerParser(TEMPLATES[answer.family], tools, parallel=parallel).ended is None
 
 
 def test_parser_with_deeply_nested_brackets_does_not_raise() -> None:
@@ -537,13 +537,13 @@ def test_parser_streams_call_arguments() -> None:
         ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pari"),
         ("gemma4", '<|tool_call>call:weather{city:<|"|>Pari'),
     ):
-        parser = parser_for(TEMPLATES[family], TOOLS)
+        parser = AnswerParser(TEMPLATES[family], TOOLS)
         assert joined(parser.push(text))[2] == [("weather", '{"city": "Pari')]
         assert parser.push("s") == [Delta("arguments", "s", 0)]
 
 
 def test_parser_streams_content_before_possible_call() -> None:
-    parser = parser_for(TEMPLATES["hermes"], TOOLS)
+    parser = AnswerParser(TEMPLATES["hermes"], TOOLS)
     assert parser.push("a <") == [Delta("text", "a")]
     assert parser.push("b> <tool_") == [Delta("text", " <b>")]
     assert parser.push("box>") == [Delta("text", " <tool_box>")]
@@ -603,7 +603,7 @@ def test_parser_separates_reasoning_from_content() -> None:
 )
 def test_parser_of_truncated_answer_omits_only_incomplete_calls(template: str, text: str, content: str | None) -> None:
     def content_of(cut: bool) -> str:
-        parser = parser_for(template, [Tool("look")])
+        parser = AnswerParser(template, [Tool("look")])
         deltas = [*parser.push(text), *parser.finish(cut)]
         assert not any(delta.kind == "call" for delta in deltas)
         return "".join(delta.text for delta in deltas if delta.kind == "text")

@@ -23,7 +23,7 @@ from ngramspec_cli.chat_view import AnswerView, format_step, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
 
-from ngramspec.chat.families import parser_for
+from ngramspec.chat.families import AnswerParser
 from ngramspec.chat.stream import Delta
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.instruments.reports.report import Piece
@@ -106,7 +106,7 @@ def test_answer_view_renders_markdown_only_on_capable_terminal(
     with open(end, "w", encoding="utf-8") as stdout, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stdout)
         view = AnswerView()
-        parser = parser_for("<think>")
+        parser = AnswerParser("<think>")
         view.begin()
         for word in re.findall(r"\s*\S+", MARKDOWN):
             view.show(Step((1,), (word,)), parser.push(word), PIECES.__getitem__)
