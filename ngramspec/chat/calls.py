@@ -1,8 +1,4 @@
-"""Parsers of calls with JSON arguments and of calls in Python, and of lists of calls.
-
-A call is a JSON object such as `{"name": "f", "arguments": {...}}`, a name and arguments between marks, or an item of a
-Python list such as `[f(city="Paris"), g()]`.
-"""
+"""Parsers of calls: JSON objects, names and JSON arguments between marks, Python such as `[f(city="Paris"), g()]`."""
 
 from __future__ import annotations
 
@@ -28,8 +24,7 @@ _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"id", "type"}
 
 ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
-"""Parser of the text after the start of a call, which returns True if a call began. Otherwise the reader's position is
-undefined."""
+"""Parser of the text after the start of a call: True if a call began; if not, the reader's position is undefined."""
 
 
 def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
@@ -77,7 +72,7 @@ def make_object_parser(*ends: str, known_only: bool = False) -> ReadCall:
 def make_named_parser(
     separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False
 ) -> ReadCall:
-    """Return a parser of calls that consist of a name, a separator, and JSON arguments, or with `or_objects` of objects.
+    """Return a parser of calls that consist of a name, a separator, and JSON arguments; some may be JSON objects.
 
     The group of the pattern `name` is the name. `fence` comes after the name, in the form in which the name is after
     the separator; "" excludes that form.

@@ -1,8 +1,7 @@
 """Parsers of calls whose parameters are in tags; the tool's schema gives the type of each value in the resulting JSON.
 
-The parser of `<tool_call>` supports Hermes' and Qwen's JSON, Qwen3-Coder's tags, and GLM's keys and values. They all
-begin with this tag, and models mix the forms, so the text after the tag decides. Gemma 4 has a separate parser for
-`call:f{key:<|"|>text<|"|>}`.
+Hermes' and Qwen's JSON, Qwen3-Coder's tags, and GLM's keys and values all begin with `<tool_call>`, and models mix the
+forms, so the text after the tag decides.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from ngramspec.chat.calls import ReadCall, make_list_parsers, read_arguments, read_calls
 from ngramspec.chat.stream import MAX_DEPTH, Deltas, Emit, Reader, Reads, Tool, Tools, escape, read_literal, to_json
 
+_UNKNOWN = Tool("")
 _MAX_REFERENCES = 32  # within references
 _TEXT = frozenset({"string"})
 _KINDS = {
@@ -75,7 +75,7 @@ def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<function=": a name and ">", then parameters in tags, or all parameters as JSON."""
     name, is_whole = yield from _read_header(reader, "<function=")
     if not name or (yield from reader.peek()) != "{":
-        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name), _QWEN))
+        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name, _UNKNOWN), _QWEN))
     yield from read_arguments(reader, answer, name)
     yield from reader.skip(*_QWEN.ends)
     return True
@@ -97,7 +97,7 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
 
     def read_invoke(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
         name, is_whole = yield from _read_header(reader, item)
-        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name), tags))
+        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name, _UNKNOWN), tags))
 
     return make_list_parsers(list_ends, item, read_invoke)
 
@@ -126,9 +126,7 @@ def _read_header(reader: Reader, start: str) -> Reads[tuple[str, bool]]:
     return name, attributes is not None
 
 
-def _read_tagged(
-    reader: Reader, answer: Deltas, name: str, is_whole: bool, tool: Tool | None, tags: Tags
-) -> Reads[bool]:
+def _read_tagged(reader: Reader, answer: Deltas, name: str, is_whole: bool, tool: Tool, tags: Tags) -> Reads[bool]:
     """Parse parameters in tags as a JSON object; return True if a call began.
 
     A call begins if a parameter or the end of the call comes next, or the end of the answer after the whole name.
@@ -157,7 +155,7 @@ def _read_tagged(
     return True
 
 
-def _read_key(reader: Reader, tool: Tool | None, tags: Tags) -> Reads[tuple[str, frozenset[str] | None]]:
+def _read_key(reader: Reader, tool: Tool, tags: Tags) -> Reads[tuple[str, frozenset[str] | None]]:
     """Parse the name of a parameter, up to its value; return its types too."""
     if not tags.name_end:
         key, attributes = yield from _read_name(reader)
@@ -172,7 +170,7 @@ def _read_key(reader: Reader, tool: Tool | None, tags: Tags) -> Reads[tuple[str,
 
 
 def _read_value(
-    reader: Reader, answer: Deltas, before: str, types: frozenset[str] | None, tool: Tool | None, tags: Tags
+    reader: Reader, answer: Deltas, before: str, types: frozenset[str] | None, tool: Tool, tags: Tags
 ) -> Reads[None]:
     """Parse a value; `before` comes before it in the JSON."""
     parts = list[str]()
@@ -207,11 +205,11 @@ def _read_value(
         answer.add_arguments(before + convert_value("".join(parts), types))
 
 
-def _ends_value(reader: Reader, marker: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
+def _ends_value(reader: Reader, marker: str, tool: Tool, tags: Tags) -> Reads[bool]:
     """Return True if a mark ends a value whose closing mark is missing; otherwise the mark is part of the value."""
     if marker == tags.parameter:
         key, _ = yield from _read_key(reader, tool, tags)
-        properties = tool.parameters.get("properties") if tool is not None else None
+        properties = tool.parameters.get("properties")
         return key in properties if properties else key.isidentifier()
     yield from reader.skip_space()
     if (yield from reader.take(*tags.ends, *tags.starts)):
@@ -238,11 +236,10 @@ def _find_types(value: Any) -> frozenset[str]:
     return _KINDS[type(value)]
 
 
-def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
+def _types(tool: Tool, key: str) -> frozenset[str] | None:
     """Return the types of a parameter in the schema of a tool; `None` if the schema has no type."""
-    root: Mapping[str, Any] = tool.parameters if tool is not None else {}
-    properties = root.get("properties")
-    return _types_of(properties.get(key) if isinstance(properties, Mapping) else None, root, 0)
+    properties = tool.parameters.get("properties")
+    return _types_of(properties.get(key) if isinstance(properties, Mapping) else None, tool.parameters, 0)
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
@@ -253,27 +250,24 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
         for step in reference[2:].split("/"):
             target = target.get(step) if isinstance(target, Mapping) else None
         return _types_of(target, root, depth + 1)
-    types: list[frozenset[str] | None] = [None]
     branches = schema.get("anyOf", schema.get("oneOf"))
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     match schema.get("type"):
-        case str(kind):
-            types = [frozenset({kind})]
-        case [*names]:
-            types = [frozenset(kind for kind in names if isinstance(kind, str))]
+        case str() | [*_] as kinds:
+            return frozenset(kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if isinstance(kind, str))
         case _ if isinstance(values, list):
-            types = [_find_types(value) for value in values]
+            return frozenset().union(*map(_find_types, values))
         case _ if isinstance(branches, list):
             types = [_types_of(branch, root, depth + 1) for branch in branches]
-    known_types = [kind for kind in types if kind is not None]
-    return frozenset().union(*known_types) if len(known_types) == len(types) else None
+            return None if None in types else frozenset().union(*filter(None, types))
+    return None
 
 
 # --------------------------------------------------------------------------- Gemma 4
 
 
 def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """Parse the text after "<|tool_call>"."""
+    """Parse the text after "<|tool_call>", such as `call:f{key:<|"|>text<|"|>}`."""
     yield from reader.skip_space()
     if not (yield from reader.take("call:")):
         return False
@@ -303,9 +297,11 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
         before = ", " if comma else ""
         is_valid = first or comma is not None
         if is_valid and brackets[-1] == "}":
-            key = yield from _read_gemma_key(reader)
-            is_valid = key is not None
-            before += f"{to_json(key)}: "
+            quote = yield from reader.take(_QUOTE, '"')
+            before += to_json((yield from reader.run(_GEMMA_NAME)).strip()) + ": "
+            yield from reader.take(quote or _QUOTE)
+            yield from reader.skip_space()
+            is_valid = (yield from reader.take(":")) is not None
             yield from reader.skip_space()
         opening = (yield from reader.take("{", "[")) if is_valid and len(brackets) < MAX_DEPTH else None
         first = opening is not None
@@ -315,15 +311,6 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
         elif not is_valid or not (yield from _read_word(reader, emit, before)):
             reader.at = start
             return
-
-
-def _read_gemma_key(reader: Reader) -> Reads[str | None]:
-    """Parse a key, with or without quotes, and the colon after it."""
-    quote = yield from reader.take(_QUOTE, '"')
-    key = (yield from reader.run(_GEMMA_NAME)).strip()
-    yield from reader.take(quote or _QUOTE)
-    yield from reader.skip_space()
-    return key if (yield from reader.take(":")) else None
 
 
 def _read_word(reader: Reader, emit: Emit, before: str) -> Reads[bool]:
