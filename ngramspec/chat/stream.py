@@ -63,35 +63,29 @@ class Deltas:
         self._short_ids, self._parallel = short_ids, parallel
         self._calls = 0
         self._arguments: list[str] | None = None  # pieces of the arguments of a call that may grow
-        self._held_space, self._drops_space = "", False
-        self._held_reasoning = ""
-        self._in_reasoning = False
+        self._kind: Literal["text", "reasoning"] = "text"
+        self._held_space, self._drops_space = "", False  # after and before text of this kind
 
     def add_content(self, text: str) -> None:
-        self._held_reasoning, self._in_reasoning = "", False
-        text, self._held_space = self._held_space + text, ""
+        self._add_text("text", text)
+
+    def add_reasoning(self, text: str) -> None:
+        self._add_text("reasoning", text)
+
+    def _add_text(self, kind: Literal["text", "reasoning"], text: str) -> None:
+        if kind != self._kind:
+            self._kind, self._held_space, self._drops_space = kind, "", True
+        text = self._held_space + text
         if self._drops_space:
             text = text.lstrip()
             self._drops_space = not text
         body = text.rstrip()
         self._held_space = text[len(body) :]
         if body:
-            self._add(Delta("text", body))
-
-    def add_reasoning(self, text: str) -> None:
-        text = self._held_reasoning + text
-        if not self._in_reasoning:
-            text = text.lstrip()
-            self._in_reasoning = bool(text)
-        body = text.rstrip()
-        self._held_reasoning = text[len(body) :]
-        if body:
-            self._add(Delta("reasoning", body))
-        self._drops_space = True
+            self._add(Delta(kind, body))
 
     def begin_call(self, name: str, arguments: str = "") -> None:
-        self._held_reasoning, self._in_reasoning = "", False
-        self._held_space, self._drops_space = "", True
+        self._kind, self._held_space, self._drops_space = "text", "", True
         id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
         self._add(Delta("call", "", self._calls, id_ if self._short_ids else f"call_{id_}", name))
         self._calls += 1
@@ -113,8 +107,7 @@ class Deltas:
         """End the answer; `cut`: by a limit, `drops_call`: without an incomplete call and the space before it."""
         if not cut and self._arguments is not None:
             self._complete_call()
-        self._drops_space = self._drops_space or drops_call
-        if self._held_space and not self._drops_space:
+        if self._held_space and self._kind == "text" and not drops_call:
             self._add(Delta("text", self._held_space))
         self._held_space = ""
 
