@@ -240,16 +240,10 @@ class SequenceModel(Model, Protocol):
         """
 
     def save_state(self) -> bytes:
-        """Return the state of the cache, which any sequence of the same model with the same settings can `restore`.
-
-        A TargetError means that the runner cannot copy the state.
-        """
+        """Return the state of the cache, for any sequence of this model; raise a TargetError if it cannot be copied."""
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Restore what `save_state` returned when the cache contained these tokens.
-
-        A TargetError means that the state cannot be restored; the cache is then empty.
-        """
+        """Restore what `save_state` returned with these tokens in the cache, which is empty after a TargetError."""
 
 
 class Part(NamedTuple):

@@ -66,8 +66,7 @@ def softmax(ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Distribution
 def top_token(logits: NDArray[np.float32]) -> int:
     """Return the id of the largest logit of a row of shape (n_vocab,), the lowest id among equals.
 
-    Raises:
-        BadLogits: A logit is nan or +inf, or all are -inf.
+    A BadLogits means that a logit is nan or +inf, or all are -inf.
     """
     best = int(logits.argmax())  # argmax returns a nan if there is one, so only this logit is checked
     if math.isfinite(logits[best]):

@@ -1,9 +1,4 @@
-"""Interfaces of a sampler and of its grammar, which `ngramspec.llama` implements, and samplers that wrap another one.
-
-`TokenBanSampler` applies the minimum length and the forbidden words of `TextRules`, and `BudgetSampler` their budget of
-reasoning. `RecordingSampler` keeps the distributions that tokens were drawn from. `CloseCalls` counts the tokens that
-rounding could have decided, if drafts may change last bits.
-"""
+"""Interfaces of a sampler and its grammar, which `ngramspec.llama` implements, and samplers that wrap another one."""
 
 from __future__ import annotations
 
@@ -68,12 +63,9 @@ class Sampler(Protocol):
     def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         """Return the next token: the most likely one in greedy decoding, otherwise the one that the seed draws.
 
-        If the grammar forbids the token, another one is drawn from the tokens that it allows, as in llama.cpp. The
-        distribution of each of the one or two draws is added to `distributions`.
-
-        Raises:
-            BadLogits: The logits contain nan or +inf, or all are -inf.
-            GrammarError: The grammar allows no token.
+        If the grammar forbids the token, another one is drawn from the tokens that it allows, as in llama.cpp; if it
+        allows none, that is a GrammarError. Invalid logits are a BadLogits (see `top_token`). The distribution of each
+        of the one or two draws is added to `distributions`.
         """
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
