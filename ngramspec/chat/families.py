@@ -57,11 +57,8 @@ class Family:
 _TAG = {"<tool_call>": read_hermes}  # in the answers of all families, except `only_own`
 _DSML = "｜DSML｜"
 _DEEPSEEK_LIST, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_DEEPSEEK_CALL, _DEEPSEEK_CALL_END, _DEEPSEEK_SEPARATOR = (
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁sep｜>",
-)
+_DEEPSEEK_CALL, _DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 # V3.1 writes name, separator, arguments. V3 and R1 write "function", separator, name, and arguments in a code fence.
 _DEEPSEEK = make_list_parsers(
     {_DEEPSEEK_LIST: _DEEPSEEK_END},
@@ -200,13 +197,11 @@ MARKS = frozenset(
 """Names of tokens that the parsers of answers read. If they are control tokens, answers must contain their names."""
 
 
-_HARMONY_REASONING = {"<|channel|>analysis<|message|>": "<|end|>"}
-
-
 def reasoning_tags(template: str | None) -> dict[str, str]:
     """Return the tags around reasoning in responses, closing ones by opening ones; {} if the model does not reason."""
     family = family_of(template)
-    return _HARMONY_REASONING if family is not None and family.channels else find_reasoning_tags(template)
+    has_channels = family is not None and family.channels
+    return {"<|channel|>analysis<|message|>": "<|end|>"} if has_channels else find_reasoning_tags(template)
 
 
 def missing_turn(template: str | None, opening: str) -> str:
@@ -252,10 +247,10 @@ def answer_grammar(
         calls = [_call(family, tool, controls) for tool in allowed_tools]
         begin, between, end = family.around
         allows_several = parallel and choice in {"auto", "required"} and between is not None
-        more = f"({_text(between or '', controls)} call)*" if allows_several else ""
+        more = f"({encode_controls(between or '', controls)} call)*" if allows_several else ""
         answers.append("calls")
         rules += [
-            f"calls: {_text(begin, controls)} call {more} {_text(end, controls)}",
+            f"calls: {encode_controls(begin, controls)} call {more} {encode_controls(end, controls)}",
             f"call: {' | '.join(f'call_{number}' for number in range(len(calls)))}",
             *(f"call_{number}: {call}" for number, call in enumerate(calls)),
         ]
@@ -263,10 +258,6 @@ def answer_grammar(
         answers.append("json")
         rules.append(f"json: {json}")
     return lark(*_make_reasoning_rules(template, opening, controls), f"answer: {' | '.join(answers)}", *rules)
-
-
-def _text(text: str, controls: Mapping[str, int]) -> str:
-    return encode_controls(text, controls) if text else ""
 
 
 def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
@@ -281,10 +272,10 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
         raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
     names = {"%(name)s": tool.name, "%(json)s": to_json(tool.name)}  # text, even if it looks like a control token
     parts = [
-        literal(names[part]) if part in names else _text(part, controls)
+        literal(names[part]) if part in names else encode_controls(part, controls)
         for part in re.split(r"(%\((?:name|json)\)s)", before)
     ]
-    return " ".join([*parts, arguments, _text(after, controls)])
+    return " ".join([*parts, arguments, encode_controls(after, controls)])
 
 
 _KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
@@ -298,7 +289,7 @@ def _make_reasoning_rules(template: str | None, opening: str, controls: Mapping[
         return ["start: thoughts_0 /[ \\n]*/ answer", _make_suffix_rule("thoughts_0", tags[open_tag], controls)]
     if not tags:
         return ["start: answer"]
-    choices = [f"{_text(start, controls)} thoughts_{number}" for number, start in enumerate(tags)]
+    choices = [f"{encode_controls(start, controls)} thoughts_{number}" for number, start in enumerate(tags)]
     rules = [_make_suffix_rule(f"thoughts_{number}", end, controls) for number, end in enumerate(tags.values())]
     return [f"start: (({' | '.join(choices)}) /[ \\n]*/)? answer", *rules]
 

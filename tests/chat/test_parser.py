@@ -1,4 +1,4 @@
-"""Tests of `AnswerParser` with answers, however they are split, and with texts that are not answers."""
+"""Tests of `AnswerParser` with answers, however they are split, other texts, and calls that grammars force."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.chat.families import FAMILIES, AnswerParser
+from ngramspec.chat.families import FAMILIES, HERMES, AnswerParser, Family, answer_grammar, family_of
 from ngramspec.chat.stream import Delta, Tool, find_closers
+from ngramspec.llama.vocabulary import Vocabulary
 
 WEATHER = Tool(
     "weather",
@@ -612,3 +613,64 @@ def test_parser_of_truncated_answer_omits_only_incomplete_calls(template: str, t
     assert (content_of(cut=False) == content_of(cut=True)) == (
         content is None
     )  # A complete answer is returned in full.
+
+
+# --------------------------------------------------------------------------------------- forced
+
+DAYS = {"type": "integer", "minimum": 1, "maximum": 7}
+PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}
+FORECAST = Tool("weather", "", {"type": "object", "properties": PROPERTIES, "required": ["city", "days"]})
+CALL = ("weather", '{"city": "Rome", "days": 3}')
+
+
+def fits(vocabulary: Vocabulary, grammar: str, text: str) -> bool:
+    """Return True if a grammar allows the complete text."""
+    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
+    tokens = [*vocabulary.tokenize(text, add_bos=False), end]
+    return vocabulary.grammar(grammar).count_allowed(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_answer_grammar_of_each_family_allows_calls_that_parser_reads(
+    family: Family, demo_vocabulary: Vocabulary
+) -> None:
+    template = " ".join(family.markers[0])
+    assert family_of(template) == family
+    one, two = [CALL], [CALL, ("clock", "{}")]
+    for parallel in (False, True):
+        grammar = answer_grammar([FORECAST, CLOCK], choice="required", parallel=parallel, template=template)
+        assert fits(demo_vocabulary, grammar, family.write(one))
+        assert not fits(demo_vocabulary, grammar, family.write([("weather", '{"city": "Rome", "days": 8}')]))
+        assert not fits(demo_vocabulary, grammar, "Hello")
+        several = parallel and family.around[1] is not None
+        assert fits(demo_vocabulary, grammar, family.write(two)) == several
+    for calls in (one, two) if family.around[1] is not None else (one,):
+        content, thoughts, found = joined(parse([family.write(calls)], family.name, tools=(FORECAST, CLOCK)))
+        assert (content, thoughts) == ("", "")
+        assert [(name, json.loads(text)) for name, text in found] == [(name, json.loads(text)) for name, text in calls]
+
+
+@pytest.mark.parametrize(
+    ("opening", "before", "allowed"),
+    [
+        ("", "", True),
+        ("", "<think>\na </thin <</think>\n\n", True),
+        ("", "a", False),
+        ("", "<think>a", False),
+        ("<think>\n", "a </t </</think>\n", True),
+        ("<think>\n", "", False),
+        ("<think>\n", "</think>a", False),
+        ("<think>\n\n</think>\n\n", "", True),
+    ],
+)
+def test_answer_grammar_allows_reasoning_only_before_the_call(
+    opening: str, before: str, allowed: bool, demo_vocabulary: Vocabulary
+) -> None:
+    template = TEMPLATES["hermes"]
+    grammar = answer_grammar([CLOCK], choice="required", parallel=False, template=template, opening=opening)
+    text = before + HERMES.write([("clock", "{}")])
+    assert fits(demo_vocabulary, grammar, text) == allowed
+    if allowed:
+        content, thoughts, calls = joined(parse([text], "hermes", opening=opening))
+        assert (content, calls) == ("", [("clock", "{}")])
+        assert thoughts in before
