@@ -11,20 +11,31 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import llama_cpp
+import llama_cpp.llama_cpp as api
+import numpy as np
 import pytest
+from architectures.files import write_model
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llguidance import LLParserLimits
 from support.cli_runner import DEMO, environment, run_process
 from support.hold_pass import hold_one_pass
 from support.tiny_adapters import write_adapter
-from support.twins import Twins, count_cached_tokens, generate_states, read_state, strip_call_fields
+from support.tiny_models import write_model as write_tiny_model
+from support.twins import FREE, Twins, count_cached_tokens, generate_states, read_state, strip_call_fields
 
 import ngramspec
+from ngramspec import Target
+from ngramspec.cost import store
+from ngramspec.dropin import speculative_eval
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama.llama_class import BorrowedSequence
+from ngramspec.llama import bindings, devices, rpc
+from ngramspec.llama.llama_class import BorrowedSequence, prepare
+from ngramspec.policies.policy import FixedPolicy
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return"
 GRAMMAR = r'root ::= "{" [ \n]* "\"name\"" ": " "\"" [a-z ]{1,9} "\", \"values\": [" [0-9]+ (", " [0-9]+){3,12} "]}"'
@@ -456,3 +467,182 @@ def test_llama_generate_with_grammar_beyond_limits_of_drafts_equals_parent(
     text = 'root ::= x{0,30}\nx ::= y "!"?\ny ::= [a-z ] | "(" root ")"'
     grammar = LlamaGrammar.from_string(text, verbose=False)
     pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0, grammar=grammar))
+
+
+# --------------------------------------------------------------------------- memories that cannot simply be cut
+
+
+NAMES = ("mamba", "qwen35", "gemma3")
+"""Models with a recurrent state, a recurrent state with snapshots, and sliding windows."""
+
+MORE = ("jamba", "lfm2")
+
+GREEDY_AND_SAMPLED: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_penalty": 1.1})
+
+
+def tiny(name: str, folder: Path, **settings: Any) -> Twins:
+    """Return twins in single precision, in which another batch only changes the last bits of repeated tokens."""
+    return Twins(write_model(folder / f"{name}.gguf", name, half=False), **settings)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
+def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> None:
+    pair = tiny(name, tmp_path)
+    assert pair.ours.drafting_disabled_reason is None
+
+    def run(llama: Any, settings: dict[str, Any]) -> Any:
+        prompt = llama.tokenize(b"A text that is longer than the sliding window. " * 9)
+        text = generate_states(llama, prompt, 40, **settings)
+        held = llama._input_ids.tolist()
+        between = count_cached_tokens(llama), llama._requires_eval
+        again = generate_states(llama, held, 7, **settings)
+        stream = llama.generate([*held, *held[5:19]], **settings)
+        longer = list(islice(stream, 15))
+        state = llama.save_state()
+        longer += islice(stream, 9)
+        stream.close()
+        llama.load_state(state)
+        held = llama._input_ids.tolist()
+        return (
+            text,
+            between,
+            again,
+            longer,
+            generate_states(llama, [*held, *held[3:9]], 9, **settings),
+            count_cached_tokens(llama),
+        )
+
+    for settings in GREEDY_AND_SAMPLED:
+        pair.compare(lambda llama, settings=settings: run(llama, settings))
+    assert pair.drafted
+    pair.close()
+
+
+def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = devices.Device("CUDA0", "RTX 3090", True, 2**33, 2**34, backend="CUDA")
+    monkeypatch.setattr(devices, "devices", lambda: [card])
+    pair = tiny("mamba", tmp_path, n_gpu_layers=-1)
+    restore = api.llama_state_seq_set_data_ext
+    with mock.patch.object(api, "llama_state_seq_set_data_ext", wraps=restore) as restored:
+        pair.compare(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+    assert pair.drafted
+    assert {call.args[-1] for call in restored.mock_calls} == {3}
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gemma3", "swa_full"), pytest.param("deepseek4", "a sliding window", marks=pytest.mark.exhaustive)],
+)
+def test_llama_with_sliding_window_cache_disables_drafting(name: str, reason: str, tmp_path: Path) -> None:
+    pair = tiny(name, tmp_path, swa_full=False)
+    assert reason in (pair.ours.drafting_disabled_reason or "")
+    pair.compare(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+    assert not pair.ours.draft_stats.passes
+    pair.close()
+
+
+# --------------------------------------------------------------------------- draft models and workers
+
+
+METHODS = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
+SMALL: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+OURS: dict[str, Any] = {**SMALL, "exact": "off", "keep": False}
+
+
+def complete(llama: Any, **settings: Any) -> str:
+    return llama.create_completion(METHODS, max_tokens=40, **settings)["choices"][0]["text"]
+
+
+def test_llama_with_open_draft_model_drafts_and_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
+    monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
+    monkeypatch.setattr(store, "_read", lambda _: FREE.copy())
+    with Target(DEMO, n_ctx=512, threads=1) as small:
+        ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
+        for _ in range(2):  # The second run starts with both caches of the first.
+            assert complete(ours, temperature=0.0) == complete(parent, temperature=0.0)
+        stats = ours.draft_stats
+        assert stats.accepted > 0.7 * stats.drafted > 35
+        for made in (ours, parent):
+            made.close()
+        assert small.vocabulary.tokenize("still open")
+
+
+def test_llama_with_draft_model_file_pickles_its_path() -> None:
+    ours = ngramspec.Llama(str(DEMO), draft_model=str(DEMO), **OURS)
+    twin = pickle.loads(pickle.dumps(ours))
+    assert twin._small_model is not None
+    for made in (ours, twin):
+        made.close()
+
+
+def test_llama_rejects_unusable_draft_model(tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "other.gguf", "llama")
+    with pytest.raises(ModelError, match="their vocabularies differ at token"):
+        ngramspec.Llama(str(DEMO), draft_model=other, **OURS)
+    with pytest.raises(ModelError, match=r"gone\.gguf"):
+        ngramspec.Llama(str(DEMO), draft_model=str(tmp_path / "gone.gguf"), **OURS)
+    ours = ngramspec.Llama(str(DEMO), **OURS)
+    with pytest.raises(TypeError, match="must be the path of a file"):
+        ngramspec.Llama(str(DEMO), draft_model=ours, **OURS)
+    ours.close()
+
+
+def test_llama_with_draft_model_leaves_llama_cpp_log_intact(capfd: pytest.CaptureFixture[str]) -> None:
+    ours = ngramspec.Llama(str(DEMO), draft_model=str(DEMO), **{**OURS, "verbose": True})
+    ours.close()
+    capfd.readouterr()
+    llama_cpp.Llama(str(DEMO), **{**SMALL, "verbose": True}).close()
+    assert "llama_model_loader" in capfd.readouterr().err
+
+
+def test_llama_rejects_unusable_rpc_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="'host' is not HOST:PORT"):
+        ngramspec.Llama(str(DEMO), rpc_servers="host", **OURS)
+    with pytest.raises(ValueError, match="n_gpu_layers 0 cannot be combined"):
+        ngramspec.Llama(str(DEMO), rpc_servers="127.0.0.1:1", n_gpu_layers=0, **OURS)
+
+    def none() -> int:
+        raise ModelError(f"built without; {rpc.BUILD}")
+
+    monkeypatch.setattr(rpc, "registry", none)
+    with pytest.raises(ModelError, match="DGGML_RPC=on"):
+        ngramspec.Llama(str(DEMO), rpc_servers="127.0.0.1:1", **OURS)
+
+
+def test_llama_with_rpc_servers_connects_before_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[Any] = []
+
+    def connect(names: Any) -> None:
+        bindings.init_backend()
+        joined.append(names)
+
+    monkeypatch.setattr(rpc, "connect", connect)
+    ours = ngramspec.Llama(str(DEMO), rpc_servers="a:1, b:2", **OURS)
+    assert joined == [("a:1", "b:2")]
+    assert ours.model_params.n_gpu_layers > 1000
+    assert ours.__getstate__()["rpc_servers"] == "a:1, b:2"
+    ours.close()
+
+
+def test_llama_draft_model_drafts_only_repetitions() -> None:
+    drafts = ngramspec.LlamaDraftModel(num_pred_tokens=4)
+    assert isinstance(drafts, DraftModel)
+    text = [*range(50, 80), *range(50, 60)]
+    first = drafts(np.array(text, np.intc))
+    assert first.tolist() == [60, 61, 62, 63]
+    assert first.dtype == np.intc
+    assert drafts(np.array([*text, 60, 61], np.intc)).tolist() == [62, 63, 64, 65]
+    assert drafts(np.array([1, 2, 3], np.intc)).size == 0
+    assert drafts(np.array(text, np.intc)).tolist() == [60, 61, 62, 63]
+
+
+def test_llama_draft_model_keeps_text_of_parent() -> None:
+    prepare(0)
+    plain = llama_cpp.Llama(str(DEMO), logits_all=True, **SMALL)
+    drafted = llama_cpp.Llama(str(DEMO), logits_all=True, draft_model=ngramspec.LlamaDraftModel(), **SMALL)
+    prompt = plain.tokenize(b"one two three four five six seven eight nine ten " * 6)
+    assert list(islice(drafted.generate(prompt, temp=0.0), 80)) == list(islice(plain.generate(prompt, temp=0.0), 80))
+    plain.close()
+    drafted.close()
