@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.store import StoredTimes
 from ngramspec.loading.settings import LoadSettings
@@ -80,7 +79,6 @@ def complete_with_beams(
     search = BeamSearch(
         target,
         beams,
-        drafter=None if load.no_draft else BeamDrafter(),
         stored=None if load.no_draft else StoredTimes(target.sequences[0]),
         draft_max=load.draft_max or DRAFT_MAX,
     )

@@ -23,11 +23,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import MarginalCost
-from ngramspec.tokens import Node, TopLogprobs
+from ngramspec.tokens import Node, TopLogprobs, common_ancestor
 
 ORDERS = 3  # maximum number of context tokens of a row
 LONGEST = 8  # maximum number of context tokens of a copy
@@ -40,13 +41,12 @@ Context = tuple[int, ...]
 
 
 class BeamDrafter:
-    """A drafter that guesses continuations of the nodes of a tree, for several searches, one at a time.
+    """A drafter that guesses continuations of the nodes of one search's tree.
 
     The `notes` of a node are the copy proposed after it, and the probability that the target gives such copies.
     """
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start a search."""
+    def __init__(self, prompt: Sequence[int]) -> None:
         self._end: Context = ()  # last tokens of the prompt and of all committed tokens
         self._prompt_end = tuple(prompt[-LONGEST:])
         # Number of occurrences of each token after a context, the most recent token last.
@@ -137,14 +137,15 @@ contained all nodes that the search chose."""
 
 
 class BeamPlan:
-    """The drafts of one search: up to `farthest` rounds, each of `width` texts."""
+    """The drafts of one search: up to `depth` rounds, each of `width` texts."""
 
     def __init__(
-        self, drafter: BeamDrafter, times: PassTimes, width: int, farthest: int, is_eog: Callable[[int], bool]
+        self, prompt: Sequence[int], root: Node, times: PassTimes, width: int, depth: int, is_eog: Callable[[int], bool]
     ) -> None:
-        self._drafter, self._is_eog = drafter, is_eog
+        self.drafter, self._is_eog = BeamDrafter(prompt), is_eog
+        self._trunk = root  # last node that all texts have in common
         self._times = times.for_plain(width)
-        self._width, self._farthest = width, farthest
+        self._width, self._depth = width, depth
         self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
         self._coverages: dict[tuple[int, int], DecayingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
@@ -160,7 +161,11 @@ class BeamPlan:
         the maximum number of nodes to evaluate ahead, and `leaves` that of leaves among all kept and evaluated nodes,
         including the live texts.
         """
-        self._layers = self._draft(live, min(rounds, self._farthest), room, leaves)
+        common = reduce(common_ancestor, [node for _, node in live])
+        if common is not self._trunk:
+            self.drafter.commit(common.path()[self._trunk.length - common.length :])
+            self._trunk = common
+        self._layers = self._draft(live, min(rounds, self._depth), room, leaves)
         layers = self._layers[: self._count_best_layers(sum(node.likely is None for _, node in live))]
         new = [node for _, unknown, _ in layers for node in unknown]
         known_nodes = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
@@ -181,7 +186,7 @@ class BeamPlan:
             for score, node in front:
                 likely = node.likely
                 if likely is None:
-                    likely, context = self._drafter.guess(node)
+                    likely, context = self.drafter.guess(node)
                     contexts.append(context)
                 results += [(score + logprob, node, token) for token, logprob in likely]
             results.sort(key=lambda result: -result[0])

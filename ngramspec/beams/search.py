@@ -8,7 +8,7 @@ stop string, and it is not expanded in later rounds. The search continues for at
 fall, so the search ends early when `beams` texts are finished and no live text scores more than the last of them.
 
 Without drafts every round costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
-model, here a `BeamDrafter`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A round
+model, here a `BeamPlan`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A round
 costs no pass if all nodes that it chooses are among them. There are three additions. Known rows replace guesses.
 Drafted nodes that were not reached yet stay in the cache. And a text without a row does not delay a round if enough
 results of the other texts score more.
@@ -20,17 +20,16 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
-from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from ngramspec.backend import Logits, Progress, Vocabulary
-from ngramspec.beams.draft import BeamDrafter, BeamPlan
+from ngramspec.beams.draft import BeamPlan
 from ngramspec.cost.store import StoredTimes
 from ngramspec.decoding.stream import TextStream
 from ngramspec.errors import ModelError, PromptError
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
-from ngramspec.tokens import Node, TopLogprobs, common_ancestor
+from ngramspec.tokens import Node, TopLogprobs
 
 if TYPE_CHECKING:
     from ngramspec.llama.cache_tree import CacheTree
@@ -148,9 +147,9 @@ class BeamState:
 class BeamSearch:
     """Beam searches on one target, one at a time, with or without drafts; one beam is greedy decoding.
 
-    The `n_seq` of the target must be above `beams`; `SEQUENCES` leaves room for drafts. `drafter` may be `None`;
-    otherwise it requires the costs of passes, `stored`, which decide the draft lengths, at most `draft_max` rounds. A
-    ModelError means that the target's cache cannot contain several continuations of a text.
+    The `n_seq` of the target must be above `beams`; `SEQUENCES` leaves room for drafts. The costs of passes, `stored`,
+    decide the draft lengths, at most `draft_max` rounds; `None` means no drafts. A ModelError means that the target's
+    cache cannot contain several continuations of a text.
 
     Attributes:
         stats: Counters of the last search. `tokens` is the number of tokens of each text after the first one, which is
@@ -163,7 +162,6 @@ class BeamSearch:
         target: Target,
         beams: int,
         *,
-        drafter: BeamDrafter | None = None,
         stored: StoredTimes | None = None,
         draft_max: int = DRAFT_MAX,
         clock: Callable[[], float] = time.perf_counter,
@@ -176,9 +174,10 @@ class BeamSearch:
             raise ValueError(f"beams must be 1 to {target.n_seq - 1}, got {beams}")
         if draft_max < 1:
             raise ValueError(f"draft_max must be at least 1, got {draft_max}")
-        self.target, self.beams, self.drafter = target, beams, drafter
-        self.stored, self.draft_max, self._clock = stored, draft_max, clock
+        self.target, self.beams, self.stored, self.draft_max = target, beams, stored, draft_max
+        self._clock = clock
         self.stats = Stats()
+        self._plan: BeamPlan | None = None  # drafts of the current search
         self._state: BeamState | None = None
         self._rows: dict[Node, Logits] = {}
 
@@ -212,7 +211,7 @@ class BeamSearch:
         limit = min(max_tokens or room, room)
         out_of: StopReason = "length" if max_tokens == limit else "context"
         root = Node(None, -1, len(prompt))
-        self.stats = Stats()
+        self.stats, self._plan = Stats(), None
         self._state = BeamState(self.target.vocabulary, self.beams, root, stop, limit, out_of)
         return self._run(list(prompt), self._state, progress)
 
@@ -232,36 +231,33 @@ class BeamSearch:
     # ------------------------------------------------------------------ passes
 
     def _run(self, prompt: list[int], state: BeamState, progress: Progress | None) -> Generator[None]:
-        target, drafter, stats, clock = self.target, self.drafter, self.stats, self._clock
+        target, stats, clock = self.target, self.stats, self._clock
         started_at = clock()
         root = state.live[0].node
-        root.likely = self._find_top_tokens(target.sequences[0].prefill(prompt, progress=progress))
+        likely = root.likely = self._find_top_tokens(target.sequences[0].prefill(prompt, progress=progress))
         stats.prefill_seconds = clock() - started_at
         self._take_rounds(state)
         stats.tokens = 0  # the row of the first round comes from the prefill
         yield
         if not state.is_open:
             return
-        plan = None
-        if drafter is not None:
-            assert self.stored is not None
-            drafter.begin(prompt)
-            drafter.observe_row(root, root.likely)
-            plan = BeamPlan(drafter, self.stored.times, self.beams, self.draft_max, target.vocabulary.is_eog)
-        self._trunk = root
+        if self.stored is not None:
+            is_eog = target.vocabulary.is_eog
+            self._plan = BeamPlan(prompt, root, self.stored.times, self.beams, self.draft_max, is_eog)
+            self._plan.drafter.observe_row(root, likely)
         tree = target.tree(root)
         try:
             while state.is_open:
                 started_at = clock()
-                nodes = self._choose(tree, state, plan)
+                nodes = self._choose(tree, state)
                 submitted_at = clock()
                 rows = tree.evaluate(nodes)
                 finished_at = clock()
                 self._rows = dict(zip(nodes, rows, strict=True))
                 rounds = self._take_rounds(state)
                 other_seconds = clock() - finished_at + submitted_at - started_at
-                if plan is not None:
-                    plan.learn(len(nodes), finished_at - submitted_at, other_seconds, rounds)
+                if self._plan is not None:
+                    self._plan.learn(len(nodes), finished_at - submitted_at, other_seconds, rounds)
                 stats.passes += 1
                 stats.seconds += finished_at - submitted_at
                 stats.draft_seconds += other_seconds
@@ -283,31 +279,23 @@ class BeamSearch:
         self.stats.tokens += len(rounds)
         return rounds
 
-    def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
+    def _choose(self, tree: CacheTree, state: BeamState) -> list[Node]:
         """Return the nodes that the next pass evaluates, and remove nodes that are no longer needed from the cache."""
         nodes = [beam.node for beam in state.live]
         missing = [node for node in nodes if self._read(node) is None]
         needed_nodes = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
         ahead: list[Node] = []
-        if plan is not None:
+        if self._plan is not None:
             if tree.windowed:  # the cache must not keep nodes ahead of the texts
                 for node in nodes:
                     node.children = {}
             self._read_all([*nodes])
-            self._commit(nodes)
             live, room = [(beam.score, beam.node) for beam in state.live], tree.max_batch - len(missing)
-            ahead, known_nodes = plan.plan(live, state.rounds_left - 1, room, tree.leaves)
+            ahead, known_nodes = self._plan.plan(live, state.rounds_left - 1, room, tree.leaves)
             needed_nodes += known_nodes
             self.stats.drafted += len(ahead)
         tree.keep(needed_nodes)
         return missing + ahead
-
-    def _commit(self, nodes: Sequence[Node]) -> None:
-        """Pass the tokens that all texts have in common to the drafter."""
-        common = reduce(common_ancestor, nodes)
-        if common is not self._trunk and self.drafter is not None:
-            self.drafter.commit(common.path()[self._trunk.length - common.length :])
-            self._trunk = common
 
     # ------------------------------------------------------------------ rows
 
@@ -318,8 +306,8 @@ class BeamSearch:
             if row is None:
                 return None
             node.likely = self._find_top_tokens(row)
-            if self.drafter is not None:
-                self.drafter.observe_row(node, node.likely)
+            if self._plan is not None:
+                self._plan.drafter.observe_row(node, node.likely)
         return node.likely
 
     def _read_all(self, nodes: list[Node]) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from support.mock_target import Clock, plain_generate
 from support.mock_tree import MockBranchingTarget
 
-from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch, Hypothesis
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.store import StoredTimes
@@ -57,14 +56,13 @@ def reference(
     return sorted(found, key=lambda one: -one[1])[:beams]
 
 
-def search(target: MockBranchingTarget, beams: int, drafts: bool | BeamDrafter = False, **options: Any) -> BeamSearch:
+def search(target: MockBranchingTarget, beams: int, drafts: bool = False, **options: Any) -> BeamSearch:
     """Return a completed search; with drafts, it sends as many as fit, unless the options contain times."""
     of_search = {name: options.pop(name) for name in ("draft_max", "clock") if name in options}
     stored = StoredTimes(target.sequences[0])
     stored.times = options.pop("times", make_fixed_curve({1: 1.0}))
-    of_search = {"stored": stored, "clock": Clock(0.0).perf_counter, **of_search}
-    drafter = BeamDrafter() if drafts is True else drafts or None
-    made = BeamSearch(target, beams, drafter=drafter, **of_search)
+    of_search = {"stored": stored if drafts else None, "clock": Clock(0.0).perf_counter, **of_search}
+    made = BeamSearch(target, beams, **of_search)
     for _ in made.run(options.pop("prompt", PROMPT), **options):
         pass
     return made
@@ -182,10 +180,14 @@ def test_beam_search_with_repeated_prompt_saves_decode_calls() -> None:
 
 
 def test_beam_search_does_not_share_logits_between_searches() -> None:
-    target, drafter = MockBranchingTarget(24, peak=6.0, seed=5), BeamDrafter()
-    first = search(target, 3, drafter, max_tokens=40)
-    search(target, 3, drafter, max_tokens=40)
-    assert target.batches == 2 * target.batches[: first.stats.passes]
+    target = MockBranchingTarget(24, peak=6.0, seed=5)
+    stored = StoredTimes(target.sequences[0])
+    stored.times = make_fixed_curve({1: 1.0})
+    made = BeamSearch(target, 3, stored=stored, clock=Clock(0.0).perf_counter)
+    for _ in range(2):
+        for _ in made.run(PROMPT, max_tokens=40):
+            pass
+    assert target.batches == 2 * target.batches[: made.stats.passes]
 
 
 def timed(dearest: float, beams: int) -> BeamSearch:

@@ -19,7 +19,6 @@ from support.mock_target import Clock
 from support.tiny_models import WINDOW, write_model
 
 from ngramspec.backend import Logits
-from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.store import StoredTimes
@@ -254,11 +253,11 @@ def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float
     return total
 
 
-def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDrafter | None) -> BeamSearch:
+def searched(target: Target, beams: int, prompt: Sequence[int], drafts: bool) -> BeamSearch:
     """Return a beam search that has ended."""
     stored = StoredTimes(target.sequences[0])
     stored.times = make_fixed_curve({1: 1.0})
-    search = BeamSearch(target, beams, drafter=drafter, stored=stored, clock=Clock(0.0).perf_counter)
+    search = BeamSearch(target, beams, stored=stored if drafts else None, clock=Clock(0.0).perf_counter)
     for _ in search.run(prompt, max_tokens=5 * WINDOW):
         pass
     assert target.sequences[0].tokens == prompt
@@ -269,7 +268,7 @@ def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDra
 def test_beam_search_with_drafts_keeps_hypotheses_and_scores(beams: int, target: Target) -> None:
     """The search goes far beyond gemma2's window, and the full cache reuses cells; one beam is greedy decoding."""
     prompt = some(target, 20) * 3
-    found = [searched(target, beams, prompt, drafter) for drafter in (None, BeamDrafter())]
+    found = [searched(target, beams, prompt, drafts) for drafts in (False, True)]
     plain, drafted = (search.hypotheses() for search in found)
     assert found[0].stats.passes == 5 * WINDOW - 1
     if beams > 1 or target.weights.architecture != "deepseek2":  # With one beam, deepseek2 never repeats itself.
