@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ngramspec.chat.stream import (
     PYTHON_STRING,
@@ -31,7 +31,7 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
     """Return the parsers of a list of calls, by the strings that they begin with.
 
     `ends` maps the strings that open a list to those that close it. `item` comes before each call, and may also begin a
-    list. `read_call` parses one call.
+    list.
     """
 
     def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, has_begun: bool) -> Reads[bool]:
@@ -144,7 +144,7 @@ def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | No
 def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> Reads[bool]:
     """Parse a call that is a JSON object; return True if it began."""
     name: str | None = None
-    early_arguments: str | None = None  # arguments that came before the name
+    early_arguments: str | None = None  # which came before the name
     has_others = False  # whether there are other keys than those of calls
     has_begun = False
     separator: str | None = ","
@@ -187,14 +187,6 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
 # --------------------------------------------------------------------------------------- Python
 
 
-class PythonCall(NamedTuple):
-    """A call in an expression: its name, its arguments (`None` for others than named literals), and its text."""
-
-    name: str
-    arguments: dict[str, Any] | None
-    text: str
-
-
 def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
     """Return a parser of calls that are Python expressions or JSON objects; for `known_only` see `read_calls`.
 
@@ -210,13 +202,13 @@ def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
         # The text is parsed as a whole, because only its end shows that it contains calls.
         source, marker = yield from reader.read_before(end)
         calls = list(_split_calls(source))
-        if not any(call.name in tools and call.arguments is not None for call in calls):
+        if not any(name in tools and arguments is not None for name, arguments, _ in calls):
             return False
-        for call in calls:
-            if call.name in tools and call.arguments is not None:
-                answer.begin_call(call.name, to_json(call.arguments))
-            elif call.name or marker or not reader.cut:  # otherwise a limit cut this call
-                answer.add_content(call.text)
+        for name, arguments, text in calls:
+            if name in tools and arguments is not None:
+                answer.begin_call(name, to_json(arguments))
+            elif name or marker or not reader.cut:  # otherwise a limit cut this call
+                answer.add_content(text)
             if answer.is_full:
                 break
         if marker != "```":
@@ -232,8 +224,11 @@ _CALL_END = re.compile(r"[\s,\]]*")
 _NAMED = re.compile(r"\s*([^\s=]+)\s*=(.*)", re.DOTALL)
 
 
-def _split_calls(source: str) -> Iterator[PythonCall]:
-    """Yield the calls at the start of a text, and then the rest as a call without a name if it is not empty."""
+def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
+    """Yield name, arguments and text of the calls at the start of a text, and then its rest as a call without a name.
+
+    Arguments are `None` if one of them is not a named literal.
+    """
     at = 0
     while (match := _CALL_START.match(source, at)) is not None:
         pieces, start, depth = list[str](), match.end(), 1
@@ -247,15 +242,14 @@ def _split_calls(source: str) -> Iterator[PythonCall]:
         else:
             break
         arguments = _read_named([piece for piece in pieces if piece.strip()])
-        yield PythonCall(match[1], arguments, source[match.start(1) : start])
+        yield match[1], arguments, source[match.start(1) : start]
         at = start
     end = _CALL_END.match(source, at)
     if end is not None and end.end() < len(source):
-        yield PythonCall("", None, source[end.end() :])
+        yield "", None, source[end.end() :]
 
 
 def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
-    """Return the arguments of a call; `None` if one has no name, or is not a literal."""
     matches = [_NAMED.fullmatch(piece) for piece in pieces]
     try:
         return {match[1]: read_literal(match[2]) for match in matches if match} if all(matches) else None

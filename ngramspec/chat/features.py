@@ -20,7 +20,7 @@ _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qke
 
 
 class TemplateFeatures(NamedTuple):
-    """Features of a template."""
+    """What a template renders or requires."""
 
     tools: bool  # whether the template renders the list of tools
     system: bool  # whether the template renders a system message

@@ -274,8 +274,7 @@ def template_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
         "datetime": today.strftime("%b %d %Y"),
         "functions": "",  # FireFunction's template concatenates it
     } | dict(variables)
-    if isinstance(preserve := values["preserve_reasoning"], bool):
-        values = {name: value is preserve for name, value in _REASONING.items()} | values
+    values = {name: value is values["preserve_reasoning"] for name, value in _REASONING.items()} | values
     if values.get("reasoning_effort") is None:
         values.pop("reasoning_effort", None)
     elif isinstance(effort := values["reasoning_effort"], str):
