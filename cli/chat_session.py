@@ -315,11 +315,12 @@ class Session:
             with closing(generation):
                 for step in generation:
                     steps.append(step)
-                    if self.trace is not None:
-                        self.trace.add(step)
                     deltas += (additions := parser.push(step.text))
                     self.view.show(step, additions, self.target.vocabulary.display_piece)
-                    if step.stop is not None or self.stop_key.pressed or self.view.ending:
+                    steps[-1] = last = replace(step, stop=step.stop or self.view.ending)
+                    if self.trace is not None:
+                        self.trace.add(last)
+                    if last.stop is not None or self.stop_key.pressed:
                         break
             deltas += (additions := parser.finish(cut=steps[-1].stop not in ("eog", "stop")))
             if not self.view.drafts:

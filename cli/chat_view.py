@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ngramspec.chat.stream import Delta
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
-from ngramspec.steps import Stats, Step
+from ngramspec.steps import Stats, Step, StopReason
 
 from .console import printable, stderr, write_stdout
 from .markdown_stream import LiveRows, MarkdownStream
@@ -54,7 +54,7 @@ class AnswerView:
         self._kind = ""  # "reasoning" or "text", as in `Delta`; "" before an answer
         self.drafts = False
         self.markdown = True
-        self.ending: str | None = None  # stop reason if the view ends the answer
+        self.ending: StopReason | None = None  # stop reason if the view ends the answer
 
     @property
     def can_show_drafts(self) -> bool:

@@ -123,12 +123,12 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     # Small models may repeat lines without end; reasoning does not count.
     limit = 2 * n_tokens + _MARGIN if is_bounded else NO_LIMIT
     with guard_stdout(), edit_bar() as show_progress:
-        session.view = view = HiddenView(n_tokens, limit, show_progress, lambda answer: is_complete(answer, text))
+        session.view = HiddenView(n_tokens, limit, show_progress, lambda answer: is_complete(answer, text))
         session.generate(prompt, steps, deltas)
-        view.end()
+        session.view.end()
     for step in steps:
         stats.add(step)
-    ending = view.ending or (steps[-1].stop if steps else None)
+    ending = steps[-1].stop if steps else None
     if ending is None:
         raise KeyboardInterrupt
     is_end = session.target.vocabulary.is_eog

@@ -50,10 +50,10 @@ def test_gains_picture_equals_picture_drawn_from_readme_table(monkeypatch: pytes
     assert f"]({drawing.relative_to(ROOT).as_posix()})" in README
 
 
-def test_example_question_contains_example_file() -> None:
-    code, question = ((ROOT / "examples" / name).read_text("utf-8") for name in ("greetings.py", "rewrite.md"))
-    assert question == f"```python\n{code}```\nRewrite this code with f-strings.\n"
-    assert "chat --temp 0 -f examples/rewrite.md" in README
+def test_readme_command_edits_a_file_of_the_project() -> None:
+    edited = re.findall(r"bin/ngramspec edit (\S+) \"", README)
+    assert edited
+    assert all((ROOT / name).is_file() for name in edited)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
