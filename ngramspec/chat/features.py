@@ -20,7 +20,7 @@ _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qke
 
 
 class TemplateFeatures(NamedTuple):
-    """What a template renders or requires."""
+    """Features of a template."""
 
     tools: bool  # whether the template renders the list of tools
     system: bool  # whether the template renders a system message

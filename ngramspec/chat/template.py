@@ -159,8 +159,7 @@ def _examine(parts: bytes, function: Callable[..., T], arguments: Sequence[Any],
 
 # --------------------------------------------------------------------------- the sandbox
 
-MAX_CHARACTERS = 2**24
-"""Maximum number of characters of a prompt, which is more than the longest contexts contain."""
+_MAX_CHARACTERS = 2**24  # of a prompt, more than the longest contexts contain
 
 _CHANGES = re.compile(r"\.(append|clear|extend|insert|pop|popitem|remove|reverse|setdefault|sort|update)\s*\(")
 """Calls that may change the values; Transformers forbids them, llama.cpp allows them."""
@@ -203,8 +202,8 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
             for part in template.generate(values):
                 parts.append(part)
                 length += len(part)
-                if length > MAX_CHARACTERS:
-                    raise ModelError(f"the chat template writes more than {MAX_CHARACTERS:,} characters")
+                if length > _MAX_CHARACTERS:
+                    raise ModelError(f"the chat template writes more than {_MAX_CHARACTERS:,} characters")
         except (ModelError, MemoryError):
             raise
         except Exception as error:

@@ -351,50 +351,43 @@ def test_parser_with_damaged_answer_returns_valid_arguments_and_loses_nothing(fa
     assert n_calls > count / 4
 
 
-class Damage(NamedTuple):
-    family: str
-    text: str
-    calls: list[tuple[str, Any]]
-    content: str = ""
-
-
 LS = [("weather", {"city": "ls -la"})]
 LS_3 = [("weather", {"city": "ls -la", "days": 3})]
 NAMED = (*TOOLS, Tool("get-weather"), Tool("a.b"))
 DAMAGED = [
     # Closing marks are missing, at the end of the answer or before the next mark.
-    Damage("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nls -la\n</parameter>", LS),
-    Damage("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nls -la\n", LS),
-    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n</function>\n</tool_call>", LS),
-    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n</tool_call>", LS),
-    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n</function>\n<function=clock>", [*LS, TWO[1]]),
-    Damage("qwen-coder", "<function=weather><parameter=city>\nls -la\n<parameter=days>\n3\n</function>", LS_3),
-    Damage("qwen-coder", "<tool_call>\n<function=clock>\n</tool_call>", TWO[1:]),
-    Damage("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>ls -la</tool_call>", LS),
-    Damage("glm", "<tool_call>weather<arg_key>city<arg_value>ls -la<arg_key>days</arg_key>3</tool_call>", LS_3),
-    Damage("minimax", '<invoke name="weather"><parameter name="city">ls -la</invoke></minimax:tool_call>', LS),
-    Damage("minimax", '<invoke name="weather"><parameter name="city">ls -la</parameter></minimax:tool_call>', LS),
-    Damage("deepseek-v3.2", '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">ls -la', LS),
-    Damage("gemma4", '<|tool_call>call:weather{city:<|"|>ls -la<|"|>,days:3<tool_call|>', LS_3),
-    Damage("lfm2", '<|tool_call_start|>[weather(city="Paris"), clock()]', TWO),
-    Damage("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris"</tool_call>', TWO[:1]),
-    Damage("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris', TWO[:1]),
-    Damage("deepseek-v3.1", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"', TWO[:1]),
-    Damage("deepseek-v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n{"city": "Paris"}', TWO[:1]),
+    Answer("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nls -la\n</parameter>", LS),
+    Answer("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nls -la\n", LS),
+    Answer("qwen-coder", "<function=weather><parameter=city>\nls -la\n</function>\n</tool_call>", LS),
+    Answer("qwen-coder", "<function=weather><parameter=city>\nls -la\n</tool_call>", LS),
+    Answer("qwen-coder", "<function=weather><parameter=city>\nls -la\n</function>\n<function=clock>", [*LS, TWO[1]]),
+    Answer("qwen-coder", "<function=weather><parameter=city>\nls -la\n<parameter=days>\n3\n</function>", LS_3),
+    Answer("qwen-coder", "<tool_call>\n<function=clock>\n</tool_call>", TWO[1:]),
+    Answer("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>ls -la</tool_call>", LS),
+    Answer("glm", "<tool_call>weather<arg_key>city<arg_value>ls -la<arg_key>days</arg_key>3</tool_call>", LS_3),
+    Answer("minimax", '<invoke name="weather"><parameter name="city">ls -la</invoke></minimax:tool_call>', LS),
+    Answer("minimax", '<invoke name="weather"><parameter name="city">ls -la</parameter></minimax:tool_call>', LS),
+    Answer("deepseek-v3.2", '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">ls -la', LS),
+    Answer("gemma4", '<|tool_call>call:weather{city:<|"|>ls -la<|"|>,days:3<tool_call|>', LS_3),
+    Answer("lfm2", '<|tool_call_start|>[weather(city="Paris"), clock()]', TWO),
+    Answer("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris"</tool_call>', TWO[:1]),
+    Answer("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris', TWO[:1]),
+    Answer("deepseek-v3.1", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"', TWO[:1]),
+    Answer("deepseek-v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n{"city": "Paris"}', TWO[:1]),
     # Marks are incomplete.
-    Damage("qwen-coder", "<function=weather\n<parameter=city\nls -la\n</parameter>\n</function>", LS),
-    Damage("qwen-coder", "<function=weather>\n<parameter=city>\nls -la\n</parameter/>\n</function/>", LS),
-    Damage("minimax", '<invoke name="weather"\n<parameter name="city"ls -la</parameter></invoke>', LS),
+    Answer("qwen-coder", "<function=weather\n<parameter=city\nls -la\n</parameter>\n</function>", LS),
+    Answer("qwen-coder", "<function=weather>\n<parameter=city>\nls -la\n</parameter/>\n</function/>", LS),
+    Answer("minimax", '<invoke name="weather"\n<parameter name="city"ls -la</parameter></invoke>', LS),
     # Marks are doubled or nested.
-    Damage(
+    Answer(
         "qwen-coder",
         "<tool_call>\n<tool_call>\n<function=weather>\n<function=weather>\n<parameter=city>\nls -la\n</parameter>\n"
         "</parameter>\n<parameter=<parameter=days>3</parameter>\n</function></function>\n</tool_call></tool_call>x",
         LS_3,
         "x",
     ),
-    Damage("hermes", '<tool_call><tool_call>{"name": "weather", "arguments": {"city": "Paris"}}}</tool_call>', TWO[:1]),
-    Damage(
+    Answer("hermes", '<tool_call><tool_call>{"name": "weather", "arguments": {"city": "Paris"}}}</tool_call>', TWO[:1]),
+    Answer(
         "kimi",
         "<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_begin|>functions.clock:0"
         "<|tool_call_argument_begin|><|tool_call_argument_begin|>{}}<|tool_call_end|><|tool_call_end|>"
@@ -402,14 +395,14 @@ DAMAGED = [
         TWO[1:],
     ),
     # The text of a value contains marks.
-    Damage(
+    Answer(
         "qwen-coder",
         "<function=weather><parameter=city>\na </function> b <parameter=x> c\n</tool_call>\nd\n</parameter></function>",
         [("weather", {"city": "a </function> b <parameter=x> c\n</tool_call>\nd"})],
     ),
     # White space in a value belongs to it, except the line breaks of Qwen's form.
     *(
-        Damage(family, text, [("weather", {"city": "  a \n"})])
+        Answer(family, text, [("weather", {"city": "  a \n"})])
         for family, text in (
             ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>  a \n</arg_value></tool_call>"),
             ("minimax", '<invoke name="weather">\n<parameter name="city">  a \n</parameter>\n</invoke>'),
@@ -418,48 +411,48 @@ DAMAGED = [
         )
     ),
     # Values are written like Python or JavaScript.
-    Damage(
+    Answer(
         "qwen-coder",
         "<function=weather><parameter=at>[{'a': True, 'b': None,}, {'c': (1, 'it\\'s')}]</parameter></function>",
         [("weather", {"at": [{"a": True, "b": None}, {"c": [1, "it's"]}]})],
     ),
-    Damage("qwen-coder", "<function=weather><parameter=city>[1, 'a']</parameter>", [("weather", {"city": "[1, 'a']"})]),
-    Damage(
+    Answer("qwen-coder", "<function=weather><parameter=city>[1, 'a']</parameter>", [("weather", {"city": "[1, 'a']"})]),
+    Answer(
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"city": "C:\\dir", "exact": True, "at": [1,],}}</tool_call>',
         [("weather", {"city": "C:\\dir", "exact": True, "at": [1]})],
     ),
-    Damage(
+    Answer(
         "lfm2",
         "<|tool_call_start|>[weather(exact=true, maybe=null, free={'a': [false]}, city=\"a\n\\d\\u00e9, (')]\")]",
         [("weather", {"exact": True, "maybe": None, "free": {"a": [False]}, "city": "a\n\\dé, (')]"})],
     ),
-    Damage(
+    Answer(
         "lfm2",
         '<|tool_call_start|>[get-weather(city="Paris"), a.b(user-id=3)]<|tool_call_end|>',
         [("get-weather", PARIS), ("a.b", {"user-id": 3})],
     ),
     # Some parsers of JSON reject halves of surrogate pairs, and numbers that are too large.
-    Damage(
+    Answer(
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"city": "\\ud83d\\ude00\\ud83d \\ude00\\ud83d", "days": 1e999}}',
         [("weather", {"city": "😀� ��", "days": "1e999"})],
     ),
-    Damage(
+    Answer(
         "qwen-coder",
         "<function=weather><parameter=at>['\\ud83d\\ude00', '\\ude00']</parameter><parameter=days>1e999</parameter>",
         [("weather", {"at": ["😀", "�"], "days": "1e999"})],
     ),
     # One of several calls is not valid.
-    Damage("lfm2", '<|tool_call_start|>[clock(), weather("Paris"), clock()]', [TWO[1]] * 2, 'weather("Paris")'),
-    Damage("gemma", "```tool_code\nclock()\nprint(open('x'))\n```", TWO[1:], "print(open('x'))"),
-    Damage(
+    Answer("lfm2", '<|tool_call_start|>[clock(), weather("Paris"), clock()]', [TWO[1]] * 2, 'weather("Paris")'),
+    Answer("gemma", "```tool_code\nclock()\nprint(open('x'))\n```", TWO[1:], "print(open('x'))"),
+    Answer(
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"city": Paris}}</tool_call>',
         [("weather", {})],
         '"city": Paris}}</tool_call>',
     ),
-    Damage(
+    Answer(
         "qwen-coder",
         "<tool_call><function=weather><parameter=city>a</parameter> so <b>",
         [("weather", {"city": "a"})],
@@ -469,7 +462,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("case", DAMAGED, ids=lambda case: case.family)
-def test_parser_with_mistake_of_model_returns_intended_call(case: Damage) -> None:
+def test_parser_with_mistake_of_model_returns_intended_call(case: Answer) -> None:
     for pieces in ([case.text], list(case.text)):
         content, _, calls = joined(parse(pieces, case.family, tools=NAMED))
         assert [(name, json.loads(arguments)) for name, arguments in calls] == case.calls
