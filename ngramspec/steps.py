@@ -93,7 +93,7 @@ class Stats:
         self.surprises += done.is_surprising
         self.seconds += done.seconds
         self.draft_seconds += done.draft_seconds
-        self.cost += done.cost + done.draft_cost
+        self.cost += done.cost + done.draft_cost + done.correction
         self.decode_seconds += done.elapsed
         k = len(done.drafted)
         self.passes_without_draft += k == 0

@@ -61,7 +61,7 @@ class Charge(NamedTuple):
 
     cost: float  # cost of this pass
     correction: float = 0.0  # additional cost of earlier passes, which this one confirmed
-    is_surprising: bool = False  # whether the pass took another time than expected, or nothing is known yet
+    is_surprising: bool = False  # whether the pass took another time than is known, or no pair is known yet
 
 
 class RestoreCost(NamedTuple):
@@ -325,7 +325,9 @@ class PassTimes:
         if len(recent) > RECENT:
             del recent[0]
         self.level = level = median(recent)
+        is_known: cython.bint = size == 1
         if size > 1:
+            is_known = bool(self._ratios[nearest(size)].values)
             if now - self._plain_at <= REACH:
                 correction = self._learn(size, seconds / self._plain - extra)
             else:
@@ -338,7 +340,9 @@ class PassTimes:
             self._n_changes[position] += 1
             is_rare = self._n_changes[position] <= RUN
         cost: cython.double = seconds / level
-        is_surprising = not self.pairs or not expected < JUMP * cost < JUMP * JUMP * expected
+        is_surprising = not (self.pairs or size == 1) or (
+            is_known and not expected < JUMP * cost < JUMP * JUMP * expected
+        )
         return Charge(min(cost, JUMP * expected + (DEAREST if is_rare else 0.0)), correction, is_surprising)
 
     def _observe_plain(self, position: cython.Py_ssize_t, seconds: cython.double) -> cython.double:
