@@ -14,13 +14,12 @@ from rich.table import Table
 import ngramspec
 from ngramspec import machine
 from ngramspec.cost import times as pass_times
-from ngramspec.cost.kernels import KernelClasses
+from ngramspec.cost.bits import ExactnessSelector, KernelClasses
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
     ("chat_template", "grammars", "machine", "user_class"),
-    ("sampling", "models", "exactness", "conversation", "tool_calls"),
+    ("sampling", "models", "conversation", "tool_calls"),
     ("backend",),
     ("shared_model", "fill_in"),
     ("drafting",),
@@ -42,7 +42,6 @@ SHELVES = {
         "cost",
         "sampling",
         "memory",
-        "exactness",
         "backend",
         "shared_model",
     ),

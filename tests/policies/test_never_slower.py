@@ -18,12 +18,12 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
+from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.batching.writer import Writer
 from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.decoding.drafts import Drafts as TextDrafts
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.cost.kernels import (
+from ngramspec.cost.bits import (
     SIZES,
     KernelClasses,
     ProbeReport,

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from support.mock_target import MockTarget
 
+from ngramspec.backend import ExactnessMode
+from ngramspec.cost import bits
+from ngramspec.cost.bits import COMPARED, DEFAULT_LOGIT_SHIFT, ExactnessSelector
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
-from ngramspec.exactness import decision
-from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, SIZES, ExactnessMode, ExactnessSelector
 
 pytestmark = pytest.mark.usefixtures("_comparing")
 
-TO_7 = SIZES[:7]
+TO_7 = COMPARED[:7]
 Both = tuple[int, int]
 
 
@@ -49,7 +50,7 @@ class Model:
 
     def largest_agreeing(self, depth: int) -> int:
         self.note((self.setting, depth))
-        return self.largest[self.setting][decision.DEPTHS.index(depth)]
+        return self.largest[self.setting][bits.DEPTHS.index(depth)]
 
     def threads_agree(self, _: int) -> bool:
         self.note(f"{self.setting} threads")
@@ -78,9 +79,9 @@ def same_bits(*sizes: int) -> ExactnessMode:
 FAST, EXACT = [("fast", 1024), ("fast", 0)], ["exact threads", ("exact", 1024), ("exact", 0)]
 ROUNDED = ExactnessMode(max_logit_shift=0.5)
 CHOICES = {  # sizes that agree at each depth, the choice, and the comparisons that it needs
-    "fast differ": ({}, "exact", same_bits(*SIZES), FAST[:1] + EXACT),
-    "fast differ later": ({"fast": (16, 6)}, "exact", same_bits(*SIZES), FAST + EXACT),
-    "fast agree": ({"fast": (16, 16)}, "fast", same_bits(*SIZES), FAST),
+    "fast differ": ({}, "exact", same_bits(*COMPARED), FAST[:1] + EXACT),
+    "fast differ later": ({"fast": (16, 6)}, "exact", same_bits(*COMPARED), FAST + EXACT),
+    "fast agree": ({"fast": (16, 16)}, "fast", same_bits(*COMPARED), FAST),
     "fast agree for drafts": ({"fast": (7, 16)}, "fast", same_bits(*TO_7), FAST),
     "exact agree for drafts": ({"exact": (16, 7)}, "exact", same_bits(*TO_7), FAST[:1] + EXACT),
     "exact differ": ({"exact": (16, 6)}, "fast", ROUNDED, [*FAST[:1], *EXACT, "rounding"]),
@@ -115,7 +116,7 @@ def test_exact_auto_after_failed_comparison_decodes_single_tokens_exactly(fails_
     model.fails_after = fails_after
     assert choose(model, tmp_path) == ("exact", same_bits(1))
     model.fails_after = 99
-    assert choose(model, tmp_path) == ("exact", same_bits(*SIZES))
+    assert choose(model, tmp_path) == ("exact", same_bits(*COMPARED))
     assert model.compared == FAST[:1] + EXACT
 
 
@@ -135,12 +136,11 @@ def test_threads_agree_compares_each_setting_once(tmp_path: Path) -> None:
     assert not ExactnessSelector(model, folder=tmp_path / "other").threads_agree("exact")
 
 
-def test_exactness_modules_import_no_clock_and_no_load() -> None:
+def test_bits_module_imports_no_clock_and_no_load() -> None:
     modules = set()
-    for path in Path(decision.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            modules |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
-            modules |= {node.module} if isinstance(node, ast.ImportFrom) else set()
+    for node in ast.walk(ast.parse(Path(bits.__file__).read_text("utf-8"))):
+        modules |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+        modules |= {node.module} if isinstance(node, ast.ImportFrom) else set()
     assert not [name for name in modules if name and name.startswith(("time", "datetime", "psutil", "ngramspec.cpu"))]
 
 
