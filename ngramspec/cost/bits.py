@@ -3,13 +3,9 @@
 llama.cpp picks its kernels by batch size. So the logits of one position may differ in the last bits between a batch of
 one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Sizes that agree form a
 *kernel class*. With "on", all passes use sizes of one class, padded if necessary. With "auto", two settings are
-compared (`ngramspec.llama.trial_context`):
-
-    fast     the fastest settings; chosen if their sizes agree as far as drafts need them
-    exact    on a CPU without flash attention, whose kernel splits a single token's context over the threads; chosen if
-             their sizes agree and those of "fast" do not
-
-If the sizes agree in neither, "fast" is chosen, and drafts may change the text.
+compared (`ngramspec.llama.trial_context`): "fast", and "exact", which has no flash attention on a CPU, because that
+kernel splits a single token's context over the threads. "fast" is chosen if its sizes agree as far as drafts need them,
+then "exact". If the sizes agree in neither, "fast" is chosen, and drafts may change the text.
 
 Invariant: the choice, and so the text, is a function of the model, the build, the processor and the settings. No clock
 and no load takes part: all comparisons that decide are made before the first text, however long they take, and stored.
@@ -43,22 +39,14 @@ EXACT: tuple[Exact, ...] = ("auto", "on", "off")
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)  # sizes that are probed for "on"; CUDA changes its kernel at 9
 SHARED_SIZES = tuple(range(1, 17))  # the same if sequences share passes: a pass may contain any number of tokens
 COMPARED = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # sizes that are compared for "auto"
-
+# Largest size that must agree for "auto"; larger ones are used if they agree. K-quants change their kernel at 8.
 MAX_DRAFT_SIZE = 7
-"""Largest size that must agree for "auto"; larger ones are used if they agree. K-quants change their kernel at 8."""
-
-SMALLEST = 2
-"""Maximum smallest size of the class that "on" uses: passes without a draft are padded to it."""
-
+SMALLEST = 2  # maximum smallest size of the class that "on" uses: passes without a draft are padded to it
 POSITIONS = 16  # positions at which a probe compares all sizes
 SHORT, LONG = 96, 640  # default depths of a probe in tokens; CPU kernels were seen to change class at 256
 DEPTHS = (1024, 0)  # depths that are compared for "auto", the one at which more sizes differ first
-
-READ = 300
-"""Number of tokens in the test of reading a prompt in pieces: more than two chunks of a CPU's prefill."""
-
+READ = 300  # tokens of the test of reading a prompt in pieces: more than two chunks of a CPU's prefill
 PIECES = 50  # size of these pieces, between the sizes of passes and of chunks
-
 DEFAULT_LOGIT_SHIFT = 1.0  # assumed change of a logit by batch size if it was not measured
 
 
@@ -82,39 +70,34 @@ class ProbeReport:
 
 
 def prefill_is_chunk_invariant(target: Model, sizes: Sequence[int]) -> bool:
-    """Return True if a text gives the same bits when it is read in chunks, in pieces, or in passes.
+    """Return True if a text gives the same bits when it is read in chunks, in pieces, or in passes; empty the cache.
 
-    If so, exact mode may reuse a cached prompt to its last token. The function leaves the cache empty.
+    If so, exact mode may reuse a cached prompt to its last token.
     """
-    rng = default_rng(1)
     tail = max(sizes)
-    text = [int(t) for t in rng.integers(0, target.n_vocab, min(READ, target.n_ctx - tail) + tail)]
+    text = default_rng(1).integers(0, target.n_vocab, min(READ, target.n_ctx - tail) + tail).tolist()
     results = set()
-    for pieces in (None, (PIECES,), tuple(sizes)):
+    for pieces in ((), (PIECES,), tuple(sizes)):
         target.clear()
-        done = len(text) - tail if pieces is None else 1
-        target.prefill(text[:done])
-        for size in cycle(pieces or (1,)):
-            if done == len(text) - tail:
-                break
-            done = min(done + size, len(text) - tail)
-            target.evaluate(text[len(target.tokens) : done])
+        target.prefill(text[: 1 if pieces else -tail])
+        steps = cycle(pieces)
+        while (done := len(target.tokens)) < len(text) - tail:
+            target.evaluate(text[done : min(done + next(steps), len(text) - tail)])
         results.add(target.evaluate(text[-tail:]).tobytes())
     target.clear()
     return len(results) == 1
 
 
 def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[int] = SIZES) -> ProbeReport:
-    """Find the kernel classes at each of `depths` tokens of context.
+    """Find the kernel classes at each of `depths` tokens of context; empty the cache.
 
-    In addition to the prefill, the probe decodes about len(sizes) * POSITIONS tokens per depth. It leaves the cache
-    empty. The tokens are random ids, because kernels are chosen by shape, not by content.
+    Beyond the prefill, about len(sizes) * POSITIONS tokens are decoded per depth. Their ids are random, because kernels
+    are chosen by shape, not by content.
     """
     tail_length = max(-(-POSITIONS // size) * size for size in sizes)
     room = max(1, target.n_ctx - tail_length)
     lengths = tuple(sorted({min(d, room) for d in depths}))
-    rng = default_rng(0)
-    text = [int(t) for t in rng.integers(0, target.n_vocab, lengths[-1] + tail_length)]
+    text = default_rng(0).integers(0, target.n_vocab, lengths[-1] + tail_length).tolist()
     digests: dict[int, list[bytes]] = {size: [] for size in sizes}
     largest = 0.0
     for depth in lengths:
@@ -125,10 +108,9 @@ def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[
         single: Logits | None = None
         for size in sizes:
             # Only full batches are used, so that every compared position was computed at exactly this size.
-            starts = range(0, POSITIONS, size)
-            logits = np.concatenate([target.evaluate(tail[i : i + size]).copy() for i in starts])
+            rows = [target.evaluate(tail[i : i + size]).copy() for i in range(0, POSITIONS, size)]
             target.rollback(depth)
-            logits = logits[:POSITIONS]
+            logits = np.concatenate(rows)[:POSITIONS]
             single = logits if single is None else single
             largest = max(largest, float(np.abs(logits - single).max()))
             digests[size].append(hashlib.blake2b(logits.tobytes()).digest())
@@ -141,25 +123,18 @@ def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[
 
 @dataclass(slots=True)
 class KernelClasses:
-    """What is known about the kernel classes of one target; each part is `None` until it is compared."""
+    """The kernel classes of one target; each part is `None` until it is compared."""
 
     probe: ProbeReport | None = None
     exact_sizes: tuple[int, ...] | None = None  # kernel class that exact mode uses
     is_chunk_invariant: bool | None = None  # result of `prefill_is_chunk_invariant`
     path: Path | None = None  # file of the results; `None` means that they stay in memory
 
-    def __post_init__(self) -> None:
-        if self.probe is None or self.exact_sizes is None:
-            return
-        if self.exact_sizes not in (*self.probe.classes, choose_from_one(self.probe)):
-            raise ValueError("exact mode uses sizes of one class")
-
     @classmethod
     def load(cls, target: Model, folder: Path | None = None) -> KernelClasses:
         """Load what is known about `target`; nothing without a fingerprint or a readable file."""
-        if not target.fingerprint:
-            return cls()
-        classes = cls(path=(folder or cache_folder("calibration")) / f"{target.fingerprint}-kernels.json")
+        folder = folder or cache_folder("calibration")
+        classes = cls(path=folder / f"{target.fingerprint}-kernels.json" if target.fingerprint else None)
         classes._read()
         return classes
 
@@ -169,8 +144,10 @@ class KernelClasses:
             return
         with suppress(OSError, ValueError):
             stored = decode(KernelClasses, json.loads(read_cache(self.path) or ""))
-            if stored.probe is not None and stored.probe.sizes in (SIZES, SHARED_SIZES) and stored.exact_sizes:
-                self.probe, self.exact_sizes = stored.probe, stored.exact_sizes
+            report, sizes = stored.probe, stored.exact_sizes
+            is_valid = bool(sizes) and report is not None and report.sizes in (SIZES, SHARED_SIZES)
+            if report and is_valid and sizes in (*report.classes, choose_from_one(report)):
+                self.probe, self.exact_sizes = report, sizes
             if stored.is_chunk_invariant is not None:
                 self.is_chunk_invariant = stored.is_chunk_invariant
 
@@ -189,9 +166,7 @@ class KernelClasses:
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
         """Return the batch sizes of exact mode; if they are missing, probe and choose them, which clears the cache.
 
-        Args:
-            target: Model to probe.
-            together: True if any number of sequences shares passes; `choose_from_one` is then preferred.
+        If any number of sequences shares passes (`together`), `choose_from_one` is preferred.
         """
         if self.exact_sizes is None:
             self._read()
@@ -221,11 +196,10 @@ def choose_from_one(report: ProbeReport) -> tuple[int, ...]:
 def choose_class(report: ProbeReport) -> tuple[int, ...]:
     """Return the kernel class for exact mode: the largest of those that begin at `SMALLEST` or below.
 
-    Without a draft, every pass is padded to the smallest size of the class, and two tokens cost little more than one
-    if drafts pay. No time is measured, because the choice, and so the text, must be the same at every start.
+    Without a draft, every pass is padded to the smallest size of the class. Two tokens cost little more than one if
+    drafts pay.
     """
-    small = [c for c in report.classes if min(c) <= SMALLEST]
-    return max(small, key=lambda c: (len(c), -c[0]))
+    return max((c for c in report.classes if min(c) <= SMALLEST), key=lambda c: (len(c), -c[0]))
 
 
 @dataclass(slots=True)
@@ -257,28 +231,21 @@ class Comparisons:
 
 
 class ComparedSettings(Protocol):
-    """The settings of a model between which `exact="auto"` chooses."""
+    """The settings of a model between which `exact="auto"` chooses, such as `ngramspec.llama.setting_trials`."""
 
     @property
-    def settings(self) -> Sequence[str]:
-        """Their names, "fast" first."""
+    def settings(self) -> Sequence[str]: ...  # names, "fast" first
 
     @property
-    def identity(self) -> str:
-        """Key of all that comparisons depend on; "" means that they are not stored."""
+    def identity(self) -> str: ...  # key of all that comparisons depend on; "" means that they are not stored
 
-    def trial(self, setting: str) -> Any:
-        """Open a context for comparisons; see `ngramspec.llama.trial_context.TrialContext`."""
+    def trial(self, setting: str) -> Any: ...  # opens a `ngramspec.llama.trial_context.TrialContext`
 
 
 class ExactnessSelector:
     """The stored comparisons of a model, and the choice that follows from them.
 
-    Args:
-        model: The settings of the model, such as `Target.trials`.
-        text: Token ids on which rounding is measured if drafts may change the last bits; empty means that rounding is
-            not measured.
-        folder: Folder of the stored comparisons; `None` means the user's cache folder.
+    If drafts may change the last bits, rounding is measured on `text`; an empty one means that it is not.
     """
 
     def __init__(self, model: ComparedSettings, text: Sequence[int] = (), folder: Path | None = None) -> None:
@@ -296,8 +263,7 @@ class ExactnessSelector:
 
     def exactness(self, setting: str) -> ExactnessMode:
         """Return the batch sizes and the guarantee for requests under a setting."""
-        known = self.comparisons
-        largest = known.largest(setting)
+        known, largest = self.comparisons, self.comparisons.largest(setting)
         agreeing = tuple(n for n in COMPARED if n <= (largest or 1))
         if known.agree(setting) or (setting == "exact" and largest is None):
             return ExactnessMode(agreeing, bit_identical=True)

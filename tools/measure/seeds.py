@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.backend import EvaluatesAtOnce, ExactnessMode, Logits, Model
-from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves, make_fixed_curve
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.fixed_curves import CURVES, find_curves, make_fixed_curve
+from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
