@@ -2,33 +2,34 @@
 
 The first tests use the cost policy alone on a simulated clock. They vary cost curves, qualities of drafts and numbers
 of texts that share a pass. Then follow the passes of `serve` on a mock model. Times are in units of a pass over one
-token.
+token. What is wrong about costs, and what disturbs their measurement, is the subject of `test_promise.py`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+from support.decoder_loop import Oracle
 from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
+from support.passes import make_step
 
 from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.batching.writer import Writer
-from ngramspec.cost.times import PassTimes, RestoreCost
+from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts as TextDrafts
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy
+from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Step
-from ngramspec.tokens import common_prefix
 
 Cost = Callable[[int], float]
 
@@ -73,43 +74,26 @@ QUALITIES = {
 
 @dataclass
 class Machine:
-    """Simulation of the cost policy with known durations of passes.
-
-    Args:
-        cost: Cost of a pass by its size.
-        believed: What passes cost according to a stored file; `None` means the true costs.
-        texts: Number of texts that share each pass.
-        ask: Cost of a call of the drafters.
-        restore: Cost of a checkpoint and of its restoration, if tokens are evaluated again after a refusal.
-        switch: Cost of a change of the size.
-        capture: Cost of a change of the size for the second pass of the new size.
-        interrupted: Share of passes that the system interrupts, for the time of up to three plain passes.
-    """
+    """Simulation of the cost policy with durations of passes that are known at first."""
 
     cost: Cost
-    believed: Cost | None = None
-    texts: int = 1
-    ask: float = 0.01
-    restore: RestoreCost | None = None
-    switch: float = 0.0
-    capture: float = 0.0
-    interrupted: float = 0.0
+    texts: int = 1  # number of texts that share each pass
+    ask: float = 0.01  # cost of a call of the drafters
+    restore: tuple[float, float] | None = None  # cost of a checkpoint, and of going back to it after a refusal
+    changes: tuple[float, float] = (0.0, 0.0)  # cost of a change of size for the two passes after it
 
     def __post_init__(self) -> None:
-        points = {n: (self.believed or self.cost)(n) / self.cost(1) for n in SIZES}
-        self.times = PassTimes(points, (self.switch, self.capture))
-        self.budget = CostPolicy()
+        self.times = PassTimes({n: self.cost(n) / self.cost(1) for n in SIZES}, self.changes)
+        self.policy = CostPolicy()
         self.seconds = 0.0
         self.tokens = self.passes = self.asked = self.drafted = 0
-        self.since: int | None = None
-        """Number of passes before the first draft of the last run."""
+        self.since: int | None = None  # number of passes before the first draft of the last run
         self._rng = random.Random(0)
-        self._owed, self._last, self._has_changed = 0, 1, False
+        self._owed, self._last, self._position = 0, 1, 9
 
     def run(self, tokens: int, drafts: Drafts) -> float:
         """Return the time for this number of tokens of all texts, relative to plain decoding."""
-        seconds, began, passes = self.seconds, self.tokens, self.passes
-        self.since = None
+        seconds, began, passes, self.since = self.seconds, self.tokens, self.passes, None
         while self.tokens < began + tokens:
             drafted = self.drafted
             self._pass(drafts)
@@ -119,7 +103,7 @@ class Machine:
         return (self.seconds - seconds) / ((self.tokens - began) * plain)
 
     def _pass(self, kind: Drafts) -> None:
-        n, policy, times = self.texts, self.budget.for_n_sequences(self.texts), self.times.for_plain(self.texts)
+        n, policy, times = self.texts, self.policy.for_n_sequences(self.texts), self.times.for_plain(self.texts)
         asks = policy.limit() > 0
         guesses = [kind.next(self._rng) if asks else (NO_DRAFT, 0) for _ in range(n)]
         restore = times.restore(self._owed) if self.restore is not None else None
@@ -133,31 +117,18 @@ class Machine:
         kept = sum(min(k, right) for (k, _), (_, right) in zip(planned, guesses, strict=True))
         overhead = self.ask * asks
         if self.restore is not None:
-            if sent and not self._owed:
-                overhead += self.restore.save
-                times.observe_copy(self.restore.save, is_load=False)
-            if kept < sent:
-                overhead += self.restore.load
-                times.observe_copy(self.restore.load, is_load=True)
+            for is_load, is_due in ((False, sent > 0 and not self._owed), (True, kept < sent)):
+                if is_due:
+                    overhead += self.restore[is_load]
+                    times.observe_copy(self.restore[is_load], is_load=is_load)
             self._owed = self._owed + 1 + kept if kept < sent else 0
-        spent = self.cost(size)
-        if size != self._last:
-            spent += self.switch
-        elif self._has_changed:
-            spent += self.capture
-        if self._rng.random() < self.interrupted:
-            spent += self._rng.uniform(0, 3)
-        done = Step(
-            (7,) * (n + kept),
-            drafted=(7,) * sent,
-            accepted=kept,
-            correct_guesses=sum(right for _, right in guesses) // n,
-            batch=size,
-        )
-        done.cost, done.correction, _ = times.observe(size, spent)
-        done.draft_cost = overhead / times.level
+        self._position = 0 if size != self._last else self._position + 1
+        self._last = size
+        spent = self.cost(size) + (self.changes[self._position] if self._position < 2 else 0.0)
+        cost, correction, _ = times.observe(size, spent)
+        done = make_step(n + kept, sent, sum(right for _, right in guesses) // n, cost, overhead / times.level)
+        done.correction = correction
         policy.record(done)
-        self._has_changed, self._last = size != self._last, size
         self.seconds += spent + overhead
         self.tokens += n + kept
         self.passes += 1
@@ -171,12 +142,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "two": {"texts": 2},
     "four": {"texts": 4},
     "eight": {"texts": 8},
-    "replaying": {"restore": RestoreCost(0.0, 0.0)},
-    "replaying, expensive": {"restore": RestoreCost(0.1, 0.1)},
-    "replaying, too expensive": {"restore": RestoreCost(2.0, 2.0)},
-    "switching": {"switch": 0.3},
-    "switching, expensive": {"switch": 1.0},
-    "capturing": {"switch": 1.0, "capture": 2.0},
+    "replaying": {"restore": (0.0, 0.0)},
+    "replaying, expensive": {"restore": (0.1, 0.1)},
+    "replaying, too expensive": {"restore": (2.0, 2.0)},
+    "switching": {"changes": (0.3, 0.0)},
+    "switching, expensive": {"changes": (1.0, 0.0)},
+    "capturing": {"changes": (1.0, 2.0)},
 }
 
 
@@ -197,7 +168,6 @@ def test_cost_policy_never_exceeds_plain_decoding_by_more_than_bound(kind: str, 
         ("four", "a little more each", 0.5),
         ("replaying", "a little more each", 0.5),
         ("switching", "typical", 0.8),
-        ("switching", "flat", 0.2),
         ("switching, expensive", "flat", 0.2),
         ("capturing", "flat", 0.2),
     ],
@@ -219,10 +189,10 @@ def test_cost_policy_after_savings_limits_loss_of_short_text(
     machine = Machine(lambda n: 1 + slope * (n - 1), **{**KINDS[kind], "ask": 0.0})
     machine.run(5000, Drafts(0.97, 0.97))
     for _ in range(20):
-        machine.budget.begin()
+        machine.policy.begin()
         lost = (machine.run(64, Drafts(0.0, claimed, repeats=repeats)) - 1) * 64
         # The terms are START, CREDIT, what fades and is allowed meanwhile, and the last draft beyond the budget.
-        assert lost < 0.5 + 1 + 1 + 5 * slope + 4 * (machine.switch + (0.1 if machine.restore else 0.0))
+        assert lost < 0.5 + 1 + 1 + 5 * slope + 4 * (machine.changes[0] + (0.1 if machine.restore else 0.0))
 
 
 @grid(ask=(0.0025, 0.02, 0.1), before=(NOTHING, Drafts(0.0, 0.6), Drafts(0.0, 0.95)))
@@ -230,10 +200,9 @@ def test_cost_policy_resumes_drafting_when_drafts_improve(ask: float, before: Dr
     """Losses in 4,000 tokens must not prevent drafts in the next 2,000."""
     machine = Machine(CURVES["typical"], ask=ask)
     machine.run(4000, before)
-    ratio = machine.run(2000, GOOD)
+    assert machine.run(2000, GOOD) < 0.9
     assert machine.since is not None
     assert machine.since < 500
-    assert ratio < 0.9
 
 
 @pytest.mark.parametrize("ask", [0.0005, 0.01, 0.05, 1.0])
@@ -246,71 +215,23 @@ def test_cost_policy_without_drafts_asks_drafter_less_often(ask: float) -> None:
     machine.run(400, Drafts(0.95, 0.95))
     machine.asked = machine.passes = 0
     machine.run(400, Drafts(0.95, 0.95))
-    if ask < 0.5:
-        assert machine.asked >= 0.9 * machine.passes
-
-
-@pytest.mark.parametrize(("true", "believed", "p"), [(0.6, 0.1, 0.5), (0.9, 0.3, 0.7)])
-def test_cost_policy_with_wrong_cost_curve_corrects_it(true: float, believed: float, p: float) -> None:
-    """The curve may be from a short context with cheaper batches; only passes with a draft reveal the difference."""
-    machine = Machine(lambda n: 1 + true * (n - 1), believed=lambda n: 1 + believed * (n - 1))
-    assert machine.run(4000, Drafts(p, p)) < 1.03
-    assert machine.times.level == pytest.approx(1.0, rel=0.1)
-
-
-def test_cost_policy_with_interrupted_calls_still_drafts() -> None:
-    """One pass in five is interrupted, and drafts still pay as without interruptions."""
-    drafted = []
-    for share in (0.0, 0.2):
-        machine = Machine(CURVES["typical"], ask=0.0, interrupted=share)
-        machine.run(2000, Drafts(0.85, 0.85))
-        drafted.append(machine.drafted)
-    assert drafted[1] > 0.8 * drafted[0] > 0
-
-
-class Guess(Drafter):
-    """Drafter that knows the text and is correct with probability `right`, but gives no estimates."""
-
-    name = "guess"
-
-    def __init__(self, text: Sequence[int], right: float, seed: int) -> None:
-        self._text, self._right, self._random = list(text), right, random.Random(seed)
-        self._guess: list[int] = []
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._at = 0
-
-    def propose(self, limit: int, choose: object = None, *, fixed_length: bool = False, price: object = None) -> Draft:
-        true = self._text[self._at : self._at + min(limit, 8)]
-        self._guess = [t if self._random.random() < self._right else (t + 1) % 16 for t in true]
-        return Draft(tuple(self._guess), source="guess")
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        self._at += len(tokens)
-        return common_prefix(self._guess, tokens)
+    assert ask >= 0.5 or machine.asked >= 0.9 * machine.passes
 
 
 @cache
-def known(number: int, tokens: int) -> tuple[int, ...]:
-    """Return the mock model's continuation of the prompt of a sequence."""
-    return tuple(plain_generate(MockTarget(peak=3.0), [1, number], tokens, Sampling()))
-
-
-@cache
-def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
-    """Return the time on the mock's clock to generate the texts; `None` for `right` means without drafts."""
+def seconds(curve: str, texts: int, split: bool, wrong: int) -> float:
+    """Return the time on the mock's clock for the texts; every guess at a `wrong`-th position is wrong, or 0: none."""
     tokens = min(400, 1600 // texts)
-    cost = lambda n: 0.01 * CURVES[curve](n)  # noqa: E731
-    model = MockShared(texts, split=split, seconds=cost, peak=3.0)
+    model = MockShared(texts, split=split, seconds=lambda n: 0.01 * CURVES[curve](n), peak=3.0)
     clock = model.clock.perf_counter
     times = PassTimes({n: CURVES[curve](n) for n in SIZES})
-    writer = Writer(model, times, ExactnessMode(), drafts=right is not None, draft_max=63, clock=clock)
+    writer = Writer(model, times, ExactnessMode(), drafts=wrong > 0, draft_max=63, clock=clock)
     requests = []
     for sequence in model.sequences:
         request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)
         request.prepare(sequence, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab, counts_calls=False)
-        guess = Guess(known(sequence.number, tokens), right or 0.0, sequence.number)
-        request.start(sequence, TextDrafts(guess), aligned=False, max_chunk=lambda: 512)
+        text = plain_generate(MockTarget(peak=3.0), [1, sequence.number], tokens, Sampling()) if wrong else []
+        request.start(sequence, TextDrafts(Oracle(text, wrong)), aligned=False, max_chunk=lambda: 512)
         while request.reader is not None:
             request.read()
         requests.append(request)
@@ -321,12 +242,62 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
     return model.clock.now - began
 
 
-@grid(curve=CURVES, texts=(1, 2, 4, 8), right=(0.5, 0.0, 0.95), split=(False, True))
+@grid(curve=CURVES, texts=(1, 2, 4, 8), wrong=(2, 1, 20), split=(False, True))
 def test_cost_policy_with_several_texts_never_exceeds_time_bound(
-    curve: str, texts: int, right: float, split: bool
+    curve: str, texts: int, wrong: int, split: bool
 ) -> None:
-    drafted, plain = (seconds(curve, texts, split, chance) for chance in (right, None))
+    drafted, plain = (seconds(curve, texts, split, number) for number in (wrong, 0))
     # Each number of texts has a separate loss budget, and after accepted drafts the texts end one after the other.
     assert drafted <= 1.02 * plain + 0.01 * sum(map(CURVES[curve], range(1, texts + 1)))
-    if curve == "flat" and right > 0.9:
+    if curve == "flat" and wrong == 20:
         assert drafted < 0.5 * plain
+
+
+# --------------------------------------------------------------------------- entries of the budget
+
+
+def book(budget: LossBudget, *passes: tuple[int, int, int, float, float]) -> LossBudget:
+    """Record passes: emitted, drafted and correctly guessed tokens, their cost, and that of the drafter."""
+    for done in passes:
+        budget.record(make_step(*done), drafting=done[1] > 0)
+    return budget
+
+
+def test_loss_budget_book_adds_saved_time_and_subtracts_cost() -> None:
+    budget = book(LossBudget(), (1, 4, 0, 1.4, 0.1))
+    assert budget.remaining == pytest.approx(1.0 - 1.5 + LossBudget.ALLOWANCE * 1.5 + LossBudget.CREDIT)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_loss_budget_charges_slow_plain_call_only_after_a_draft(texts: int) -> None:
+    """This pass costs half a plain pass more than expected."""
+    slow = (texts, 0, 0, 1.5, 0.0)
+    after, alone = (book(LossBudget(texts), (texts, n_drafted, 0, 1.0, 0.0), slow) for n_drafted in (1, 0))
+    assert alone.remaining - after.remaining == pytest.approx(0.5)
+
+
+def test_loss_budget_of_new_text_contains_little_earlier_gain_and_can_forget_loss() -> None:
+    gained, lost, fresh = book(LossBudget(), *[(4, 3, 3, 1.5, 0.0)] * 50), LossBudget(), LossBudget()
+    assert gained.remaining > 10
+    gained.begin()
+    assert gained.remaining == pytest.approx(LossBudget.CREDIT + LossBudget.START)
+    book(lost, (1, 4, 0, 2.5, 0.0)).begin()
+    for each in (lost, fresh):
+        book(each, (1, 2, 0, 1.5, 0.0))
+    assert lost.remaining < fresh.remaining - 1
+    for _ in range(2):
+        lost.forget_inherited_loss()
+        assert lost.remaining == pytest.approx(fresh.remaining, abs=0.02)
+
+
+@pytest.mark.parametrize(("n_accepted", "pays"), [(2, False), (3, True)])
+def test_can_draft_after_many_unverified_drafts_requires_net_gain(n_accepted: int, pays: bool) -> None:
+    """Every second draft is accepted and saves one or two passes; the other one loses one."""
+    budget, n_calls = LossBudget(), 0
+    for right in (n_accepted, 0) * 50:
+        book(budget, (1 + right, 3, right, 2.0, 0.0))
+        for _ in range(4):
+            draft_cost = 0.04 if budget.can_draft() else 0.0
+            n_calls += draft_cost > 0
+            book(budget, (1, 0, 0, 1.0, draft_cost))
+    assert n_calls == 400 if pays else n_calls < 200

@@ -13,12 +13,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
 import pytest
 from support.grid import grid
+from support.passes import make_step, propose
 from support.recordings import make_recordings
 
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
@@ -26,7 +27,6 @@ from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
-from ngramspec.steps import Step
 
 SIZES = range(1, 65)
 LEVEL = 0.01  # seconds of a plain pass
@@ -102,19 +102,21 @@ class Run(NamedTuple):
 
 def decode(machine: Machine, times: PassTimes, passes: int, tokens: int = 1 << 30) -> Run:
     """Decode texts until this number of passes, or of tokens."""
-    policy, ends, marks, texts, done = CostPolicy(), [0.0], [0], read_texts(), 0
-    for number in range(1 << 30):
+    policy, ends, marks, done = CostPolicy(), [0.0], [0], 0
+    for text in cycle(read_texts()):
         policy.begin()
-        text, i = texts[number % len(texts)], 0
+        i = 0
         while i < len(text):
             draft, right = NO_DRAFT, 0
             if limit := policy.limit():
-                draft, right = _cut(text[i], limit, policy.price(times, SIZES))
+                draft = propose(text[i].draft, limit, policy.price(times, SIZES))
+                right = min(text[i].right, len(draft))
             k, size = policy.plan(draft, times, SIZES)
             kept = min(k, right)
             seconds, cost = machine.run(size)
-            step = Step((7,) * (1 + kept), drafted=draft.tokens[:k], accepted=kept, correct_guesses=right, batch=size)
-            step.cost, step.correction, _ = times.observe(size, cost if times.is_fixed else seconds)
+            charge = times.observe(size, cost if times.is_fixed else seconds)
+            step = make_step(1 + kept, k, right, charge.cost, 0.0)
+            step.correction = charge.correction
             policy.record(step)
             ends += [ends[-1] + cost * (j + 1) / (1 + kept) for j in range(1 + kept)]
             i, done = i + 1 + kept, done + 1
@@ -123,16 +125,6 @@ def decode(machine: Machine, times: PassTimes, passes: int, tokens: int = 1 << 3
             if done >= passes or len(ends) > tokens:
                 return Run(ends, marks)
     raise AssertionError
-
-
-def _cut(position: Position, limit: int, price: MarginalCost | None) -> tuple[Draft, int]:
-    """Return the draft as far as its price lets the drafter go."""
-    assert price is not None
-    draft, length, reach = position.draft, 0, 1.0
-    while length < min(limit, len(draft)) and price.worth_extending(reach, length):
-        reach *= draft.acceptance_probs[length]
-        length += 1
-    return draft.head(length), min(position.right, length)
 
 
 @cache
@@ -156,9 +148,7 @@ def make_past(machine: Machine) -> PassTimes:
     change = [rng.choice((0.0, 0.0, rng.uniform(0, 5))) for _ in range(2)]
     times = PassTimes(prior, (change[0], change[1]))
     for _ in range(rng.randrange(300)):
-        times.observe(
-            rng.choice((1, 1, 1, 2, 3, 5, 8, 16, 30, 64)), math.exp(rng.uniform(math.log(1e-4), math.log(100)))
-        )
+        times.observe(rng.choice((1, 1, 1, 2, 3, 5, 8, 16, 30, 64)), 10 ** rng.uniform(-4, 2))
     return times
 
 
