@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,7 @@ from support.mock_target import MockTarget
 
 from ngramspec.backend import ExactnessMode
 from ngramspec.cost import bits
-from ngramspec.cost.bits import (
-    COMPARED,
-    DEFAULT_LOGIT_SHIFT,
-    SIZES,
-    ExactnessSelector,
-    KernelClasses,
-    ProbeReport,
-    choose_class,
-    prefill_is_chunk_invariant,
-    probe,
-)
+from ngramspec.cost.bits import COMPARED, SIZES, ExactnessSelector, KernelClasses, prefill_is_chunk_invariant, probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
 
@@ -34,18 +25,20 @@ def planted(kernels: Callable[[int, int], int], **options: Any) -> MockTarget:
 
 
 @pytest.mark.parametrize(
-    ("kernels", "classes"),
+    ("kernels", "classes", "chosen"),
     [
-        (lambda n, depth: 0, {SIZES}),
-        (lambda n, depth: n, {(n,) for n in SIZES}),
-        (lambda n, depth: int(n > 1), {(1,), SIZES[1:]}),
-        (lambda n, depth: n % 2, {(1, 3, 5, 9), (2, 4, 6, 8, 12, 16)}),
-        (lambda n, depth: int(n > 1 and depth >= 512), {(1,), SIZES[1:]}),
-        (lambda n, depth: n if depth < 256 else 0, {(n,) for n in SIZES}),
-        (lambda n, depth: int(n > 3) if depth < 256 else 2 * (n > 5), {(1, 2, 3), (4, 5), (6, 8, 9, 12, 16)}),
+        (lambda n, depth: 0, {SIZES}, SIZES),
+        (lambda n, depth: n, {(n,) for n in SIZES}, (1,)),
+        (lambda n, depth: int(n > 2), {(1, 2), SIZES[2:]}, (1, 2)),
+        (lambda n, depth: n % 2, {(1, 3, 5, 9), (2, 4, 6, 8, 12, 16)}, (2, 4, 6, 8, 12, 16)),
+        (lambda n, depth: int(n > 1 and depth >= 512), {(1,), SIZES[1:]}, SIZES[1:]),
+        (lambda n, depth: n if depth < 256 else 0, {(n,) for n in SIZES}, (1,)),
+        (lambda n, depth: int(n > 3) + 2 * (depth > 256 and n > 5), {(1, 2, 3), (4, 5), (6, 8, 9, 12, 16)}, (1, 2, 3)),
     ],
 )
-def test_probe_finds_kernel_classes(kernels: Callable[[int, int], int], classes: set[tuple[int, ...]]) -> None:
+def test_probe_finds_kernel_classes_and_exact_mode_takes_largest_that_begins_small(
+    kernels: Callable[[int, int], int], classes: set[tuple[int, ...]], chosen: tuple[int, ...]
+) -> None:
     target = planted(kernels)
     report = probe(target)
     assert set(report.classes) == classes
@@ -57,6 +50,7 @@ def test_probe_finds_kernel_classes(kernels: Callable[[int, int], int], classes:
     assert sum(target.prefill_sizes) <= 96 + 1200
     target.prefill([1, 2, 3])
     assert probe(target) == report, "the content of the cache does not matter"
+    assert KernelClasses(report).ensure_exact(target) == chosen
 
 
 def test_probe_with_given_depths_uses_them() -> None:
@@ -87,21 +81,6 @@ def test_prefill_is_chunk_invariant_compares_prefill_with_decoding() -> None:
     target = MockTarget(n_ctx=64)
     assert prefill_is_chunk_invariant(target, (4,))
     assert not target.tokens
-
-
-@pytest.mark.parametrize(
-    ("classes", "chosen"),
-    [
-        (((1,), (2, 3, 4)), (2, 3, 4)),
-        (((1, 2), (3, 4, 5, 6)), (1, 2)),
-        (((1, 3), (2, 4)), (1, 3)),
-        (((1,), (2,), (3, 4)), (1,)),
-    ],
-)
-def test_choose_class_takes_largest_that_begins_small(
-    classes: tuple[tuple[int, ...], ...], chosen: tuple[int, ...]
-) -> None:
-    assert choose_class(ProbeReport((96,), classes, 0.0)) == chosen
 
 
 def test_exact_sizes_are_shared_by_processes_until_they_are_forgotten(tmp_path: Path) -> None:
@@ -135,21 +114,17 @@ class Model:
 
     identity = "mock"
 
-    def __init__(self, settings: Sequence[str] = ("fast", "exact"), **largest: tuple[int, int]) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Sequence[str] = ("fast", "exact"), fails_after: int = 99, **largest: tuple[int, int]
+    ) -> None:
+        self.settings, self.fails_after = settings, fails_after
         self.largest = {"fast": (1, 16), "exact": (16, 16)} | largest
         self.compared: list[tuple[str, int] | str] = []
-        self.fails_after = 99
 
-    def trial(self, setting: str) -> Any:
+    @contextmanager
+    def trial(self, setting: str) -> Iterator[Model]:
         self.setting = setting
-        return self
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        yield self
 
     def note(self, comparison: tuple[str, int] | str) -> None:
         if len(self.compared) >= self.fails_after:
@@ -213,8 +188,7 @@ def test_exact_auto_chooses_by_agreeing_sizes_alone(
 
 @pytest.mark.parametrize("fails_after", range(4))
 def test_exact_auto_after_failed_comparison_decodes_single_tokens_exactly(fails_after: int, tmp_path: Path) -> None:
-    model = Model()
-    model.fails_after = fails_after
+    model = Model(fails_after=fails_after)
     assert choose(model, tmp_path) == ("exact", same_bits(1))
     model.fails_after = 99
     assert choose(model, tmp_path) == ("exact", same_bits(9))
@@ -222,9 +196,9 @@ def test_exact_auto_after_failed_comparison_decodes_single_tokens_exactly(fails_
 
 
 def test_exact_auto_without_memory_or_exact_settings_guarantees_nothing(tmp_path: Path) -> None:
-    model = Model(("fast",))
-    model.fails_after = 0
-    assert choose(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT))
+    model = Model(("fast",), fails_after=0)
+    assert choose(model, tmp_path) == ("fast", ExactnessMode(max_logit_shift=bits.DEFAULT_LOGIT_SHIFT))
+    assert not ExactnessSelector(Model(fails_after=0), folder=tmp_path).threads_agree("exact")
 
 
 def test_threads_agree_compares_each_setting_once(tmp_path: Path) -> None:
@@ -233,8 +207,6 @@ def test_threads_agree_compares_each_setting_once(tmp_path: Path) -> None:
         selector = ExactnessSelector(model, folder=tmp_path)
         assert [selector.threads_agree(setting) for setting in ("fast", "exact")] == [False, True]
     assert model.compared == ["fast threads", "exact threads"]
-    model.fails_after = 0
-    assert not ExactnessSelector(model, folder=tmp_path / "other").threads_agree("exact")
 
 
 def test_bits_module_imports_no_clock_and_no_load() -> None:

@@ -26,17 +26,10 @@ class Machine:
     """
 
     def __init__(
-        self,
-        cores: int,
-        others: Load,
-        *,
-        is_shown: bool = True,
-        low_priority: bool = False,
-        preempted: float = 0.0,
-        **options: tuple[bool, bool],
+        self, cores: int, others: Load, *, preempted: float = 0.0, is_shown: bool = True, **options: tuple[bool, bool]
     ) -> None:
-        self.cores, self.others, self.is_shown, self.low_priority = cores, others, is_shown, low_priority
-        self.preempted, self.random, self.now, self.used = preempted, random.Random(1), 0.0, CpuSeconds(0.0)
+        self.cores, self.others, self.preempted, self.is_shown = cores, others, preempted, is_shown
+        self.low_priority, self.random, self.now, self.used = False, random.Random(1), 0.0, CpuSeconds(0.0)
         self.work = CALL  # a model with longer contexts has more
         self.waits = lambda size: BARRIER
         self.load = CpuLoad(self.read, lambda: self.now)
@@ -126,7 +119,8 @@ def test_thread_governor_with_longer_context_keeps_all_threads() -> None:
 
 
 def test_thread_governor_under_low_priority_load_starts_with_all_threads() -> None:
-    machine = Machine(2, lambda _: 2, low_priority=True)
+    machine = Machine(2, lambda _: 2)
+    machine.low_priority = True
     assert {machine.call() for _ in range(100)} == {2}
     assert "other programs use" in machine.governor.state.reason
 
