@@ -34,9 +34,7 @@ def test_one_interruption_raises_nothing_and_is_hardly_charged() -> None:
     charge = times.observe(4, 1.0)
     assert (charge.cost, charge.is_surprising) == (pytest.approx(1.3 * 1.8), True)
     assert times.ratio(4) == pytest.approx(1.8, rel=0.01)
-    assert teach(PassTimes(COSTS), 8, 30.0, pairs=1).ratio(8) == pytest.approx(3.0), (
-        "a single value only lowers a ratio"
-    )
+    assert teach(PassTimes(COSTS), 8, 30.0, pairs=1).ratio(8) == pytest.approx(3.0), "one value only lowers a ratio"
     assert teach(PassTimes(COSTS), 16, 2.0, pairs=1).ratio(16) == pytest.approx(2.0)
 
 

@@ -7,9 +7,7 @@ token. What is wrong about costs, and what disturbs their measurement, is the su
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,21 +17,20 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 from support.passes import make_step
+from support.simulation import SIZES, Decoding, Machine
 
 from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.batching.writer import Writer
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts as TextDrafts
-from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies.cost import CostPolicy
+from ngramspec.drafting.draft import Draft
 from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 
 Cost = Callable[[int], float]
 
-SIZES = range(1, 65)
 CURVES: dict[str, Cost] = {
     "flat": lambda n: 1.0,
     "a little more each": lambda n: 1 + 0.05 * (n - 1),
@@ -54,11 +51,15 @@ class Drafts(NamedTuple):
     length: int = 15
     repeats: bool = False  # `repeats` of its drafts
 
-    def next(self, rng: random.Random) -> tuple[Draft, int]:
-        """Return a draft and the number of its correct tokens."""
-        right = next((i for i in range(self.length) if rng.random() >= self.right), self.length)
-        chances = (self.claimed,) * self.length
-        return Draft((7,) * self.length, acceptance_probs=chances, repeats=self.repeats), right
+    def decode(self, decoding: Decoding, tokens: int) -> float:
+        """Return the time for this number of tokens, relative to plain decoding."""
+        rng, began = decoding.machine.random, len(decoding.ends) - 1
+        draft = Draft((7,) * self.length, acceptance_probs=(self.claimed,) * self.length, repeats=self.repeats)
+        while len(decoding.ends) <= began + tokens:
+            decoding.step(
+                lambda: (draft, next((i for i in range(self.length) if rng.random() >= self.right), self.length))
+            )
+        return (decoding.ends[-1] - decoding.ends[began]) / (len(decoding.ends) - 1 - began)
 
 
 NOTHING, GOOD = Drafts(0.0, 0.0, 0), Drafts(0.9, 0.9)
@@ -70,66 +71,8 @@ QUALITIES = {
     "poor": Drafts(0.4, 0.4),
     "good": GOOD,
 }
-
-
-@dataclass
-class Machine:
-    """Simulation of the cost policy with durations of passes that are known at first."""
-
-    cost: Cost
-    ask: float = 0.01  # cost of a call of the drafters
-    restore: tuple[float, float] | None = None  # cost of a checkpoint, and of going back to it after a refusal
-    changes: tuple[float, float] = (0.0, 0.0)  # cost of a change of size for the two passes after it
-
-    def __post_init__(self) -> None:
-        self.times = PassTimes({n: self.cost(n) / self.cost(1) for n in SIZES}, self.changes)
-        self.policy = CostPolicy()
-        self.seconds = 0.0
-        self.tokens = self.passes = self.asked = self.drafted = 0
-        self.since: int | None = None  # number of passes before the first draft of the last run
-        self._rng = random.Random(0)
-        self._owed, self._last, self._position = 0, 1, 9
-
-    def run(self, tokens: int, drafts: Drafts) -> float:
-        """Return the time for this number of tokens of all texts, relative to plain decoding."""
-        seconds, began, passes, self.since = self.seconds, self.tokens, self.passes, None
-        while self.tokens < began + tokens:
-            drafted = self.drafted
-            self._pass(drafts)
-            if self.drafted > drafted and self.since is None:
-                self.since = self.passes - passes
-        return (self.seconds - seconds) / ((self.tokens - began) * self.cost(1))
-
-    def _pass(self, kind: Drafts) -> None:
-        policy, times = self.policy, self.times
-        asks = policy.limit() > 0
-        draft, right = kind.next(self._rng) if asks else (NO_DRAFT, 0)
-        restore = times.restore(self._owed) if self.restore is not None else None
-        sent, size = policy.plan(draft, times, SIZES, restore)
-        size, kept = self._owed + size, min(sent, right)
-        overhead = self.ask * asks
-        if self.restore is not None:
-            for is_load, is_due in ((False, sent > 0 and not self._owed), (True, kept < sent)):
-                if is_due:
-                    overhead += self.restore[is_load]
-                    times.observe_copy(self.restore[is_load], is_load=is_load)
-            self._owed = self._owed + 1 + kept if kept < sent else 0
-        self._position = 0 if size != self._last else self._position + 1
-        self._last = size
-        spent = self.cost(size) + (self.changes[self._position] if self._position < 2 else 0.0)
-        cost, correction, _ = times.observe(size, spent)
-        done = make_step(1 + kept, sent, right, cost, overhead / times.level)
-        done.correction = correction
-        policy.record(done)
-        self.seconds += spent + overhead
-        self.tokens += 1 + kept
-        self.passes += 1
-        self.asked += asks
-        self.drafted += sent
-
-
 KINDS: dict[str, dict[str, Any]] = {
-    "alone": {},
+    "alone": {"ask": 0.01},
     "slow to ask": {"ask": 0.1},
     "replaying": {"restore": (0.0, 0.0)},
     "replaying, expensive": {"restore": (0.1, 0.1)},
@@ -143,57 +86,57 @@ KINDS: dict[str, dict[str, Any]] = {
 @grid(kind=KINDS, curve=CURVES, drafts=QUALITIES)
 def test_cost_policy_never_exceeds_plain_decoding_by_more_than_bound(kind: str, curve: str, drafts: str) -> None:
     """The loss is at most 2 % and ten plain passes."""
-    machine = Machine(CURVES[curve], **KINDS[kind])
-    machine.run(3000, QUALITIES[drafts])
-    assert machine.seconds <= (1.02 * machine.tokens + 10) * machine.cost(1)
+    ratio = QUALITIES[drafts].decode(Decoding(Machine(CURVES[curve], **KINDS[kind])), 3000)
+    assert ratio <= 1.02 + 10 / 3000
 
 
 @pytest.mark.parametrize(("curve", "most"), [("typical", 0.8), ("flat", 0.2)])
 @pytest.mark.parametrize("kind", ["alone", "replaying", "switching", "switching, expensive", "capturing"])
 def test_cost_policy_with_good_drafts_reduces_time(kind: str, curve: str, most: float) -> None:
-    assert Machine(CURVES[curve], **KINDS[kind]).run(4000, GOOD) < most
+    assert GOOD.decode(Decoding(Machine(CURVES[curve], **KINDS[kind])), 4000) < most
 
 
 @grid(
     claimed=(0.6, 0.9, 0.99),
     slope=(0.05, 0.25, 0.6),
-    kind=("alone", "replaying, expensive", "switching"),
+    kind=({}, {"restore": (0.1, 0.1)}, {"changes": (0.3, 0.0)}),
     repeats=(False, True),
 )
 def test_cost_policy_after_savings_limits_loss_of_short_text(
-    claimed: float, slope: float, kind: str, repeats: bool
+    claimed: float, slope: float, kind: dict[str, Any], repeats: bool
 ) -> None:
     """In every text, confident copies are wrong, and a refused draft of 15 tokens costs up to nine plain passes."""
-    machine = Machine(lambda n: 1 + slope * (n - 1), **{**KINDS[kind], "ask": 0.0})
-    machine.run(5000, Drafts(0.97, 0.97))
+    decoding = Decoding(Machine(lambda n: 1 + slope * (n - 1), **kind))
+    Drafts(0.97, 0.97).decode(decoding, 5000)
     for _ in range(20):
-        machine.policy.begin()
-        lost = (machine.run(64, Drafts(0.0, claimed, repeats=repeats)) - 1) * 64
+        decoding.policy.begin()
+        lost = (Drafts(0.0, claimed, repeats=repeats).decode(decoding, 64) - 1) * 64
         # The terms are START, CREDIT, what fades and is allowed meanwhile, and the last draft beyond the budget.
-        assert lost < 0.5 + 1 + 1 + 5 * slope + 4 * (machine.changes[0] + (0.1 if machine.restore else 0.0))
+        assert lost < 0.5 + 1 + 1 + 5 * slope + (0.4 if "restore" in kind else 1.2 if kind else 0.0)
 
 
 @grid(ask=(0.0025, 0.02, 0.1), before=(NOTHING, Drafts(0.0, 0.6), Drafts(0.0, 0.95)))
 def test_cost_policy_resumes_drafting_when_drafts_improve(ask: float, before: Drafts) -> None:
     """Losses in 4,000 tokens must not prevent drafts in the next 2,000."""
-    machine = Machine(CURVES["typical"], ask=ask)
-    machine.run(4000, before)
-    assert machine.run(2000, GOOD) < 0.9
-    assert machine.since is not None
-    assert machine.since < 500
+    decoding = Decoding(Machine(CURVES["typical"], ask=ask))
+    before.decode(decoding, 4000)
+    drafted = decoding.drafted
+    assert GOOD.decode(decoding, 500) < 1.02
+    assert decoding.drafted > drafted
+    assert GOOD.decode(decoding, 1500) < 0.9
 
 
 @pytest.mark.parametrize("ask", [0.0005, 0.01, 0.05, 1.0])
 def test_cost_policy_without_drafts_asks_drafter_less_often(ask: float) -> None:
-    machine = Machine(CURVES["typical"], ask=ask)
-    machine.run(2000, NOTHING)
-    assert machine.asked >= 2000 / 150  # This is often enough to notice a change.
-    assert machine.asked * ask <= max(0.01, 0.07 * ask) * machine.seconds
+    decoding = Decoding(Machine(CURVES["typical"], ask=ask))
+    NOTHING.decode(decoding, 2000)
+    assert decoding.asked >= 2000 / 150  # This is often enough to notice a change.
+    assert decoding.asked * ask <= max(0.01, 0.07 * ask) * decoding.ends[-1]
     # A draft that the policy sends ends the pauses.
-    machine.run(400, Drafts(0.95, 0.95))
-    machine.asked = machine.passes = 0
-    machine.run(400, Drafts(0.95, 0.95))
-    assert ask >= 0.5 or machine.asked >= 0.9 * machine.passes
+    Drafts(0.95, 0.95).decode(decoding, 400)
+    decoding.asked = decoding.passes = 0
+    Drafts(0.95, 0.95).decode(decoding, 400)
+    assert ask >= 0.5 or decoding.asked >= 0.9 * decoding.passes
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
@@ -14,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
 from support.passes import UnlimitedPolicy, draft, known, make_step, propose, values_of
+from support.simulation import Decoding, Machine
 
-from ngramspec.cost.fixed_curves import CURVES, find_curves, make_fixed_curve
+from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy, PlanNumbers
@@ -213,20 +213,6 @@ def test_plan_batch_with_separate_caches_pads_to_one_batch() -> None:
 # --------------------------------------------------------------------------- recurring sizes: a change of size costs
 
 
-def run(guesses: Sequence[tuple[Draft, int]], charged: float, true: float) -> tuple[float, Counter[int]]:
-    """Return the tokens per T(1) and the passes by size; a change costs `true`, and the policy expects `charged`."""
-    policy, curve = CostPolicy(), make_fixed_curve(CURVES["cuda-4090-8b-q4_0"][0], charged)
-    tokens, seconds, last, sizes = 0, 0.0, 1, Counter[int]()
-    for guess, right in guesses:
-        k, size = policy.plan(guess, curve, ALL) if policy.limit() else (0, 1)
-        spent = curve.ratio(size) + (true if size != last else 0.0)
-        curve.observe(size, spent)
-        policy.record(make_step(1 + min(k, right), k, min(k, right), spent, 0.0))
-        tokens, seconds, last = tokens + 1 + min(k, right), seconds + spent, size
-        sizes[size] += 1
-    return tokens / seconds, sizes
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))])
 def test_cost_policy_with_switch_cost_uses_few_sizes_and_is_near_best_fixed_ones(seed: int) -> None:
     """Compare with hindsight, in which every pass is plain or has one other size, whichever is better for it.
@@ -240,20 +226,25 @@ def test_cost_policy_with_switch_cost_uses_few_sizes_and_is_near_best_fixed_ones
         length = 0 if rng.random() < 0.3 else rng.randrange(1, 21) if copying else rng.randrange(10)
         right = next((i for i in range(length) if rng.random() >= p), length)
         guesses.append((draft([p] * length), right))
-    costs, best = find_curves("cuda-4090-8b-q4_0")["cuda-4090-8b-q4_0"], 0.0
+    costs, best = find_curves("cuda-4090-8b-q4_0")["cuda-4090-8b-q4_0"].ratio, 0.0
     for size, least in product((8, 12, 16, 20, 32), (0.0, 0.5, 1.0, 1.5, 2.0)):
         tokens, seconds, last = 0, 0.0, 1
         for guess, right in guesses:
             expected = sum(guess.acceptance_probs[0] ** i for i in range(1, min(size, 1 + len(guess))))
             k, n = (min(size - 1, len(guess)), size) if expected > least else (0, 1)
-            seconds += costs.ratio(n) + (0.3 if n != last else 0.0)
+            seconds += costs(n) + (0.3 if n != last else 0.0)
             tokens, last = tokens + 1 + min(k, right), n
         best = max(best, tokens / seconds)
-    knowing, few = run(guesses, 0.3, 0.3)
-    ignorant, many = run(guesses, 0.0, 0.3)
-    assert knowing > max(0.97 * best, 1.04 * ignorant)
+    knowing, ignorant = (
+        Decoding(Machine(costs, changes=(0.3, 0.0)), known({n: costs(n) for n in ALL}, switch)) for switch in (0.3, 0.0)
+    )
+    for decoding in (knowing, ignorant):
+        for guess in guesses:
+            decoding.step(lambda guess=guess: guess)  # type: ignore[misc]
+    assert knowing.speed > max(0.97 * best, 1.04 * ignorant.speed)
+    few = knowing.machine.sizes
     assert sum(n for _, n in few.most_common(3)) > 0.9 * few.total()
-    assert len(many) > 8
+    assert len(ignorant.machine.sizes) > 8
 
 
 @pytest.mark.parametrize(
