@@ -14,14 +14,13 @@ from rich.table import Table
 import ngramspec
 from ngramspec import machine
 from ngramspec.cost import times as pass_times
+from ngramspec.cost.bits import ExactnessSelector, KernelClasses
 from ngramspec.cost.fixed_curves import freeze
-from ngramspec.cost.kernels import KernelClasses
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import FEW, SIZES, PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import CpuLoad, logical_cores, process_load
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.instruments.tuning.quants import STEEP
 from ngramspec.instruments.tuning.typical import typical_gain
 from ngramspec.llama.bindings import init_backend

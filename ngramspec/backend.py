@@ -31,19 +31,31 @@ they keep. Methods are not called from two threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
 Logits = NDArray[np.float32]  # unnormalised log-probabilities, shape (n_vocab,) or (rows, n_vocab)
 Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactnessMode:
+    """Allowed batch sizes of a request, and the guarantee for its text."""
+
+    sizes: tuple[int, ...] | None = None  # allowed batch sizes; `None` means all
+    aligned: bool = False  # alignment of the prefill; see `Target.prefill`
+    bit_identical: bool = False  # True if the text is the same bit for bit with and without drafts
+    # Maximum change of a logit by batch size; 0 if `bit_identical` is set or the maximum is not needed.
+    max_logit_shift: float = 0.0
+    agreeing: tuple[int, ...] = (1,)  # batch sizes that agree with a decode call without a draft
 
 
 class FillInTokens(NamedTuple):

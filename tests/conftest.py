@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.exactness.decision import ExactnessSelector
+from ngramspec.cost.bits import ExactnessSelector
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary

@@ -28,7 +28,7 @@ from support.templates import find_marks, template_folder
 
 from ngramspec.chat.families import FAMILIES, family_of
 from ngramspec.chat.stream import Tool
-from ngramspec.cost import kernels, store
+from ngramspec.cost import bits, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
@@ -629,7 +629,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 patch.setenv(name, value)
         patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
         for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(kernels, sizes, getattr(kernels, sizes)[:7])  # faster comparison
+            patch.setattr(bits, sizes, getattr(bits, sizes)[:7])  # faster comparison
         patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
         yield
 

@@ -23,7 +23,7 @@ from support.cli_runner import DEMO, environment, run
 from support.http import open_client
 
 import ngramspec
-from ngramspec.cost import kernels, store
+from ngramspec.cost import bits, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
@@ -84,7 +84,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             patch.setenv(f"XDG_{kind}_HOME", variables["XDG_CACHE_HOME"] if kind == "CACHE" else str(folder))
         patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
         for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(kernels, sizes, getattr(kernels, sizes)[:7])  # faster comparison
+            patch.setattr(bits, sizes, getattr(bits, sizes)[:7])  # faster comparison
         patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
         yield variables
 

@@ -8,17 +8,16 @@ call them through an argument either.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from support.imports import ROOT, find_modules, find_names, resolve
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
     ("grammars", "machine", "user_class"),
-    ("sampling", "models", "exactness", "chat"),
+    ("sampling", "models", "chat"),
     ("backend",),
     ("fill_in",),
     ("drafting",),
@@ -42,7 +41,6 @@ SHELVES = {
         "cost",
         "sampling",
         "memory",
-        "exactness",
         "backend",
     ),
     "models": ("llama", "models", "loading", "chat"),
@@ -55,66 +53,23 @@ and the core from none."""
 LLAMA = "llama"
 """The only room that may import `llama_cpp`, and call llama.cpp."""
 
-FOREIGN = ("llama_", "ggml_")
-"""Prefixes of the names in llama.cpp's C API."""
-
-
-def modules(root: Path) -> dict[str, Path]:
-    """Return the files of both packages by module name, including `__init__`, such as "ngramspec.cost.__init__"."""
-    found = {}
-    for package, folder in (("ngramspec", "ngramspec"), ("ngramspec_cli", "cli")):
-        for path in sorted((root / folder).rglob("*.py")):
-            found[".".join([package, *path.relative_to(root / folder).with_suffix("").parts])] = path
-    return found
-
 
 def room(module: str) -> str:
     package, name, *_ = module.split(".")
     return "cli" if package == "ngramspec_cli" else name
 
 
-def named(module: str, source: str) -> tuple[set[str], set[str]]:
-    """Return the full names that a module imports, and the names of llama.cpp's C API that it uses.
-
-    Names in strings do not count.
-    """
-    imported, names = set(), set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            package = module.split(".")[: -node.level] if node.level else []
-            base = ".".join([*package, *([node.module] if node.module else [])])
-            imported |= {f"{base.removeprefix('cython.cimports.')}.{alias.name}" for alias in node.names}
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-    return imported, {name for name in names if name.startswith(FOREIGN)}
-
-
-def resolve(name: str, known: Mapping[str, Path]) -> str | None:
-    """Return the module with this full name or the module that contains it; `None` if it belongs to another package."""
-    while name:
-        for candidate in (name, f"{name}.__init__"):
-            if candidate in known:
-                return candidate
-        name = name.rpartition(".")[0]
-    return None
-
-
 def complaints(root: Path, layers: Sequence[Sequence[str]], shelves: Mapping[str, Collection[str]]) -> list[str]:
     """Return messages about wrong imports below `root`."""
     height = {name: number for number, names in enumerate(layers) for name in names}
     shelf = {name: number for number, names in enumerate(shelves.values()) for name in names}
-    known = modules(root)
+    known = find_modules(root)
     rooms = {room(module) for module in known}
     found = [f"{name} is in no layer" for name in sorted(rooms - set(height))]
     found += [f"{name} is in a layer, and not there" for name in sorted(set(height) - rooms)]
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
-        names, foreign = named(module, path.read_text("utf-8"))
+        names, foreign = find_names(module, path.read_text("utf-8"))
         if room(module) != LLAMA:
             if any(name.split(".")[0] == "llama_cpp" for name in names):
                 found.append(f"{module} imports llama_cpp")

@@ -24,10 +24,9 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget
 from test_recipes import follow
 
-from ngramspec.backend import ModelBase, Part, Vocabulary
+from ngramspec.backend import ExactnessMode, ModelBase, Part, Vocabulary
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
 

@@ -22,7 +22,6 @@ UNDECLARED = {
     },
     "cli/console.py": {"SIGHUP": "not on Windows", "pthread_kill": "not on Windows"},
     "ngramspec/__init__.py": {"AttributeError": "raised for an unknown name of the package"},
-    "ngramspec/cost/kernels.py": {"AttributeError": "a file whose JSON is not an object"},
     "ngramspec/cost/store.py": {"AttributeError": "a file whose JSON is not an object"},
     "ngramspec/cpu/cores.py": {
         "sched_getaffinity": "not on macOS and Windows",

@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    *("acceptance", "beams", "cost", "decoding", "drafting", "exactness", "instruments", "memory", "models"),
+    *("acceptance", "beams", "cost", "decoding", "drafting", "instruments", "memory", "models"),
     *("policies", "sampling"),
 )
 
-SOME = ("exactness", "instruments/replay", "sampling")
+SOME = ("cost", "instruments/replay", "sampling")
 """Folders whose tests call no command of the command line, since every command loads llama.cpp."""
 
 NOT_INSTALLED = """

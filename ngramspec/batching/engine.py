@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
 
-from ngramspec.backend import SequenceModel, SharedModel, Vocabulary
+from ngramspec.backend import ExactnessMode, SequenceModel, SharedModel, Vocabulary
 from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
 from ngramspec.batching.scheduler import Scheduler
 from ngramspec.batching.slots import Slots
@@ -29,7 +29,6 @@ from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
 from ngramspec.steps import Stats
 

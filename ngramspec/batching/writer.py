@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ngramspec.backend import SharedModel
+from ngramspec.backend import ExactnessMode, SharedModel
 from ngramspec.batching.request import ActiveRequest
-from ngramspec.cost.kernels import KernelClasses
+from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, KernelClasses
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, ExactnessMode
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError

@@ -8,39 +8,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.storage import utf8
 
-LARGEST = 64  # number of tokens in the largest batch of `Target.evaluate`
 Points = Mapping[int, float]  # cost of a batch by its size
 SWITCH = "switch"  # key of the cost of a change of size in JSON
 
+# Points and source of each curve, by name.
 CURVES: dict[str, tuple[dict[int, float], str]] = {
     name: ({int(size): cost for size, cost in curve["points"].items()}, curve["source"])
     for name, curve in json.loads(Path(__file__).with_name("curves.json").read_bytes()).items()
 }
-"""Points and source of each curve, by name."""
 
 
 def make_fixed_curve(points: Points, switch: float = 0.0) -> PassTimes:
     """Return a fixed curve in units of T(1), linear between its points and after the last two.
 
-    Args:
-        points: Cost of a batch by its size; must contain size 1.
-        switch: Additional cost of a change of size, in the same unit.
-
-    Raises:
-        ValueError: Size 1 is missing, or the cost of a batch of 1 to `LARGEST` tokens is not positive and finite.
+    `switch` is the additional cost of a change of size, in the unit of the points. A ValueError means that size 1 is
+    missing, or that the cost of a batch of 1 to `LARGEST` tokens is not positive and finite.
     """
     if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
         raise ValueError("sizes and costs must be positive numbers")
     if 1 not in points:
         raise ValueError("the entry for batch size 1 is missing")
-    last = max(points)
+    *_, before, last = 1, *sorted(points)
     if last < LARGEST:
-        before = max((size for size in points if size < last), default=last)
-        slope = (points[last] - points[before]) / (last - before) if before < last else 0.0
+        slope = (points[last] - points[before]) / max(1, last - before)
         points = {**points, LARGEST: points[last] + slope * (LARGEST - last)}
         if points[LARGEST] <= 0:
             raise ValueError(
@@ -62,14 +56,10 @@ def freeze(curve: PassTimes) -> PassTimes:
 
 
 def find_curves(name: str) -> dict[str, PassTimes]:
-    """Return the curves that a user selected, by name.
+    """Return the curves that a user selected, by name; an NGramSpecError means that there is no such curve.
 
-    Args:
-        name: Name of a curve in `CURVES`, or path of a JSON file. The file contains one curve, {"1": 1.0, "8": 2.5},
-            which gets the name of the file, or several, {"name": {"1": 1.0, ...}, ...}.
-
-    Raises:
-        NGramSpecError: The name is unknown, or the file is invalid.
+    `name` is one of `CURVES`, or the path of a JSON file. The file contains one curve, {"1": 1.0, "8": 2.5}, which gets
+    the name of the file, or several, {"name": {"1": 1.0, ...}, ...}.
     """
     if name in CURVES:
         return {name: make_fixed_curve(CURVES[name][0])}
@@ -94,25 +84,18 @@ def find_curves(name: str) -> dict[str, PassTimes]:
 
 
 def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> PassTimes:
-    """Return the curve of a JSON object {"1": 1.0, ...}, which may contain the key "switch"; see `make_fixed_curve`.
-
-    Raises:
-        NGramSpecError: A size or a cost is invalid.
-    """
-    costs: dict[int, float] = {}
-    switch = points.get(SWITCH, 0.0)
+    """Return the curve of a JSON object {"1": 1.0, ...}, which may contain the key "switch"; see `make_fixed_curve`."""
+    costs = dict(points)
+    switch = costs.pop(SWITCH, 0.0)
     if isinstance(switch, bool) or not isinstance(switch, int | float) or not 0 <= switch < 1e300:
         raise NGramSpecError(f"{where}: the cost of a change of size must be a number of at least 0, got {switch!r}")
-    for size, cost in points.items():
-        if size == SWITCH:
-            continue
+    for size, cost in costs.items():
         is_size = size.isascii() and size.isdecimal() and len(size) < 10
         if not is_size or isinstance(cost, bool) or not isinstance(cost, int | float):
             raise NGramSpecError(f"{where}: {size!r}: {cost!r} is not a batch size and its cost")
         if not 0 < cost < 1e300:
             raise NGramSpecError(f"{where}: the cost of a batch of {size} must be finite and above 0, got {cost}")
-        costs[int(size)] = float(cost)
     try:
-        return make_fixed_curve(costs, float(switch))
+        return make_fixed_curve({int(size): float(cost) for size, cost in costs.items()}, float(switch))
     except ValueError as error:
         raise NGramSpecError(f"{where}: {error}") from error

@@ -327,7 +327,7 @@ class PassTimes:
         self.level = level = median(recent)
         is_known: cython.bint = size == 1
         if size > 1:
-            is_known = bool(self._ratios[nearest(size)].values)
+            is_known = len(self._ratios[nearest(size)].values) > 1
             if now - self._plain_at <= REACH:
                 correction = self._learn(size, seconds / self._plain - extra)
             else:

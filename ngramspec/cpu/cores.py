@@ -18,11 +18,8 @@ from typing import NamedTuple
 import psutil
 
 SYSTEM = Path("/sys/devices")
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
-
-LITTLE = 0.5
-"""An Arm core with less than this share of the largest core's capacity is an efficiency core."""
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+LITTLE = 0.5  # share of the largest core's capacity below which an Arm core is an efficiency core
 
 
 def available_cpus() -> set[int]:
@@ -57,10 +54,9 @@ def usable_cores() -> int:
 
 def _siblings(cpus: set[int]) -> set[str]:
     """Return one entry for each physical core of these CPUs; empty if the system does not describe them."""
-    try:
+    with suppress(OSError):
         return {(SYSTEM / f"system/cpu/cpu{n}/topology/thread_siblings_list").read_text() for n in cpus}
-    except OSError:
-        return set()
+    return set()
 
 
 def _physical_count() -> int:
@@ -69,8 +65,9 @@ def _physical_count() -> int:
 
 def _performance_cpus(cpus: set[int]) -> set[int]:
     """Return the performance cores among these CPUs; all of them if the system does not distinguish kinds of cores."""
-    with suppress(OSError, ValueError):
-        return set(_cpu_list((SYSTEM / "cpu_core/cpus").read_text()))  # Intel's hybrid processors
+    with suppress(OSError, ValueError):  # Intel's hybrid processors list them, such as "0-3,8"
+        ranges = [part.split("-") for part in (SYSTEM / "cpu_core/cpus").read_text().split(",")]
+        return {n for ends in ranges for n in range(int(ends[0]), int(ends[-1]) + 1)}
     with suppress(OSError, ValueError):
         capacity = {n: int((SYSTEM / f"system/cpu/cpu{n}/cpu_capacity").read_text()) for n in cpus}  # Arm
         return {n for n, value in capacity.items() if value >= LITTLE * max(capacity.values())}
@@ -87,13 +84,6 @@ def _performance_count() -> int | None:
         if libc.sysctlbyname(b"hw.perflevel0.physicalcpu", ctypes.byref(count), ctypes.byref(size), None, 0) == 0:
             return count.value or None
     return None
-
-
-def _cpu_list(text: str) -> Iterator[int]:
-    """Parse a list of CPUs as Linux writes it, such as "0-3,8"."""
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
 
 
 def cpu_quota() -> float:
@@ -153,10 +143,6 @@ class CpuLoad:
     preempted. A read of more than `SLOW` seconds is repeated once, because its CPU time may be older or newer than
     its time. If the second one is slow too, the load is overestimated and not underestimated: the time between two
     reads is counted from the end of one to the start of the next.
-
-    Args:
-        read: Function that returns the CPU time used so far.
-        clock: Function that returns the wall time in seconds.
     """
 
     INTERVAL, LONGEST, SLOW = 0.2, 10.0, 0.02

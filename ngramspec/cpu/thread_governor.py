@@ -13,12 +13,9 @@ from typing import NamedTuple
 from ngramspec.cpu.cores import CpuLoad, CpuSeconds, logical_cores, process_load
 
 PROMPT = 64  # minimum tokens of a call that reads a prompt; smaller ones verify drafts
-MARGIN, HYSTERESIS = 0.35, 0.15
-"""Share of a core that other programs may use before it counts as busy, and further share before the number changes."""
-
-SLOW, MEMORY = 1.5, 60.0
-"""Calls are slow from this multiple of the fastest time of their size in the last `MEMORY` seconds."""
-
+MARGIN = 0.35  # share of a core that other programs may use before it counts as busy
+HYSTERESIS = 0.15  # further share before the number changes
+SLOW, MEMORY = 1.5, 60.0  # slow calls take this multiple of the fastest of their size in the last `MEMORY` seconds
 CALLS = 3  # decode calls of a trial
 BETTER = 0.95  # multiple of the time before a trial up to which it succeeds; from `SLOW` on it ends early
 FIRST_PAUSE, LAST_PAUSE = 30, 240  # calls between trials; doubled by each trial that fails
@@ -27,9 +24,9 @@ FIRST_PAUSE, LAST_PAUSE = 30, 240  # calls between trials; doubled by each trial
 class ThreadState(NamedTuple):
     """The present numbers of threads, for reports."""
 
-    threads: int  # threads of a call over one token
-    threads_batch: int  # threads of a call that verifies drafts
-    threads_prompt: int  # threads of a call that reads a prompt
+    threads: int  # of a call over one token
+    threads_batch: int  # of a call that verifies drafts
+    threads_prompt: int  # of a call that reads a prompt
     other_cores: float | None  # number of cores that other programs use; `None` if unknown
     reason: str  # reason for these numbers
 
@@ -81,12 +78,8 @@ class _Choice:
 class ThreadGovernor:
     """The choice of the number of threads for each decode call of one model.
 
-    Args:
-        threads: Threads for one token on an idle machine.
-        threads_batch: Threads for more tokens on an idle machine.
-        adapts: Whether the number for one token may change, and whether that for more tokens may.
-        load: Load by other programs; `None` means the one that all models of this process share.
-        cores: Number of logical cores that this process may use; `None` means the number that the system allows.
+    On an idle machine, calls over one token have `threads`, and calls over more tokens `threads_batch`. `adapts` says
+    which of both may change.
     """
 
     def __init__(
@@ -95,11 +88,10 @@ class ThreadGovernor:
         threads_batch: int,
         *,
         adapts: tuple[bool, bool] = (True, True),
-        load: CpuLoad | None = None,
-        cores: int | None = None,
+        load: CpuLoad | None = None,  # by default that of all models of this process
+        cores: int | None = None,  # number of logical cores; by default those that the system allows
     ) -> None:
-        self.threads = threads  # threads for one token on an idle machine
-        self.adapts = any(adapts)  # whether a number may change
+        self.threads, self.adapts = threads, any(adapts)
         self._load = load or process_load()
         self._cores = self._free = cores or logical_cores()
         self._used: CpuSeconds | None = None  # load for which the numbers were chosen
@@ -109,7 +101,6 @@ class ThreadGovernor:
         self._fastest: dict[int, tuple[float, float]] = {}  # seconds of the fastest call by size, and its time
 
     def begin_call(self, size: int) -> int:
-        """Return the number of threads for a call over `size` tokens."""
         load = self._load  # no further functions are called here and below, because every pass does this
         if load.clock() >= load.due or load.latest is not self._used:
             self._follow_load()
@@ -118,7 +109,7 @@ class ThreadGovernor:
         return choice.number
 
     def end_call(self, size: int, threads: int, seconds: float) -> None:
-        """Record the time of a call over `size` tokens with so many threads; 0 if it is unknown."""
+        """Record the time of a call; 0 if it is unknown."""
         choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         if not seconds or threads != choice.number or not choice.adapts:
             return
@@ -132,7 +123,6 @@ class ThreadGovernor:
 
     @property
     def state(self) -> ThreadState:
-        """Present numbers of threads, and the reason for them."""
         self._follow_load()
         used = None if self._used is None else min(self._cores, self._used.others + self._used.low)
         if not self.adapts:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.backend import Logits, Progress, Runner, Vocabulary
-from ngramspec.cost.kernels import KernelClasses
+from ngramspec.backend import ExactnessMode, Logits, Progress, Runner, Vocabulary
+from ngramspec.cost.bits import EXACT, Exact, KernelClasses
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.branches import BranchingLoop, can_branch
@@ -27,7 +27,6 @@ from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.exactness.decision import EXACT, Exact, ExactnessMode
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.policies.traced_cost import with_trace
@@ -45,9 +44,9 @@ class SpeculativeDecoder:
         policy: Name of a policy, or a policy, which chooses the draft length.
         draft_max: Maximum number of tokens in a draft; `None` means the default of the named policy.
         exact: With "on", all passes use batch sizes of one kernel class, so that the text depends only on model,
-            prompt, sampling and seed, bit for bit (see `ngramspec.cost.kernels`). Load the target with `exact="on"`
+            prompt, sampling and seed, bit for bit (see `ngramspec.cost.bits`). Load the target with `exact="on"`
             too, which chooses the settings that make this cheapest. "auto" follows the decision that was made when the
-            target was loaded (see `ngramspec.exactness.decision`); if drafts may change last bits, tokens that rounding
+            target was loaded (see `ngramspec.cost.bits`); if drafts may change last bits, tokens that rounding
             could have decided are counted in `Step.close_calls`. "off" does neither.
         calibration_folder: Folder of what is learned about the target; `None` means the user's cache folder.
         times: Costs of its passes, which are then not stored on disk; `None` means those in the folder.

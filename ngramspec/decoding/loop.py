@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ngramspec.backend import Logits, Model
+from ngramspec.backend import ExactnessMode, Logits, Model
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import DraftedText, Plan, Text, no_draft
 from ngramspec.errors import TargetError
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError

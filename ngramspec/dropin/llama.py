@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.cost.bits import Exact
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import MarginalCost
 from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
-from ngramspec.exactness.decision import Exact
 from ngramspec.llama import bindings
 from ngramspec.llama.llama_class import DraftModel, LlamaCpp, check_adapter, obstacle, prepare
 from ngramspec.llama.passes import UsedAtOnceError

@@ -78,7 +78,7 @@ def obstacle(owner: LlamaCpp) -> str | None:
 
 
 class BorrowedSequence(CacheSequence):
-    """The sequence of a `Llama`, whose settings `ngramspec.exactness.decision.ExactnessSelector` can compare.
+    """The sequence of a `Llama`, whose settings `ngramspec.cost.bits.ExactnessSelector` can compare.
 
     Args:
         owner: `Llama` without an `obstacle`.

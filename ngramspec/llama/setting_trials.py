@@ -12,7 +12,7 @@ from ngramspec.machine import Settings
 
 
 class SettingTrials:
-    """The settings "fast" and "exact" of a model, as `ngramspec.exactness.decision.ExactnessSelector` compares them.
+    """The settings "fast" and "exact" of a model, as `ngramspec.cost.bits.ExactnessSelector` compares them.
 
     Args:
         weights: The loaded model.

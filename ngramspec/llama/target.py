@@ -30,11 +30,11 @@ from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.backend import Logits, Part, SequenceModel
+from ngramspec.backend import ExactnessMode, Logits, Part, SequenceModel
+from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, EXACT, Exact, ExactnessSelector
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import ModelError
-from ngramspec.exactness.decision import DEFAULT_LOGIT_SHIFT, EXACT, Exact, ExactnessMode, ExactnessSelector
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Lora, set_adapters
 from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType
@@ -108,7 +108,7 @@ class Target(NativeObject):
         mmap: Whether to map the file instead of reading it.
         exact: Choice of settings. "on" means those under which most batch sizes give bit-identical logits: on a CPU no
             flash attention, and a separate cache for each of several sequences. "auto" compares logits, unless that was
-            done before, and chooses them or the fastest settings (see `ngramspec.exactness.decision`). With `texts` on
+            done before, and chooses them or the fastest settings (see `ngramspec.cost.bits`). With `texts` on
             a GPU, "auto" means the fastest. Except with "off", `threads` that may change are fixed if bits depend on
             their number.
         repack: Whether weights may be reordered for CPU kernels.

@@ -22,9 +22,9 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits
+from ngramspec.cost.bits import COMPARED, DEPTHS
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.errors import TargetError
-from ngramspec.exactness.decision import DEPTHS, SIZES
 from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
@@ -43,8 +43,8 @@ context differently.
 
 BATCH = 5  # number of tokens that are evaluated to compare threads: one, and a pass over the others
 
-READ = 9 * MIN_PREFILL + SIZES[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
-ROOM = max(DEPTHS) + 2 * MIN_PREFILL + SIZES[-1]  # size of a context that fits all of these tokens
+READ = 9 * MIN_PREFILL + COMPARED[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
+ROOM = max(DEPTHS) + 2 * MIN_PREFILL + COMPARED[-1]  # size of a context that fits all of these tokens
 
 
 class TrialContext:
@@ -109,7 +109,7 @@ class TrialContext:
         return seconds
 
     def largest_agreeing(self, depth: int) -> int:
-        """Return the last of `SIZES` before the first whose bits differ from single tokens, after `depth` tokens."""
+        """Return the last of `COMPARED` before the first whose bits differ from single tokens, after `depth` tokens."""
         largest = 1
         for size, rows, singles in self._compare_sizes(self._start_text(depth)):
             if rows.tobytes() != singles.tobytes():
@@ -135,14 +135,14 @@ class TrialContext:
         """
         text = [*text] * -(-READ // len(text))
         self.start(0)
-        self.read(text[: READ - SIZES[-1]], MIN_PREFILL)
+        self.read(text[: READ - COMPARED[-1]], MIN_PREFILL)
         self.keep()
-        pairs = self._compare_sizes(text[READ - SIZES[-1] : READ])
+        pairs = self._compare_sizes(text[READ - COMPARED[-1] : READ])
         return max(float(np.abs(rows - singles).max()) for _, rows, singles in pairs)
 
     def _start_text(self, depth: int) -> Sequence[int]:
         """Keep a context of `depth` tokens and a few real ones, and return the tokens after it."""
-        text = random_tokens(self.n_vocab, depth, REAL + SIZES[-1])
+        text = random_tokens(self.n_vocab, depth, REAL + COMPARED[-1])
         if self._depth != depth:
             self.start(depth)
             self.evaluate(text[:REAL])
@@ -154,7 +154,7 @@ class TrialContext:
         """Yield each size of passes, its logits after the first tokens of `tail`, and those of single tokens."""
         singles = np.concatenate([self.evaluate([token]) for token in tail[:N_COMPARED]])
         self.back()
-        for size in SIZES[1:]:
+        for size in COMPARED[1:]:
             rows = self.evaluate(tail[:size], min(size, N_COMPARED))
             self.back()
             yield size, rows, singles[: len(rows)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ngramspec.cost.bits import Exact
 from ngramspec.drafting import DEFAULT, DRAFTERS
-from ngramspec.exactness.decision import Exact
 from ngramspec.llama.adapters import Lora
 from ngramspec.llama.cache import CacheType
 from ngramspec.llama.devices import AUTO

@@ -19,8 +19,7 @@ from ngramspec.steps import Step
 class HeuristicPolicy(FixedPolicy):
     """Drafts two tokens more after a draft that was accepted entirely, and one fewer after any other.
 
-    The length stays between 1 and `draft_max`. This is the schedule of Hugging Face's assisted generation
-    (`num_assistant_tokens_schedule="heuristic"`).
+    This is the schedule of Hugging Face's assisted generation (`num_assistant_tokens_schedule="heuristic"`).
     """
 
     name = "heuristic"
@@ -48,15 +47,14 @@ class EntropyPolicy(FixedPolicy):
         h_mean = WEIGHT h + (1 - WEIGHT) h_mean                             an EMA, which starts with the first h
         gamma  = 1 + (draft_max - 1) / n_vocab^h_mean                       rounded to the nearest, half to even
 
-    n_vocab^h = exp(H) is the perplexity. Certainty gives gamma = draft_max. Two equally likely tokens give half of the
-    range above 1, ten give a tenth. The entropy of a draft model is included in the same way, once per draft. It is the
-    entropy of the first token, known before any token is drawn, so that rejection sampling stays exact. Draft tokens
-    beyond the resulting gamma are not verified. The logits are used unfiltered and at temperature 1 for any sampling.
+    n_vocab^h = exp(H) is the perplexity. Certainty gives gamma = draft_max, and two equally likely tokens half of the
+    range above 1. The entropy of a draft model is included in the same way, once per draft: that of the first token,
+    known before any token is drawn, so that rejection sampling stays exact. The logits are used unfiltered and at
+    temperature 1 for any sampling.
     """
 
     name = "entropy"
     wants_logits = True
-
     WEIGHT = 0.5
 
     def __init__(self, draft_max: int = 16) -> None:
@@ -81,9 +79,8 @@ class EntropyPolicy(FixedPolicy):
             return
         if self._entropy is not None:
             entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._entropy
-        share = float(self._n_vocab) ** -entropy
         self._entropy = entropy
-        self._gamma = round(1 + (self._draft_max - 1) * share)
+        self._gamma = round(1 + (self._draft_max - 1) * float(self._n_vocab) ** -entropy)
 
     def limit(self) -> int:
         self._details = {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
@@ -105,20 +102,17 @@ class ThresholdPolicy(FixedPolicy):
                                                        not verified, would have been right,
         stays                                          otherwise, because no outcome shows a wrong length.
 
-    Rises and falls balance when the last verified token and the first one after it are right with probability EDGE.
-    This holds for good and bad estimates: a drafter that is too confident gets a higher threshold. Right guesses that
-    were not verified count too, so the threshold falls even while no draft is verified. It stays between LOW and HIGH.
+    Rises and falls balance when the last verified token and the first one after it are right with probability EDGE,
+    whether estimates are good or bad. Right guesses that were not verified count too, so the threshold falls even while
+    no draft is verified. It stays between LOW and HIGH.
 
     Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) and AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) adapt such
     a threshold towards an acceptance rate.
     """
 
     name = "threshold"
-
-    START = 0.4
-    LOW, HIGH = 0.01, 0.95
-    STEP = 0.1
-    EDGE = 1 / 3
+    START, LOW, HIGH = 0.4, 0.01, 0.95
+    STEP, EDGE = 0.1, 1 / 3
 
     def __init__(self, draft_max: int = 16) -> None:
         super().__init__(draft_max)

@@ -60,15 +60,10 @@ class RecurringSizes:
         max_cost: float,
         first_prob: float,
     ) -> Candidate:
-        """Return the best of the candidates, which may be padded to a recurring size.
+        """Return the best of the candidates, which may be padded to a recurring size; `times` has a positive `change`.
 
-        Args:
-            candidates: Sorted by length, the first without a draft; each has its cheapest batch.
-            times: Times with a positive `change`.
-            sizes: Allowed batch sizes, ascending.
-            rate: Recent number of tokens per plain pass.
-            max_cost: Maximum cost of a draft that is padded to a recurring size, in plain passes.
-            first_prob: Acceptance probability of the first draft token, which a pass without a draft may also emit.
+        The candidates are sorted by length, the first without a draft; each has its cheapest batch. `max_cost` limits a
+        padded draft. With `first_prob`, a pass without a draft emits the first draft token too.
         """
         switch, last = times.change, times.last
         bare, *drafts = candidates

@@ -1,35 +1,29 @@
 """`TracedCostPolicy`: a `CostPolicy` that also reports why a draft has its length, for `ngramspec trace --numbers`.
 
-The decoder uses it for requests with `return_decisions`. The numbers are those that `CostPolicy.plan` computed. Times
-are in units of T(1), values in tokens. For the example of `ngramspec.policies.cost`, with lambda = 1:
+The decoder uses it for requests with `return_decisions`. The numbers are those that `CostPolicy.plan` computed: P(k),
+T(1 + k) and V(k) of each k up to the length of the proposal. For the example of `ngramspec.policies.cost`, with lambda
+= 1, the reason is "T(4) is above the cap":
 
-    reason        T(4) is above the cap
     limit         63       maximum length of the proposal, if the request and the context have room for it
     proposed      3        length of the drafter's proposal
     planned       2        chosen length, before it is cut where the text ends or the grammar forbids a token
     loss budget   1.0      time that drafts may still lose
     lambda        1.0      value of time: recent tokens per T(1), at least those of plain decoding
-    cap           1.5      maximum T(1 + k): a plain decode call and half of the loss budget
+    cap           1.5      maximum T(1 + k): a plain decode call and half of the loss budget, or `CostPolicy.SURE`
     P(2)          0.64     probability that the first two tokens are accepted
-    T(3)          1.2      cost of the decode call with a draft of two tokens
+    T(3)          1.2      cost of the decode call with a draft of two tokens, in units of T(1)
     V(2)          1.24     expected tokens, plus the value of later calls (`DraftValue`), minus lambda T(3)
 
-There are P(k), T(1 + k) and V(k) of each k up to the length of the proposal; longer drafts were never considered.
-`plan` chooses the k with the largest V(k) among those with T(1 + k) up to the cap. The cap is higher if the cheapest
-draft that is always allowed costs more (`CostPolicy.SURE`).
-
-Two terms are not shown: charges and credits for changes of the batch size (`RecurringSizes`), and the discount of a
-padded batch that has become cheaper since the curve was planned. If they decide, V of the chosen k is not the largest.
-
-If the cache cannot be cut, the tokens to evaluate again are part of T. V also contains the cost of saving and restoring
-the state (`RestoreCost`), and the cap is lower by that of a draft that is rejected at its first token.
+`plan` chooses the k with the largest V(k) among those with T(1 + k) up to the cap. Charges and credits for changes of
+the batch size (`RecurringSizes`) are not shown, so V of the chosen k need not be the largest. With a `RestoreCost`, V
+and the cap contain it, and the tokens to evaluate again are part of T.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -79,7 +73,9 @@ class TracedCostPolicy(Policy):
         details |= {"proposed": len(draft), "planned": planned}
         named = {"loss budget": numbers.budget, "lambda": numbers.rate, "cap": numbers.max_cost}
         details |= {name: number for name, number in named.items() if not math.isnan(number)}
-        details |= dict(_by_length(draft, numbers))
+        chain_probs = accumulate(draft.acceptance_probs[: len(draft)], mul, initial=1.0)
+        for k, (prob, cost, value) in enumerate(zip(chain_probs, numbers.costs, numbers.values, strict=False)):
+            details |= {f"P({k})": prob, f"T({1 + k})": cost, f"V({k})": value}
         details["reason"] = _reason(draft, planned, int(details["limit"]), numbers, self._price)
         return planned, size
 
@@ -98,15 +94,6 @@ def with_trace(policy: Policy, is_traced: bool) -> Policy:
     return TracedCostPolicy(policy) if is_traced and isinstance(policy, CostPolicy) else policy
 
 
-def _by_length(draft: Draft, numbers: PlanNumbers) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of each length k by their names: P(k), T(1 + k) as in "T(3)", and V(k)."""
-    chain_probs = accumulate(draft.acceptance_probs[: len(draft)], mul, initial=1.0)
-    for k, (prob, cost, value) in enumerate(zip(chain_probs, numbers.costs, numbers.values, strict=False)):
-        yield f"P({k})", prob
-        yield f"T({1 + k})", cost
-        yield f"V({k})", value
-
-
 def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price: MarginalCost | None) -> str:
     """Return why the draft has `planned` tokens."""
     if not draft:
@@ -115,19 +102,14 @@ def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price:
         return "the loss budget is used up"
     if not numbers.values:
         return "the cost of decode calls is unknown"
-    if planned < len(draft):
-        return _shorter(len(draft), planned, numbers)
+    n, costs, values = len(draft), numbers.costs, numbers.values
+    if planned < n:
+        better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]]
+        expensive = [k for k in better if costs[k] > numbers.max_cost]
+        if expensive:
+            return f"T({1 + expensive[0]}) is above the cap"
+        return "the batch size of an earlier decode call is cheaper" if better else "V is lower for longer drafts"
     return "the limit of the policy" if planned >= limit else _end_of_proposal(draft, price)
-
-
-def _shorter(n: int, planned: int, numbers: PlanNumbers) -> str:
-    """Return why `plan` chose fewer than the `n` proposed tokens."""
-    costs, values = numbers.costs, numbers.values
-    better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]]
-    expensive = [k for k in better if costs[k] > numbers.max_cost]
-    if expensive:
-        return f"T({1 + expensive[0]}) is above the cap"
-    return "the batch size of an earlier decode call is cheaper" if better else "V is lower for longer drafts"
 
 
 def _end_of_proposal(draft: Draft, price: MarginalCost | None) -> str:

@@ -17,11 +17,7 @@ from ngramspec.user_class import UserCodeError, construct, load_class, user_code
 
 
 class UserPolicy(Policy):
-    """Calls a user's policy, and limits its plans to possible ones; the arguments are those of `make_policy`.
-
-    Raises:
-        UserCodeError: The class cannot be loaded or constructed, or one of its methods fails.
-    """
+    """Calls a user's policy, and limits its plans to possible ones; any failure of its code is a UserCodeError."""
 
     def __init__(self, name: str, draft_max: int | None = None) -> None:
         self.name = name

@@ -15,11 +15,10 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.backend import Part
+from ngramspec.backend import ExactnessMode, Part
 from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.errors import PromptError, TargetError
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling

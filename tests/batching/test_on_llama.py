@@ -13,13 +13,13 @@ from support.ear import ask, run_engine
 from support.grid import grid
 from support.pools import use_pooled_cache
 
+from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import Done
 from ngramspec.batching.writer import choose_sizes
+from ngramspec.cost.bits import KernelClasses
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.cost.kernels import KernelClasses
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import make_model_drafter
 from ngramspec.sampling.settings import Sampling

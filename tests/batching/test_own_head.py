@@ -17,12 +17,11 @@ from support.grid import grid
 from support.mock_target import Clock
 from support.pools import use_pooled_cache
 
-from ngramspec.backend import SharedModel
+from ngramspec.backend import ExactnessMode, SharedModel
 from ngramspec.batching.request import Done
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.head import Heads
 from ngramspec.llama.target import Target
 from ngramspec.request import Request

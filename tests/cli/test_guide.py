@@ -77,7 +77,10 @@ def test_guide_page_extras_and_endpoints_exist(page: Path) -> None:
     text = "".join(blocks(page, BY_HAND))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     assert {name for names in re.findall(r"\.\[([\w,]+)\]", text) for name in names.split(",")} <= extras.keys()
-    assert set(re.findall(r"http://127\.0\.0\.1:8080(/\S*)", text)) <= {"/v1", *(path for one in ENDPOINTS for path in one.paths)}
+    assert set(re.findall(r"http://127\.0\.0\.1:8080(/\S*)", text)) <= {
+        "/v1",
+        *(path for one in ENDPOINTS for path in one.paths),
+    }
 
 
 def test_guide_notes_on_stderr_match_source() -> None:

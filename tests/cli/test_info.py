@@ -18,7 +18,7 @@ from support.cli_runner import DEMO, environment, run
 from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
-from ngramspec.cost.kernels import SIZES
+from ngramspec.cost.bits import SIZES
 from ngramspec.cpu import cores
 from ngramspec.cpu.cores import CpuSeconds, process_load
 from ngramspec.drafting import find_uncompiled_modules

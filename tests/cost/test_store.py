@@ -14,41 +14,36 @@ from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
 
 
-def cost(n: int) -> float:
-    return 1e-3 * (1 + 0.1 * (n - 1))
-
-
-def make_target() -> tuple[MockTarget, Clock]:
+def learn(folder: Path, max_seconds: float = 5.0) -> tuple[StoredTimes, MockTarget]:
+    """Return the times of a model after trial passes, which are stored, and the model."""
     clock = Clock()
-    return MockTarget(20, seconds=cost, clock=clock), clock
-
-
-def learn(folder: Path) -> StoredTimes:
-    """Return the times of a model after trial passes, which are stored."""
-    target, clock = make_target()
+    target = MockTarget(20, seconds=lambda n: 1e-3 * (1 + 0.1 * (n - 1)), clock=clock)
     target.prefill([1, 2])
-    stored = StoredTimes(target, folder)
-    time_passes(target, list(range(20)) * 4, stored.times, clock.perf_counter)
+    stored, began = StoredTimes(target, folder), clock.now
+    time_passes(target, list(range(20)) * 4, stored.times, clock.perf_counter, max_seconds)
     assert target.tokens == [1, 2]
+    assert clock.now - began < max_seconds + 0.02
     stored.save()
-    return stored
+    return stored, target
+
+
+def ratios(times: PassTimes) -> list[float]:
+    return [times.ratio(n) for n in range(1, 65)]
 
 
 def test_stored_times_are_ratios_without_seconds(tmp_path: Path) -> None:
-    stored = learn(tmp_path)
+    stored, target = learn(tmp_path)
     (path,) = tmp_path.iterdir()
     data = json.loads(path.read_text())
     assert data.keys() == {"ratios", "change", "pairs"}
     assert data["ratios"]["4"] == pytest.approx(1.3, abs=0.01)
-    again = StoredTimes(make_target()[0], tmp_path).times
-    assert [again.ratio(n) for n in range(1, 65)] == pytest.approx(
-        [stored.times.ratio(n) for n in range(1, 65)], rel=1e-3
-    )
+    again = StoredTimes(target, tmp_path).times
+    assert ratios(again) == pytest.approx(ratios(stored.times), rel=1e-3)
     assert (again.level, again.pairs) == (0.0, stored.times.pairs)
 
 
 def test_save_writes_only_what_is_new(tmp_path: Path) -> None:
-    stored = learn(tmp_path)
+    stored, _ = learn(tmp_path)
     (path,) = tmp_path.iterdir()
     path.unlink()
     stored.save()
@@ -80,17 +75,16 @@ def test_save_writes_only_what_is_new(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_and_old_files_count_as_none(tmp_path: Path, text: str) -> None:
-    learn(tmp_path)
+    _, target = learn(tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(text)
-    times = StoredTimes(make_target()[0], tmp_path).times
-    assert [times.ratio(n) for n in range(1, 65)] == [PassTimes().ratio(n) for n in range(1, 65)]
-    assert times.pairs == 0
+    times = StoredTimes(target, tmp_path).times
+    assert (ratios(times), times.pairs) == (ratios(PassTimes()), 0)
 
 
 def test_without_folder_to_write_times_are_still_learned(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert learn(tmp_path / "file" / "folder").times.ratio(4) == pytest.approx(1.3, abs=0.01)
+    assert learn(tmp_path / "file" / "folder")[0].times.ratio(4) == pytest.approx(1.3, abs=0.01)
 
 
 def test_load_batch_cost_ratio_returns_newest_of_model(tmp_path: Path) -> None:
@@ -98,15 +92,10 @@ def test_load_batch_cost_ratio_returns_newest_of_model(tmp_path: Path) -> None:
         path = tmp_path / f"{name}-times.json"
         path.write_text(json.dumps({"ratios": {"1": 1.0, "4": ratio}, "change": [0, 0], "pairs": 3}))
         os.utime(path, (1000 + age, 1000 + age))
-    assert load_batch_cost_ratio("a", tmp_path) == pytest.approx(1.7)
-    assert load_batch_cost_ratio("b", tmp_path) == pytest.approx(1.9)
-    assert load_batch_cost_ratio("c", tmp_path) is None
+    found = [load_batch_cost_ratio(name, tmp_path) for name in "abc"]
+    assert found == [pytest.approx(1.7), pytest.approx(1.9), None]
 
 
 def test_time_passes_ends_within_its_time(tmp_path: Path) -> None:
-    target, clock = make_target()
-    target.prefill([1, 2])
-    times = StoredTimes(target, tmp_path).times
-    time_passes(target, list(range(20)) * 4, times, clock.perf_counter, max_seconds=0.02)
+    _, target = learn(tmp_path, max_seconds=0.02)
     assert 1 < max(target.batches) < 8
-    assert clock.now < 0.04

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,93 +13,69 @@ import psutil
 import pytest
 
 from ngramspec.cpu import cores
-from ngramspec.cpu.cores import (
-    CpuLoad,
-    CpuSeconds,
-    cpu_quota,
-    logical_cores,
-    physical_cores,
-    read_cpu_seconds,
-    usable_cores,
-)
+from ngramspec.cpu.cores import CpuLoad, CpuSeconds, cpu_quota, physical_cores, read_cpu_seconds, usable_cores
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no CPU affinity")
 
-
-@pytest.fixture
-def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty description of a system whose process may run on 8 CPUs."""
-    monkeypatch.setattr(cores, "SYSTEM", tmp_path / "devices")
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cores, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    return tmp_path
+CPU = "devices/system/cpu/cpu{}/"
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
+def siblings(*texts: str) -> dict[str, str]:
+    """Return the files that list the hyper-threads of the core of each CPU."""
+    return {f"{CPU.format(n)}topology/thread_siblings_list": text for n, text in enumerate(texts)}
 
 
-def describe_siblings(system: Path, *siblings: str) -> None:
-    for number, text in enumerate(siblings):
-        write(system / f"devices/system/cpu/cpu{number}/topology/thread_siblings_list", text)
-
-
-def test_usable_cores_with_hyper_threads_counts_each_core_once(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    describe_siblings(system, "0,2", "1,3", "0,2", "1,3", "4-5", "4-5")
-    for allowed, expected in (({0, 1, 2, 3}, 2), ({0, 2}, 1), ({0, 1}, 2), ({3}, 1), ({0, 1, 2, 3, 4, 5}, 3)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
-        assert physical_cores() == usable_cores() == expected
-        assert logical_cores() == len(allowed)
-
-
-def test_usable_cores_on_intel_hybrid_excludes_efficiency_cores(system: Path) -> None:
-    describe_siblings(system, "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7")
-    write(system / "devices/cpu_core/cpus", "0-3")
-    assert usable_cores() == 2
-    assert physical_cores() == 6
-
-
-def test_usable_cores_on_arm_excludes_little_cores(system: Path) -> None:
-    describe_siblings(system, *map(str, range(8)))
-    for number, capacity in enumerate((290, 290, 290, 290, 870, 870, 870, 1024)):
-        write(system / f"devices/system/cpu/cpu{number}/cpu_capacity", str(capacity))
-    assert usable_cores() == 4
-
-
-def test_usable_cores_on_undescribed_system_returns_one(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: None)
-    assert usable_cores() == physical_cores() == 1
+THREADS, EIGHT = siblings("0,2", "1,3", "0,2", "1,3", "4-5", "4-5"), siblings(*map(str, range(8)))
+HYBRID = siblings("0-1", "0-1", "2-3", "2-3", *"4567") | {"devices/cpu_core/cpus": "0-3"}
+ARM = {f"{CPU.format(n)}cpu_capacity": "290" if n < 4 else "870" if n < 7 else "1024" for n in range(8)}
+V1 = {"cgroup/cpu/c/cpu.cfs_quota_us": "400000", "cgroup/cpu/c/cpu.cfs_period_us": "100000"}
+NO_LIMIT = {"cgroup/cpu/cpu.cfs_quota_us": "-1", "cgroup/cpu/cpu.cfs_period_us": "100000"}
+NESTED = {"cgroup/a/cpu.max": "50000 100000", "cgroup/a/b/cpu.max": "max 100000"}
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "quota", "usable"),
+    ("allowed", "files", "physical", "usable", "quota"),
     [
-        ("0::/", {"cpu.max": "max 100000"}, math.inf, 8),
-        ("0::/", {"cpu.max": "250000 100000"}, 2.5, 2),
-        ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 0.5, 1),
-        ("0::/outside/the/container", {"cpu.max": "300000 100000"}, 3.0, 3),
-        ("4:cpu,cpuacct:/c", {"cpu/c/cpu.cfs_quota_us": "400000", "cpu/c/cpu.cfs_period_us": "100000"}, 4.0, 4),
-        ("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf, 8),
-        ("not a cgroup", {}, math.inf, 8),
+        ("0123", THREADS, 2, 2, math.inf),
+        ("02", THREADS, 1, 1, math.inf),
+        ("01", THREADS, 2, 2, math.inf),
+        ("012345", THREADS, 3, 3, math.inf),
+        ("01234567", HYBRID, 6, 2, math.inf),
+        ("01234567", EIGHT | ARM, 8, 4, math.inf),
+        ("01234567", {}, 1, 1, math.inf),
+        ("01234567", EIGHT | {"own": "0::/", "cgroup/cpu.max": "max 100000"}, 8, 8, math.inf),
+        ("01234567", EIGHT | {"own": "0::/", "cgroup/cpu.max": "250000 100000"}, 8, 2, 2.5),
+        ("01234567", EIGHT | {"own": "0::/a/b"} | NESTED, 8, 1, 0.5),
+        ("01234567", EIGHT | {"own": "0::/outside/the/container", "cgroup/cpu.max": "300000 100000"}, 8, 3, 3.0),
+        ("01234567", EIGHT | {"own": "4:cpu,cpuacct:/c"} | V1, 8, 4, 4.0),
+        ("01234567", EIGHT | {"own": "4:cpu:/"} | NO_LIMIT, 8, 8, math.inf),
+        ("01234567", EIGHT | {"own": "not a cgroup"}, 8, 8, math.inf),
     ],
 )
-def test_usable_cores_with_quota_keeps_within_it(
-    system: Path, own: str, files: dict[str, str], quota: float, usable: int
+def test_usable_cores_on_described_system_returns_performance_cores_within_quota(
+    allowed: str,
+    files: Mapping[str, str],
+    physical: int,
+    usable: int,
+    quota: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    describe_siblings(system, *map(str, range(8)))
-    write(system / "own", own)
+    for name, folder in (("SYSTEM", "devices"), ("CGROUPS", "cgroup"), ("OWN_CGROUPS", "own")):
+        monkeypatch.setattr(cores, name, tmp_path / folder)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(map(int, allowed)))
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: None)
     for name, text in files.items():
-        write(system / "cgroup" / name, text)
-    assert cpu_quota() == quota
-    assert usable_cores() == usable
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert (physical_cores(), usable_cores(), cpu_quota()) == (physical, usable, quota)
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(0, (1.5, 0.5, 3.0)), (5, (4.5, 0.5, 0.0)), (-5, (1.5, 0.5, 3.0))])
 def test_read_cpu_seconds_separates_low_priority_time(
     monkeypatch: pytest.MonkeyPatch, priority: int, expected: tuple[float, ...]
 ) -> None:
+    assert min(read_cpu_seconds()[:2]) > 0.0
     times = SimpleNamespace(user=1.25, system=0.5, irq=0.25, nice=3.0)
     monkeypatch.setattr(cores, "available_cpus", lambda: {1})
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(), times])
@@ -132,13 +109,13 @@ def test_cpu_load_after_preempted_reads_stays_right(others: float, stops: list[f
         clock.stops = [0.0, *stops]
         for _ in range(3):
             clock.wait(seconds)
-            cores = clock.load.sample()
-            assert cores is None or cores.others >= 0.99 * others
-            assert clock.load.is_quiet is (others == 0.0 and cores is not None)
+            used = clock.load.sample()
+            assert used is None or used.others >= 0.99 * others
+            assert clock.load.is_quiet is (others == 0.0 and used is not None)
     for _ in range(2):  # the second one does not depend on the slow reads
         clock.wait(0.2)
-        cores = clock.load.sample()
-    assert cores == pytest.approx((others, 0.0, 0.0))
+        used = clock.load.sample()
+    assert used == pytest.approx((others, 0.0, 0.0))
 
 
 def test_cpu_load_without_two_recent_reads_is_unknown() -> None:
@@ -147,7 +124,3 @@ def test_cpu_load_without_two_recent_reads_is_unknown() -> None:
         clock.wait(seconds)
         assert clock.load.is_quiet is is_quiet
         assert (clock.load.sample() is not None) is is_quiet
-
-
-def test_read_cpu_seconds_of_this_machine_counts_all_programs() -> None:
-    assert min(read_cpu_seconds()[:2]) > 0.0

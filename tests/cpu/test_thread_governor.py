@@ -21,31 +21,19 @@ Load = Callable[[float], int]
 class Machine:
     """Machine with a virtual clock, whose scheduler shares the cores fairly among threads that are always ready.
 
-    Args:
-        cores: Number of cores, all of which the governor may use.
-        others: Number of ready threads of other programs at a time.
-        is_shown: True if the counters contain the CPU time of other programs.
-        low_priority: True if they report it as time of low priority.
-        preempted: Share of the reads of the counters that take `STOP` seconds.
-        options: Options of the governor.
+    `others` threads of other programs are ready at a time. The counters contain their CPU time (`is_shown`), or report
+    it as time of low priority. A share of the reads of the counters is preempted.
     """
 
     def __init__(
-        self,
-        cores: int,
-        others: Load,
-        *,
-        is_shown: bool = True,
-        low_priority: bool = False,
-        preempted: float = 0.0,
-        **options: tuple[bool, bool],
+        self, cores: int, others: Load, *, preempted: float = 0.0, is_shown: bool = True, **options: tuple[bool, bool]
     ) -> None:
-        self.cores, self.others, self.is_shown, self.low_priority = cores, others, is_shown, low_priority
-        self.preempted, self.random, self.now, self.used = preempted, random.Random(1), 0.0, CpuSeconds(0.0)
+        self.cores, self.others, self.preempted, self.is_shown = cores, others, preempted, is_shown
+        self.low_priority, self.random, self.now, self.used = False, random.Random(1), 0.0, CpuSeconds(0.0)
         self.work = CALL  # a model with longer contexts has more
         self.waits = lambda size: BARRIER
-        load = CpuLoad(self.read, lambda: self.now)
-        self.governor = ThreadGovernor(cores, cores, load=load, cores=cores, **options)
+        self.load = CpuLoad(self.read, lambda: self.now)
+        self.governor = ThreadGovernor(cores, cores, load=self.load, cores=cores, **options)
 
     def read(self) -> CpuSeconds:
         is_preempted, is_before = self.random.random() < self.preempted, self.random.random() < 0.5
@@ -66,9 +54,6 @@ class Machine:
         waits = self.waits(size) if threads > 1 and share < 1.0 else 1.0
         return self.work * size * self.cores / threads / share * waits
 
-    def best_seconds(self) -> float:
-        return min(map(self.seconds, range(1, self.cores + 1)))
-
     def call(self, size: int = 1) -> int:
         threads = self.governor.begin_call(size)
         seconds = self.seconds(threads, size) * self.random.uniform(0.95, 1.1)
@@ -80,8 +65,8 @@ class Machine:
         """Return the speed relative to the best fixed number of threads, by the number of other threads."""
         best, actual, end = defaultdict[int, float](float), defaultdict[int, float](float), self.now + seconds
         while self.now < end:
-            others, fastest = self.others(self.now), self.best_seconds()
-            best[others] += fastest
+            others = self.others(self.now)
+            best[others] += min(map(self.seconds, range(1, self.cores + 1)))
             actual[others] += self.seconds(self.governor.begin_call(1))
             self.call()
         return {others: best[others] / actual[others] for others in actual}
@@ -110,21 +95,19 @@ def test_thread_governor_approaches_best_fixed_number_at_each_load(
     others: Load, speed: float, cores: int, preempted: float
 ) -> None:
     machine = Machine(cores, others, preempted=preempted)
+    other = ThreadGovernor(cores, cores, load=machine.load, cores=cores)
     speeds = machine.speeds(90.0)
     assert min(speeds.values()) >= speed, speeds
+    assert machine.governor.begin_call(1) == other.begin_call(1), "governors that share a load all follow it"
 
 
 @pytest.mark.parametrize("cores", [2, 8])
 def test_thread_governor_finds_hidden_load_by_slow_calls(cores: int) -> None:
     machine = Machine(cores, lambda now: cores // 2 if 10 <= now < 60 else 0, is_shown=False)
-    machine.speeds(9.9)
-    assert machine.governor.state.reason == "the machine is idle"
-    machine.speeds(8.0)
-    assert machine.governor.state.threads == cores // 2
-    assert "cannot see" in machine.governor.state.reason
-    machine.speeds(60.0)
-    assert machine.governor.state.threads == cores
-    assert machine.governor.state.reason == "the machine is idle"
+    for seconds, threads, reason in ((9.9, cores, "idle"), (8.0, cores // 2, "cannot see"), (60.0, cores, "idle")):
+        machine.speeds(seconds)
+        assert machine.governor.state.threads == threads
+        assert reason in machine.governor.state.reason
 
 
 def test_thread_governor_with_longer_context_keeps_all_threads() -> None:
@@ -136,35 +119,28 @@ def test_thread_governor_with_longer_context_keeps_all_threads() -> None:
 
 
 def test_thread_governor_under_low_priority_load_starts_with_all_threads() -> None:
-    machine = Machine(2, lambda _: 2, low_priority=True)
+    machine = Machine(2, lambda _: 2)
+    machine.low_priority = True
     assert {machine.call() for _ in range(100)} == {2}
     assert "other programs use" in machine.governor.state.reason
 
 
-def test_thread_governor_adapts_threads_per_kind_of_call() -> None:
-    # Without the counters, trials show that a second thread helps prompts, but not single tokens and drafts.
-    machine = Machine(2, lambda now: 2 if now > 10 else 0, is_shown=False)
+@pytest.mark.parametrize(
+    ("begins", "is_shown", "adapts", "threads"),
+    [
+        # Without the counters, trials show that a second thread helps prompts, but not single tokens and drafts.
+        (10, False, (True, True), (1, 1, 2)),
+        (0, True, (True, False), (1, 2, 2)),
+        (0, True, (False, False), (2, 2, 2)),
+    ],
+)
+def test_thread_governor_adapts_threads_per_kind_of_call(
+    begins: float, is_shown: bool, adapts: tuple[bool, bool], threads: tuple[int, ...]
+) -> None:
+    machine = Machine(2, lambda now: 2 if now >= begins else 0, is_shown=is_shown, adapts=adapts)
     machine.waits = lambda size: BARRIER if size < PROMPT else 1.0
     for _ in range(300):
         for size in (1, 4, 128):
             machine.call(size)
-    assert machine.governor.state[:3] == (1, 1, 2)
-
-
-@pytest.mark.parametrize(("adapts", "threads"), [((False, False), (2, 2, 2)), ((True, False), (1, 2, 2))])
-def test_thread_governor_with_fixed_threads_never_changes_them(
-    adapts: tuple[bool, bool], threads: tuple[int, ...]
-) -> None:
-    machine = Machine(2, lambda _: 4, adapts=adapts)
-    for _ in range(20):
-        for size in (1, 4, 128):
-            machine.call(size)
     assert machine.governor.state[:3] == threads
     assert (machine.governor.state.reason == "set by the user") is not any(adapts)
-
-
-def test_thread_governors_that_share_load_all_follow_it() -> None:
-    machine = Machine(2, lambda _: 2)
-    other = ThreadGovernor(2, 2, load=machine.governor._load, cores=2)
-    machine.speeds(2.0)
-    assert other.begin_call(1) == 1

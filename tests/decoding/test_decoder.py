@@ -18,11 +18,11 @@ from support.cli_runner import DEMO, run_process
 from support.decoder_loop import CLOCK, Oracle, drive, make_decoder, make_model, milliseconds, pass_seconds
 from support.mock_target import MockTarget, plain_generate
 
+from ngramspec.cost.bits import Exact
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
 from ngramspec.errors import PromptError, TargetError
-from ngramspec.exactness.decision import Exact
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling

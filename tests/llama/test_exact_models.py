@@ -21,12 +21,11 @@ from support.decoder_loop import Oracle, drive, make_decoder
 from support.tiny_models import write_model
 
 from ngramspec.backend import Logits
-from ngramspec.cost.kernels import probe
+from ngramspec.cost.bits import Comparisons, probe
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.exactness.decision import Comparisons
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache_tree import Branch

@@ -24,10 +24,9 @@ from architectures.reference import Reference, Rows
 from support.cli_runner import DEMO
 
 from ngramspec.backend import Logits, Part
+from ngramspec.cost.bits import COMPARED, probe
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.cost.kernels import probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.exactness.decision import SIZES
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import N_COMPARED, REAL, random_tokens
 from ngramspec.sampling.settings import Sampling
@@ -177,11 +176,11 @@ def test_trial_agreeing_sizes_match_those_of_target() -> None:
     with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
         with target.trials.trial("fast") as trial:
             largest = trial.largest_agreeing(0)
-        text = random_tokens(target.vocabulary.n_vocab, 0, REAL + SIZES[-1])
+        text = random_tokens(target.vocabulary.n_vocab, 0, REAL + COMPARED[-1])
         target.sequences[0].evaluate(text[:REAL])
         tail = text[REAL:]
         singles = np.concatenate([target.sequences[0].evaluate([token]).copy() for token in tail[:N_COMPARED]])
-        for size in SIZES[1 : SIZES.index(largest) + 2]:
+        for size in COMPARED[1 : COMPARED.index(largest) + 2]:
             target.sequences[0].rollback(REAL)
             rows = target.sequences[0].evaluate(tail[:size])[:N_COMPARED]
             assert (size <= largest) == (rows.tobytes() == singles[: len(rows)].tobytes()), size

@@ -17,11 +17,10 @@ from architectures.reference import Reference
 from support.cli_runner import DEMO
 
 from ngramspec.backend import Part
-from ngramspec.cost.kernels import KernelClasses, probe
+from ngramspec.cost.bits import ExactnessSelector, KernelClasses, probe
 from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness.decision import ExactnessSelector
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.context_size import GRAIN

@@ -1,226 +1,116 @@
-"""Tests of draft lengths: the cost policy against brute force, and on a simulated machine."""
+"""Tests of the plans of the cost policy against brute force and hindsight, with all kinds of costs."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, product
 from operator import mul
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.passes import UnlimitedPolicy, draft, known, make_step
+from support.mock_shared import MockShared
+from support.passes import UnlimitedPolicy, draft, known, make_step, propose, values_of
+from support.simulation import Decoding, Machine
 
-from ngramspec.cost.times import PassTimes
-from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.policies import POLICIES, make_policy
-from ngramspec.policies.cost import CostPolicy
+from ngramspec.cost.fixed_curves import find_curves
+from ngramspec.cost.times import PassTimes, RestoreCost
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.policies.cost import CostPolicy, PlanNumbers
 
 ALL = range(1, 65)
-Cost = Callable[[int], float]
+CHANCES = st.lists(st.floats(0.01, 0.99), min_size=1, max_size=15)
+COSTS = st.lists(st.floats(1.0, 20.0), min_size=16, max_size=16)
+ALLOWED = st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)])
 
 
-def curve_of(cost: Cost, plain: int = 1) -> PassTimes:
-    """Return the times of passes of which a plain one has `plain` tokens."""
-    return known({n: cost(n) for n in range(1, 17)}).for_plain(plain)
+def times_of(costs: Sequence[float], plain: int) -> PassTimes:
+    """Return the times of passes of which a plain one has `plain` tokens; no pass costs less than a plain one."""
+    return known({n: max(costs[plain - 1], cost) for n, cost in enumerate(costs, 1)}).for_plain(plain)
 
 
-# --------------------------------------------------------------------------- simple policies
-
-
-def test_make_policy_returns_policy_by_name_and_rejects_invalid() -> None:
-    assert set(POLICIES) == {"fixed", "heuristic", "entropy", "threshold", "cost"}
-    for name in POLICIES:
-        assert make_policy(name).name == name
-        assert make_policy(name).limit() >= 1
-        assert 1 <= make_policy(name, 1).limit() <= 1
-        for wrong in (0, -3):
-            with pytest.raises(ValueError, match="draft_max"):
-                make_policy(name, wrong)
-    with pytest.raises(ValueError, match="cost"):
-        make_policy("bold")
-
-
-@pytest.mark.parametrize("name", ["fixed", "heuristic"])
-def test_simple_policies_plan_sends_draft_up_to_limit(name: str) -> None:
-    policy = make_policy(name, 4)
-    assert policy.plan(draft([0.01] * 4), None, ALL) == (4, 5)
-    assert policy.plan(draft([0.01] * 2), None, ALL) == (2, 3)
-    assert policy.plan(draft([0.01] * 9), None, ALL) == (4, 5)
-    assert policy.plan(NO_DRAFT, None, ALL) == (0, 1)
-    assert policy.plan(draft([0.01] * 4), None, (1, 2, 3)) == (2, 3)
-    assert policy.plan(draft([0.01] * 3), None, (2, 8)) == (3, 8)
-    assert policy.plan(NO_DRAFT, None, (2, 8)) == (0, 2)
-
-
-def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
-    policy, fixed = make_policy("heuristic", 8), make_policy("fixed", 6)
-    length, rng = policy.limit(), random.Random(0)
-    for _ in range(200):
-        drafted = rng.randrange(length + 1)
-        emitted = rng.choice([1, drafted + 1])
-        for each in (policy, fixed):
-            each.record(make_step(emitted, drafted, emitted - 1, 1.0, 0.0))
-        assert fixed.limit() == 6
-        if drafted:
-            length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
-        assert policy.limit() == length
-    assert make_policy("heuristic", 2).limit() == 2
-
-
-# --------------------------------------------------------------------------- cost: the length
-
-
-def values_of(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> list[float]:
-    """Return by brute force, for each draft length k, the value of a pass and of the next passes along the chain.
-
-    It is E[tokens(k)] - rate * T(1 + k), plus the value of the next passes; batches have the cheapest size that fits.
-    """
-    time = [rate * min(costs(n) for n in sizes if n > k) for k in range(sizes[-1])]
-    values: list[float] = []
-    later = [0.0, 0.0]  # after the whole chain, and after one token less
-    for begin in range(max(0, len(acceptance) - 1), -1, -1):
-        chain = acceptance[begin:]
-        values = [
-            1 + sum(math.prod(chain[:j]) for j in range(1, k + 1)) - time[k] + math.prod(chain[: k + 1]) * later[-k - 1]
-            for k in range(min(len(chain), sizes[-1] - 1) + 1)
-        ]
-        later.append(max(values))
-    return values
-
-
-@given(
-    costs=st.lists(st.floats(1.0, 20.0), min_size=16, max_size=16),
-    acceptance=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=15),
-    sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
-)
+@given(CHANCES, COSTS, ALLOWED, st.floats(0.5, 4.0))
 def test_cost_policy_plan_maximises_expected_value(
-    costs: list[float], acceptance: list[float], sizes: tuple[int, ...]
+    chances: list[float], costs: list[float], sizes: tuple[int, ...], throughput: float
 ) -> None:
-    least = costs[sizes[0] - 1]
-
-    def cost(n: int) -> float:
-        return max(least, costs[n - 1]) if n > sizes[0] else least  # no batch costs less than a plain pass
-
-    k, size = UnlimitedPolicy().plan(draft(acceptance), curve_of(cost, sizes[0]), sizes)
+    policy, times = UnlimitedPolicy(), times_of(costs, sizes[0])
+    for _ in range(100):  # These passes of 10 tokens reach the throughput.
+        policy.record(make_step(10, 9, 9, 10 / throughput, 0.0))
+    price, policy.numbers = policy.price(times, sizes), PlanNumbers()
+    k, size = policy.plan(draft(chances), times, sizes)
     assert size in sizes
     assert size >= 1 + k
-    cheapest = min(cost(n) for n in sizes if n >= 1 + k)
-    assert cost(size) <= 1.05 * cheapest  # Padding must save more than noise.
-    rate = 1 / min(cost(n) for n in sizes)  # Without records, this is plain decoding's throughput.
-    values = values_of(acceptance, cost, sizes, rate)
-    assert values[k] >= max(values) - 0.05 * cheapest * rate
+    assert times.ratio(size) <= 1.05 * min(times.ratio(n) for n in sizes if n > k), "padding must save more than noise"
+    rate = max(1.0, throughput)
+    padded = [cost for _, cost in times.optimal_batches(sizes)[1:]]
+    values = values_of(chances[: sizes[-1] - 1], padded, rate)
+    assert policy.numbers.values == pytest.approx(values)
+    assert values[k] == pytest.approx(max(values))
+    assert price is not None
+    assert (price.rate, price.slopes) == (pytest.approx(rate), times.slopes(sizes))
 
 
-@given(throughput=st.floats(1.0, 4.0), p=st.floats(0.3, 0.95), slope=st.floats(0.05, 0.5))
-def test_cost_policy_uses_recent_throughput_as_price_of_time(throughput: float, p: float, slope: float) -> None:
-    def cost(n: int) -> float:
-        return 0.01 * (1 + slope * (n - 1))
-
-    policy = UnlimitedPolicy()
-    for _ in range(300):  # These passes of 10 tokens reach the throughput.
-        policy.record(make_step(10, 9, 9, 10 / throughput, 0.0))
-    k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
-    rate = throughput / 0.01
-    assert values_of([p] * 15, cost, ALL, rate)[k] >= max(values_of([p] * 15, cost, range(1, 17), rate)) - 0.02
-
-
-@given(
-    costs=st.lists(st.floats(1.0, 20.0), min_size=16, max_size=16),
-    acceptance=st.lists(st.floats(0.01, 0.99), min_size=15, max_size=15),
-    sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
-    passes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=5),
-)
+@given(CHANCES, COSTS, ALLOWED, st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=5))
 def test_cost_policy_price_keeps_every_profitable_draft_length(
-    costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
+    chances: list[float], costs: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
-    curve, policy = curve_of(lambda n: max(costs[0], costs[n - 1]), sizes[0]), UnlimitedPolicy()
+    policy, times = UnlimitedPolicy(), times_of(costs, sizes[0])
     for emitted, spent in passes:
         policy.record(make_step(emitted, 0, 0, spent, 0.0))
-    price = policy.price(curve, sizes)
-    assert price is not None
-    cut, reach = 0, 1.0
-    for p in acceptance[: sizes[-1] - 1]:
-        cut += 1
-        reach *= p
-        if reach < price.rate * price.slopes[cut]:
-            break
-    reaches = accumulate(acceptance[: sizes[-1] - 1], mul, initial=1.0)
-    values = [
-        tokens - price.rate * cost
-        for tokens, (_, cost) in zip(accumulate(reaches), curve.optimal_batches(sizes)[1:], strict=False)
-    ]
-    assert max(values[: cut + 1]) >= max(values) - 1e-9
-
-
-def test_price_of_cost_policy_follows_curve_and_others_return_none() -> None:
-    curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
-    for name in ("fixed", "heuristic", "entropy"):
-        assert make_policy(name).price(curve, ALL) is None
-    policy = UnlimitedPolicy()
-    assert policy.price(None, ALL) is None
-    for throughput in (0.5, 1.0, 2.0):  # tokens per plain pass
-        for _ in range(300):
-            policy.record(make_step(4, 3, 3, 4 / throughput, 0.0))
-        price = policy.price(curve, ALL)
-        assert price is not None
-        assert price.rate == pytest.approx(max(1.0, throughput))
-        assert price.slopes[:5] == curve.slopes(ALL)[:5]
+    proposed = propose(draft(chances), sizes[-1] - 1, policy.price(times, sizes))
+    expected = accumulate(accumulate(chances[: sizes[-1] - 1], mul, initial=1.0))
+    padded = times.optimal_batches(sizes)[1:]
+    values = [tokens - policy.rate * cost for tokens, (_, cost) in zip(expected, padded, strict=False)]
+    assert max(values[: len(proposed) + 1]) >= max(values) - 1e-9
 
 
 FLAT, STEEP = {1: 1.0, 64: 1.06}, {1: 1.0, 64: 64.0}
+BENT = {1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0}
 PADDED = {1: 1.0, 2: 1.5, 3: 3.0, 4: 1.6, 5: 5.0, 8: 5.0, 16: 6.0}
 NOISY = {1: 1.0, 2: 0.99, 3: 1.01, 4: 0.985, 8: 0.99, 16: 0.98}
 """On a GPU, all sizes cost the same within the precision of measurements."""
+SURE = draft([0.9] * 15)
 
 
 @pytest.mark.parametrize(
-    ("points", "chances", "sizes", "planned"),
+    ("points", "proposal", "sizes", "planned"),
     [
-        (STEEP, [0.99] * 15, ALL, (0, 1)),
-        (FLAT, [0.0005] * 15, ALL, (0, 1)),
-        (FLAT, [0.9] * 15, ALL, (15, 16)),
-        (FLAT, [], ALL, (0, 1)),
-        (None, [0.99] * 15, ALL, (0, 1)),
+        (STEEP, draft([0.99] * 15), ALL, (0, 1)),
+        (FLAT, draft([0.0005] * 15), ALL, (0, 1)),
+        (FLAT, SURE, ALL, (15, 16)),
+        (FLAT, NO_DRAFT, ALL, (0, 1)),
+        (None, SURE, ALL, (0, 1)),
+        # An uncertain token before a copy is left to plain decoding, if batches are expensive.
+        (BENT, draft([0.6, *[0.97] * 30]), ALL, (0, 1)),
+        (BENT, draft([0.97] * 30), ALL, (15, 16)),
         # The policy pads to a cheaper size, but not because of noise.
-        (PADDED, [0.9, 0.8], ALL, (2, 4)),
-        (PADDED, [0.9], ALL, (1, 2)),
-        (NOISY, [0.9], ALL, (1, 2)),
-        (NOISY, [], ALL, (0, 1)),
-        (NOISY, [0.9] * 15, ALL, (15, 16)),
-        # The batch has at most the largest allowed size.
-        (FLAT, [0.9] * 15, (1,), (0, 1)),
-        (FLAT, [0.9] * 15, (1, 2, 3), (2, 3)),
-        (FLAT, [0.99] * 80, ALL, (63, 64)),
+        (PADDED, draft([0.9, 0.8]), ALL, (2, 4)),
+        (PADDED, draft([0.9]), ALL, (1, 2)),
+        (NOISY, draft([0.9]), ALL, (1, 2)),
+        (NOISY, NO_DRAFT, ALL, (0, 1)),
+        (NOISY, SURE, ALL, (15, 16)),
+        # The batch has at most the largest allowed size, and no more tokens than the draft.
+        (FLAT, SURE, (1,), (0, 1)),
+        (FLAT, SURE, (1, 2, 3), (2, 3)),
+        (FLAT, draft([0.99] * 80), ALL, (63, 64)),
+        (FLAT, draft([0.9] * 15, length=3), ALL, (3, 4)),
     ],
 )
 def test_cost_policy_plan_returns_expected_lengths(
-    points: dict[int, float] | None, chances: list[float], sizes: Sequence[int], planned: tuple[int, int]
+    points: dict[int, float] | None, proposal: Draft, sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
     times = known(points).for_plain(sizes[0]) if points else None
-    assert UnlimitedPolicy().plan(draft(chances), times, sizes) == planned
-
-
-def test_cost_policy_plan_sends_no_more_than_the_draft() -> None:
-    assert UnlimitedPolicy().plan(draft([0.9] * 15, length=3), known(FLAT), ALL) == (3, 4)
-
-
-# --------------------------------------------------------------------------- cost: the account
-
-
-def typical(n: int) -> float:
-    return 1 + 0.25 * (n - 1)
+    assert UnlimitedPolicy().plan(proposal, times, sizes) == planned
 
 
 def test_cost_policy_draft_length_grows_with_savings() -> None:
-    policy, curve, sure = CostPolicy(), curve_of(typical), draft([0.99] * 15)
-    lengths = []
+    policy, times, lengths = CostPolicy(), known({1: 1.0, 64: 16.75}), []
     for _ in range(8):
-        k, size = policy.plan(sure, curve, ALL)
+        k, size = policy.plan(draft([0.99] * 15), times, ALL)
         lengths.append(k)
-        policy.record(make_step(1 + k, k, k, typical(size), 0.0))
+        policy.record(make_step(1 + k, k, k, times.ratio(size), 0.0))
     assert lengths == sorted(lengths)
     assert 1 <= lengths[0] < 4
     assert lengths[-1] == 15
@@ -228,23 +118,152 @@ def test_cost_policy_draft_length_grows_with_savings() -> None:
 
 def test_cost_policy_without_savings_allows_cheapest_profitable_draft() -> None:
     # In a mixture of experts, two tokens cost much more than one, and further tokens add little.
-    steep = known({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
-    k, size = CostPolicy().plan(draft([0.99] * 15), steep, ALL)
-    assert (k, size) == (3, 4)
+    experts = known({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
+    assert CostPolicy().plan(draft([0.99] * 15), experts, ALL) == (3, 4)
 
 
 def test_cost_policy_after_calls_of_zero_duration_still_plans() -> None:
-    policy, curve = CostPolicy(), curve_of(typical)
-    for done in (
-        make_step(1, 0, 0, 0.0, 0.0),
-        make_step(1, 0, 0, 0.0, 1e-6),
-        make_step(3, 2, 2, 0.0, 0.0),
-    ):
+    policy = CostPolicy()
+    for done in (make_step(1, 0, 0, 0.0, 0.0), make_step(1, 0, 0, 0.0, 1e-6), make_step(3, 2, 2, 0.0, 0.0)):
         policy.record(done)
     for _ in range(200):
-        if policy.limit():
-            break
         policy.record(make_step(1, 0, 0, 1e-3, 0.0))
     assert policy.limit() > 0
-    k, size = policy.plan(draft([0.9] * 15), curve, ALL)
+    k, size = policy.plan(SURE, known(FLAT), ALL)
     assert size >= 1 + k
+
+
+# --------------------------------------------------------------------------- rollbacks that evaluate tokens again
+
+
+def worth_with_restore(k: int, chances: Sequence[float], t: PassTimes, restore: RestoreCost) -> float:
+    """Return expected tokens less seconds, summed over every possible refusal; a second is worth a token."""
+    value = 0.0
+    for accepted in range(k + 1):
+        seconds = t.ratio(restore.recompute + 1 + k) + (restore.save if k else 0.0)
+        if accepted < k:
+            seconds += restore.load + t.ratio(restore.recompute + accepted + 2) - t.ratio(1)
+        p = math.prod(chances[:accepted]) * (1 - chances[accepted] if accepted < k else 1.0)
+        value += p * (1 + accepted - seconds)
+    return value
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_cost_policy_with_restore_cost_plans_optimal_length(seed: int) -> None:
+    rng = random.Random(seed)
+    chances = [rng.random() ** 0.3 for _ in range(6)]
+    t = known({1: 1.0, 64: 1 + 63 * rng.choice((0.02, 0.1, 0.4))})
+    again = rng.choice((0, 0, 3, 20))
+    restore = RestoreCost(rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)), again)
+    best = max(range(7), key=lambda k: worth_with_restore(k, chances, t, restore))
+    assert UnlimitedPolicy().plan(draft(chances), t, ALL, restore) == (best, 1 + best)
+
+
+def test_cost_policy_with_restore_tokens_keeps_batch_within_maximum() -> None:
+    k, size = UnlimitedPolicy().plan(draft([0.99] * 60), known({1: 1.0, 64: 1.63}), ALL, RestoreCost(0.0, 0.0, 40))
+    assert 40 + size == 40 + 1 + k <= 64
+
+
+# --------------------------------------------------------------------------- texts that share a pass
+
+
+def test_price_with_several_texts_divides_loss_budget() -> None:
+    times = known(dict.fromkeys(ALL, 1.0))  # A pass of four texts costs as much as one.
+    alone, shared = (CostPolicy(texts=texts).price(times, ALL) for texts in (1, 4))
+    assert alone is not None
+    assert shared is not None
+    assert 0 < shared.loss_budget == pytest.approx(alone.loss_budget / 4)
+
+
+@given(
+    st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=2, max_size=4),
+    st.floats(0.05, 1.5),
+    st.floats(0.0, 0.2),
+)
+def test_plan_batch_with_shared_cache_finds_best_lengths(chances: list[list[float]], slope: float, bend: float) -> None:
+    n = len(chances)
+    times = known({n: 1 + slope * (n - 1) * (1 + bend * n) for n in ALL}).for_plain(n)
+    planned = UnlimitedPolicy(texts=n).plan_batch(
+        [draft(of) for of in chances], times, ALL, lambda lengths: [sum(lengths)]
+    )
+
+    def value(lengths: Sequence[int]) -> float:
+        tokens = sum(math.prod(of[: i + 1]) for of, length in zip(chances, lengths, strict=True) for i in range(length))
+        return tokens - n * times.ratio(n + sum(lengths))
+
+    best = max(map(value, product(*(range(len(of) + 1) for of in chances))))
+    assert value([length for length, _ in planned]) == pytest.approx(best)
+    assert all(size == 1 + length for length, size in planned)
+
+
+def test_plan_batch_with_separate_caches_pads_to_one_batch() -> None:
+    """Reading the weights costs 1 and a token 0.05, so a second batch for a longer draft costs as much as 20 tokens."""
+    shared = MockShared(4, split=True)
+    planned = UnlimitedPolicy(texts=4).plan_batch(
+        [draft([0.9] * length) for length in (2, 3, 1, 0)],
+        known({n: 1 + 0.05 * (n - 1) for n in ALL}),
+        ALL,
+        lambda shape: shared.batches(shape, shared.sequences),
+    )
+    sizes = {size for _, size in planned}
+    assert len(sizes) == 1 < sizes.pop()
+    assert planned[3][0] == 0
+
+
+# --------------------------------------------------------------------------- recurring sizes: a change of size costs
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))])
+def test_cost_policy_with_switch_cost_uses_few_sizes_and_is_near_best_fixed_ones(seed: int) -> None:
+    """Compare with hindsight, in which every pass is plain or has one other size, whichever is better for it.
+
+    The drafts are calibrated. Good and bad ones come in runs, as in texts.
+    """
+    rng, copying, guesses = random.Random(seed), False, []
+    for _ in range(3000):
+        copying = copying != (rng.random() < 0.1)
+        p = rng.choice([0.6, 0.7])
+        length = 0 if rng.random() < 0.3 else rng.randrange(1, 21) if copying else rng.randrange(10)
+        right = next((i for i in range(length) if rng.random() >= p), length)
+        guesses.append((draft([p] * length), right))
+    costs, best = find_curves("cuda-4090-8b-q4_0")["cuda-4090-8b-q4_0"].ratio, 0.0
+    for size, least in product((8, 12, 16, 20, 32), (0.0, 0.5, 1.0, 1.5, 2.0)):
+        tokens, seconds, last = 0, 0.0, 1
+        for guess, right in guesses:
+            expected = sum(guess.acceptance_probs[0] ** i for i in range(1, min(size, 1 + len(guess))))
+            k, n = (min(size - 1, len(guess)), size) if expected > least else (0, 1)
+            seconds += costs(n) + (0.3 if n != last else 0.0)
+            tokens, last = tokens + 1 + min(k, right), n
+        best = max(best, tokens / seconds)
+    knowing, ignorant = (
+        Decoding(Machine(costs, changes=(0.3, 0.0)), known({n: costs(n) for n in ALL}, switch)) for switch in (0.3, 0.0)
+    )
+    for decoding in (knowing, ignorant):
+        for guess in guesses:
+            decoding.step(lambda guess=guess: guess)  # type: ignore[misc]
+    assert knowing.speed > max(0.97 * best, 1.04 * ignorant.speed)
+    few = knowing.machine.sizes
+    assert sum(n for _, n in few.most_common(3)) > 0.9 * few.total()
+    assert len(ignorant.machine.sizes) > 8
+
+
+@pytest.mark.parametrize(
+    ("cost", "least", "most"), [(1.0, 100, 100), (1.05, 2, 6), (1.1, 1, 3), (1.25, 0, 1), (1.4, 0, 0)]
+)
+def test_cost_policy_without_draft_keeps_size_while_cheaper_than_switch(cost: float, least: int, most: int) -> None:
+    policy, curve = CostPolicy(), known({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, switch=0.3)
+    assert policy.plan(NO_DRAFT, curve, ALL) == (0, 1), "no size recurs yet"
+    n = 0
+    while n < 300 or curve.last != 8:  # until the size of good drafts is the recurring one
+        k, size = policy.plan(draft([0.95] * 7), curve, ALL) if policy.limit() else (0, 1)
+        curve.observe(size, 1.0)
+        policy.record(make_step(1 + k, k, k, curve.ratio(size), 0.0))
+        n += 1
+    assert policy.plan(NO_DRAFT, curve, ALL, RestoreCost(0.1, 0.1)) == (0, 1), "padding would be evaluated again"
+    assert policy.plan(draft([0.9] * 3), curve, (1, 2, 4))[1] <= 4, "the recurring size is not allowed"
+    kept = 0
+    while policy.limit() and kept < 100 and policy.plan(NO_DRAFT, curve, ALL) == (0, 8):
+        curve.observe(8, cost)
+        policy.record(make_step(1, 0, 0, cost, 0.0))
+        kept += 1
+    assert least <= kept <= most

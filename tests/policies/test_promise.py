@@ -9,162 +9,85 @@ known costs, and with plain decoding. The score is counted without noise and loa
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 from support.grid import grid
 from support.recordings import make_recordings
+from support.simulation import SIZES, Decoding, Machine
 
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.cost.times import PassTimes
-from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
+from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.policies.cost import CostPolicy
-from ngramspec.steps import Step
+from ngramspec.tokens import common_prefix
 
-SIZES = range(1, 65)
-LEVEL = 0.01  # seconds of a plain pass
 PART = 1000  # passes; the promise holds after the first ones
 WINDOW = 256  # tokens
 
 
-class Position(NamedTuple):
-    """A place in a text: the longest draft there, and how many of its tokens are right."""
-
-    draft: Draft
-    right: int
-
-
 @cache
-def read_texts() -> list[list[Position]]:
-    """Return the drafts of the real drafter at each position of recordings, half of which repeat much."""
+def read_texts() -> list[list[tuple[Draft, int]]]:
+    """Return for each position of recordings, half of which repeat much, the real draft and its right tokens."""
     drafter, price, texts = MixtureDrafter(), MarginalCost(1.0, [0.02] * 65), []
     for recording in make_recordings(60, vocabulary=60):
-        answer = recording.response
+        answer, positions = recording.response, list[tuple[Draft, int]]()
         drafter.begin(recording.prompt)
-        drafter.accept(answer[:1])
-        positions = []
-        for i in range(1, len(answer)):
+        for i, token in enumerate(answer[:-1], 1):
+            drafter.accept([token])
             draft = drafter.propose(63, price=price)
-            right = 0
-            while right < min(len(draft), len(answer) - i) and draft.tokens[right] == answer[i + right]:
-                right += 1
-            positions.append(Position(draft, right))
-            drafter.accept(answer[i : i + 1])
+            positions.append((draft, common_prefix(draft.tokens, answer[i:])))
         texts.append(positions)
     return texts
 
 
-@dataclass
-class Machine:
-    """Real costs of passes, in plain passes, and the time that a clock shows."""
-
-    curve: str
-    seed: int = 0
-    noise: float = 0.05  # standard deviation of the logarithm of times
-    interrupted: float = 0.0  # share of passes that last up to 50 times as long
-    load: bool = False  # whether all passes take two to five times as long, for a while at a time
-    changes: tuple[float, float] = (0.0, 0.0)  # cost of a change of size for the two passes after it
-    _last: tuple[int, int] = field(default=(1, 9), init=False)  # size of the last pass, and passes of this size
-
-    def __post_init__(self) -> None:
-        known = make_fixed_curve(CURVES[self.curve][0])
-        self.ratios = {n: known.ratio(n) for n in SIZES}
-        self.random, self._now, self._until, self._slowness = random.Random(self.seed), 0.0, 1.0, 1.0
-
-    def run(self, size: int) -> tuple[float, float]:
-        """Return the seconds that a pass seems to take, and its true cost."""
-        last, count = self._last
-        self._last = (size, 0 if size != last else count + 1)
-        cost = self.ratios[size] + (self.changes[self._last[1]] if self._last[1] < 2 else 0.0)
-        if self.load and self._now >= self._until:
-            self._slowness = self.random.uniform(2, 5) if self._slowness == 1.0 else 1.0
-            self._until = self._now + self.random.expovariate(1.0)
-        seconds = cost * LEVEL * self._slowness * math.exp(self.random.gauss(0, self.noise))
-        if self.random.random() < self.interrupted:
-            seconds *= math.exp(self.random.uniform(math.log(3), math.log(50)))
-        self._now += seconds
-        return seconds, cost
-
-
-class Run(NamedTuple):
-    """The result of `decode`."""
-
-    ends: list[float]  # true time after each token, in plain passes
-    marks: list[int]  # number of tokens after each `PART` passes
-
-
-def decode(machine: Machine, times: PassTimes, passes: int, tokens: int = 1 << 30) -> Run:
-    """Decode texts until this number of passes, or of tokens."""
-    policy, ends, marks, texts, done = CostPolicy(), [0.0], [0], read_texts(), 0
-    for number in range(1 << 30):
-        policy.begin()
-        text, i = texts[number % len(texts)], 0
+def decode(machine: Machine, times: PassTimes, passes: int, tokens: int = 1 << 30) -> tuple[list[float], list[int]]:
+    """Return the true time after each token, and the number of tokens after each `PART` passes."""
+    decoding, marks = Decoding(machine, times), [0]
+    for text in cycle(read_texts()):
+        decoding.policy.begin()
+        i = 0
         while i < len(text):
-            draft, right = NO_DRAFT, 0
-            if limit := policy.limit():
-                draft, right = _cut(text[i], limit, policy.price(times, SIZES))
-            k, size = policy.plan(draft, times, SIZES)
-            kept = min(k, right)
-            seconds, cost = machine.run(size)
-            step = Step((7,) * (1 + kept), drafted=draft.tokens[:k], accepted=kept, correct_guesses=right, batch=size)
-            step.cost, step.correction, _ = times.observe(size, cost if times.is_fixed else seconds)
-            policy.record(step)
-            ends += [ends[-1] + cost * (j + 1) / (1 + kept) for j in range(1 + kept)]
-            i, done = i + 1 + kept, done + 1
-            if done % PART == 0:
-                marks.append(len(ends) - 1)
-            if done >= passes or len(ends) > tokens:
-                return Run(ends, marks)
+            i += decoding.step(lambda text=text, i=i: text[i])  # type: ignore[misc]
+            if decoding.passes % PART == 0:
+                marks.append(len(decoding.ends) - 1)
+            if decoding.passes >= passes or len(decoding.ends) > tokens:
+                return decoding.ends, marks
     raise AssertionError
 
 
-def _cut(position: Position, limit: int, price: MarginalCost | None) -> tuple[Draft, int]:
-    """Return the draft as far as its price lets the drafter go."""
-    assert price is not None
-    draft, length, reach = position.draft, 0, 1.0
-    while length < min(limit, len(draft)) and price.worth_extending(reach, length):
-        reach *= draft.acceptance_probs[length]
-        length += 1
-    return draft.head(length), min(position.right, length)
+def make_machine(curve: str, seed: int = 0, **options: Any) -> Machine:
+    return Machine(make_fixed_curve(CURVES[curve][0]).ratio, **{"noise": 0.05, "seed": seed, **options})
 
 
 @cache
 def know(curve: str, changes: tuple[float, float] = (0.0, 0.0)) -> list[float]:
     """Return the ends of tokens if all costs are known."""
-    machine = Machine(curve, changes=changes)
-    return decode(machine, PassTimes(machine.ratios, changes, is_fixed=True), 1 << 30, 30_000).ends
+    machine = make_machine(curve, changes=changes)
+    return decode(machine, PassTimes({n: machine.cost(n) for n in SIZES}, changes, is_fixed=True), 1 << 30, 30_000)[0]
 
 
-def compare(machine: Machine, run: Run) -> list[float]:
-    """Return the speed of each `PART` passes, relative to known costs."""
-    known, ends = know(machine.curve, machine.changes), run.ends
-    return [(known[b] - known[a]) / (ends[b] - ends[a]) for a, b in pairwise(run.marks)]
+def compare(curve: str, machine: Machine, times: PassTimes, passes: int) -> list[float]:
+    """Return the speed of each `PART` passes but the first, relative to known costs; none is slower than plain."""
+    known, (ends, marks) = know(curve, machine.changes), decode(machine, times, passes)
+    slowest = max(ends[i + WINDOW] - ends[i] for i in range(WINDOW, len(ends) - WINDOW))
+    assert WINDOW / slowest > 0.95
+    return [(known[b] - known[a]) / (ends[b] - ends[a]) for a, b in pairwise(marks[1:])]
 
 
 def make_past(machine: Machine) -> PassTimes:
     """Return times after a random past."""
     rng = machine.random
     factor = math.exp(rng.uniform(-math.log(40), math.log(40)))
-    prior = {n: max(1.0, 1 + factor * (cost - 1) * rng.uniform(0.5, 1.5)) for n, cost in machine.ratios.items()}
-    change = [rng.choice((0.0, 0.0, rng.uniform(0, 5))) for _ in range(2)]
-    times = PassTimes(prior, (change[0], change[1]))
+    prior = {n: max(1.0, 1 + factor * (machine.cost(n) - 1) * rng.uniform(0.5, 1.5)) for n in SIZES}
+    first, second = (rng.choice((0.0, 0.0, rng.uniform(0, 5))) for _ in range(2))
+    times = PassTimes(prior, (first, second))
     for _ in range(rng.randrange(300)):
-        times.observe(
-            rng.choice((1, 1, 1, 2, 3, 5, 8, 16, 30, 64)), math.exp(rng.uniform(math.log(1e-4), math.log(100)))
-        )
+        times.observe(rng.choice((1, 1, 1, 2, 3, 5, 8, 16, 30, 64)), 10 ** rng.uniform(-4, 2))
     return times
-
-
-def slowest(ends: Sequence[float]) -> float:
-    """Return the lowest speed of `WINDOW` tokens after the first ones, relative to plain decoding."""
-    return min(WINDOW / (ends[i + WINDOW] - ends[i]) for i in range(WINDOW, len(ends) - WINDOW))
 
 
 @pytest.mark.parametrize(
@@ -178,18 +101,14 @@ def slowest(ends: Sequence[float]) -> float:
     ],
 )
 def test_after_any_past_speed_is_near_that_of_known_costs(curve: str, pasts: int, passes: int) -> None:
-    ratios = []
-    for seed in range(pasts):
-        machine = Machine(curve, seed)
-        run = decode(machine, make_past(machine), passes)
-        ratios.append(compare(machine, run))
-        assert slowest(run.ends) > 0.95
-    for number, part in enumerate(list(zip(*ratios, strict=True))[1:]):
+    machines = [make_machine(curve, seed) for seed in range(pasts)]
+    speeds = [compare(curve, machine, make_past(machine), passes) for machine in machines]
+    for number, part in enumerate(zip(*speeds, strict=True)):
         assert fmean(part) > (0.95 if number else 0.92)
         assert min(part) > 0.8
 
 
-DISTURBANCES = {
+DISTURBANCES: dict[str, dict[str, Any]] = {
     "noise": {"noise": 0.15},
     "interruptions": {"interrupted": 0.1},
     "load": {"load": True},
@@ -199,17 +118,14 @@ DISTURBANCES = {
 
 @grid(disturbance=DISTURBANCES, curve=("moe-mlx", "cpu-1.5b-q4_0", "cuda-34b-q8_0", "cuda-4090-8b-q4_0"))
 def test_whatever_disturbs_speed_is_near_that_of_known_costs(disturbance: str, curve: str) -> None:
-    machine = Machine(curve, **DISTURBANCES[disturbance])  # type: ignore[arg-type]
-    run = decode(machine, PassTimes(), 3 * PART)
-    assert fmean(compare(machine, run)[1:]) > 0.85
-    assert slowest(run.ends) > 0.95
+    machine = make_machine(curve, **DISTURBANCES[disturbance])
+    assert fmean(compare(curve, machine, PassTimes(), 3 * PART)) > 0.85
 
 
 @grid(switch=(0.0, 0.3, 1.0), curve=("cpu-1.5b-q4_0", "cuda-34b-q8_0", "cuda-4090-8b-q4_0"))
 def test_cost_of_changes_of_size_is_learned(switch: float, curve: str) -> None:
     """Nothing is known at first. What is never learned must not matter."""
-    machine, times = Machine(curve, changes=(switch, 0.0)), PassTimes()
-    run = decode(machine, times, 4 * PART)
-    speed = fmean(compare(machine, run)[1:])
+    times = PassTimes()
+    speed = fmean(compare(curve, make_machine(curve, changes=(switch, 0.0)), times, 4 * PART))
     assert times.change == pytest.approx(switch, abs=0.2) or speed > 0.95
     assert speed > 0.8

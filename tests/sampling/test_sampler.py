@@ -14,10 +14,9 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.backend import Logits
+from ngramspec.backend import ExactnessMode, Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.distribution import distribution_logprobs, gumbel_pick
 from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, RecordingSampler, Sampler, TokenBanSampler
 from ngramspec.sampling.settings import Sampling

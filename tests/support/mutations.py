@@ -359,7 +359,7 @@ def policy_prefers_longest_draft(plan: Any, self: Any, draft: Any, times: Any, s
 
 
 @fault(
-    "policies/test_loss_budget.py::test_loss_budget_book_adds_saved_time_and_subtracts_cost",
+    "policies/test_never_slower.py::test_loss_budget_book_adds_saved_time_and_subtracts_cost",
     "ngramspec.policies.loss_budget:LossBudget.record",
 )
 def loss_budget_ignores_losses(record: Any, self: Any, done: Any, drafting: bool) -> None:

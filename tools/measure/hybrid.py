@@ -28,8 +28,8 @@ from typing import Any
 from memory_model import AnswerModel, Memory, MemoryModel
 from seeds import Clock, TimedModel
 
-from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.fixed_curves import CURVES, find_curves
+from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.draft_model import DraftModel

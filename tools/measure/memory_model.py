@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.backend import Logits, ModelBase
-from ngramspec.cost.fixed_curves import LARGEST
+from ngramspec.cost.times import LARGEST
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import ROWS
 from ngramspec.llama.target import Target

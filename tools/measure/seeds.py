@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ngramspec.backend import EvaluatesAtOnce, Logits, Model
-from ngramspec.cost.fixed_curves import CURVES, LARGEST, find_curves, make_fixed_curve
-from ngramspec.cost.times import PassTimes
+from ngramspec.backend import EvaluatesAtOnce, ExactnessMode, Logits, Model
+from ngramspec.cost.fixed_curves import CURVES, find_curves, make_fixed_curve
+from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -33,7 +33,6 @@ from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.instruments.benchmark.figures import count_expected_tokens
 from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.llama.target import Target

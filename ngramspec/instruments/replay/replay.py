@@ -21,8 +21,7 @@ import numpy as np
 
 from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
-from ngramspec.cost.fixed_curves import LARGEST
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Drafts

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ngramspec.backend import Logits, Model, Runner
-from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, KernelClasses, ProbeReport, probe
+from ngramspec.cost.bits import LONG, POSITIONS, SHORT, SIZES, KernelClasses, ProbeReport, probe
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT

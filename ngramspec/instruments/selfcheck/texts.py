@@ -1,6 +1,6 @@
 """Comparison of plain and drafted texts of the same prompt; differences are explained by the batch size if possible.
 
-The last bits of logits may depend on the batch size (see `ngramspec.cost.kernels`). They explain a difference only if
+The last bits of logits may depend on the batch size (see `ngramspec.cost.bits`). They explain a difference only if
 two conditions are true. First, the sampler draws each of the two tokens from the logits of that token's pass, with the
 noise of that position. Second, there are logits within the probe's bound of those of plain decoding from which the
 sampler draws the drafted token.
@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.backend import Logits, Model
+from ngramspec.backend import ExactnessMode, Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
-from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats

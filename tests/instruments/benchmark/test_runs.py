@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.cost import kernels
+from ngramspec.cost import bits
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
@@ -263,8 +263,8 @@ def test_benchmark_with_rounding_differs_only_without_exact_mode() -> None:
 
 
 def test_benchmark_in_exact_mode_probes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Mock(side_effect=kernels.probe)
-    monkeypatch.setattr(kernels, "probe", probe)
+    probe = Mock(side_effect=bits.probe)
+    monkeypatch.setattr(bits, "probe", probe)
     unwritable = tmp_path / "file"
     unwritable.touch()
     decoder = SpeculativeDecoder(MockTarget(), exact="on", calibration_folder=unwritable)

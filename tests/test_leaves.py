@@ -1,0 +1,139 @@
+"""Tests of the leaves: features that hang on the core, so that each can be understood or deleted alone.
+
+The core is what a token needs, and imports no leaf. A leaf imports the core and the leaves that it needs. Otherwise
+only registrations import it: modules that list features, each in a line. So a leaf is deleted with its modules, its
+tests, that line, and the leaves that need it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from support.imports import ROOT, find_imports, find_modules
+
+CORE = (
+    *("request", "steps", "backend", "shared_model", "tokens", "errors", "storage", "json_data", "worker", "machine"),
+    *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
+)
+"""Rooms of the core, without the leaves in them."""
+
+MAX_CORE_LINES = 16_100  # the aim is 13,000
+
+LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "beams": (("ngramspec.beams", "ngramspec_cli.complete_beams"), ("branches",)),
+    "branches": (("ngramspec.decoding.branches", "ngramspec.llama.cache_tree"), ()),
+    "draft models": (("ngramspec.drafting.draft_model",), ()),
+    "NextN head": (("ngramspec.llama.head", "ngramspec.llama.hidden_states"), ()),
+    "RPC": (("ngramspec.llama.rpc", "ngramspec_cli.rpc_worker"), ()),
+    "adapters": (("ngramspec.llama.adapters",), ()),
+    "embedder": (("ngramspec.llama.embedder", "ngramspec.server.embeddings"), ()),
+    "memory": (
+        (
+            "ngramspec.memory",
+            "ngramspec.instruments.memory_statistics",
+            "ngramspec_cli.memory",
+            "ngramspec_cli.memory_tip",
+        ),
+        (),
+    ),
+    "grammars": (("ngramspec.grammars", "ngramspec.llama.grammar", "ngramspec.drafting.grammar"), ()),
+    "templates": (("ngramspec.chat", "ngramspec.llama.builtin_template"), ("grammars",)),
+    "chat": (
+        (
+            *(f"ngramspec_cli.chat{part}" for part in ("", "_commands", "_input", "_session", "_settings", "_view")),
+            *("ngramspec_cli.markdown_rows", "ngramspec_cli.markdown_stream", "ngramspec_cli.reasoning_options"),
+        ),
+        ("templates", "grammars", "memory", "trace"),
+    ),
+    "edit": (("ngramspec_cli.edit", "ngramspec_cli.edit_text"), ("chat", "templates", "trace")),
+    "server": (
+        (
+            *(f"ngramspec_cli.serve{part}" for part in ("", "_options", "_run")),
+            "ngramspec.server",
+            "ngramspec.batching",
+        ),
+        ("templates", "grammars", "embedder", "RPC"),
+    ),
+    "Anthropic": (("ngramspec.server.anthropic",), ("server",)),
+    "Responses": (("ngramspec.server.responses", "ngramspec.server.responses_reply"), ("server",)),
+    "Ollama": (("ngramspec.server.ollama", "ngramspec.server.ollama_info"), ("server", "templates", "completions")),
+    "completions": (("ngramspec.server.openai_completions",), ("server",)),
+    "web page": (("ngramspec.server.page", "ngramspec.server.highlighting"), ("server",)),
+    "drop-in": (("ngramspec.dropin", "ngramspec.llama.llama_class"), ("grammars", "draft models", "adapters", "RPC")),
+    "llm plugin": (("ngramspec.llm_plugin",), ("templates", "grammars")),
+    "trace": (("ngramspec.instruments.trace", "ngramspec.policies.traced_cost", "ngramspec_cli.trace"), ()),
+    "bench": (
+        ("ngramspec.instruments.benchmark", "ngramspec_cli.bench", "ngramspec_cli.bench_view"),
+        ("memory", "draft models"),
+    ),
+    "replay": (("ngramspec.instruments.replay", "ngramspec_cli.replay"), ("branches",)),
+    "verify": (("ngramspec.instruments.selfcheck", "ngramspec_cli.verify"), ()),
+    "tune": (("ngramspec.instruments.tuning", "ngramspec_cli.tune"), ("replay", "quants")),
+    "quants": (("ngramspec.instruments.tuning.quants", "ngramspec.llama.synthetic", "ngramspec_cli.tune_quants"), ()),
+}
+"""The modules and packages of each leaf, and the leaves that it needs. A module belongs to its longest name."""
+
+REGISTRATIONS = ("ngramspec.__init__", "ngramspec_cli.app", "ngramspec.server.app")
+"""The public names, every command, and every dialect of the server."""
+
+VIOLATIONS = {
+    "beams": "cli.complete",
+    "branches": "decoding.decoder llama.target",
+    "draft models": "decoding.branches decoding.shared_loop loading.load",
+    "NextN head": "llama.cache llama.embedder llama.passes llama.target",
+    "RPC": "llama.weights loading.load loading.options loading.settings",
+    "adapters": (
+        "llama.contexts llama.embedder llama.head llama.target llama.trial_context llama.weights "
+        "loading.options loading.settings"
+    ),
+    "embedder": "llama.target",
+    "memory": "cli.options loading.load loading.options loading.settings",
+    "grammars": (
+        "cli.sampling_options decoding.drafts decoding.sampler_stack llama.samplers llama.vocabulary server.page"
+    ),
+    "templates": "llama.vocabulary",
+    "chat": "cli.serve cli.serve_run",
+    "server": "server.embeddings",
+    "Ollama": "server.endpoint",
+    "completions": "server.embeddings server.llama_server",
+    "trace": "cli.complete decoding.decoder",
+    "tune": "cli.info instruments.tuning.quants",
+    "quants": "cli.answer_line cli.info",
+}
+"""Further importers of each leaf, without "ngramspec." and "ngramspec_". This table only shrinks."""
+
+KNOWN = find_modules(ROOT)
+
+
+def find_leaf(module: str) -> str | None:
+    """Return the leaf of a module; `None` for the core and for what leaves share."""
+    matches = [
+        (len(name), leaf)
+        for leaf, (names, _) in LEAVES.items()
+        for name in names
+        if module == name or module.startswith(f"{name}.")
+    ]
+    return max(matches)[1] if matches else None
+
+
+def test_leaves_are_imported_only_by_their_registration_and_leaves_that_need_them() -> None:
+    importers: dict[str, set[str]] = {leaf: set() for leaf in LEAVES}
+    for module, path in KNOWN.items():
+        own = find_leaf(module)
+        allowed = {own, None, *(LEAVES[own][1] if own else ())}
+        for target in find_imports(module, path, KNOWN):
+            if (leaf := find_leaf(target)) not in allowed and module not in REGISTRATIONS:
+                importers[str(leaf)].add(re.sub("^ngramspec[._]", "", module))
+    found = {leaf: " ".join(sorted(modules)) for leaf, modules in importers.items() if modules}
+    assert found == VIOLATIONS
+
+
+def test_leaves_consist_of_modules_that_exist() -> None:
+    names = [name for names, _ in LEAVES.values() for name in names]
+    assert not [name for name in names if not any(f"{module}.".startswith(f"{name}.") for module in KNOWN)]
+    assert {need for _, needs in LEAVES.values() for need in needs} <= set(LEAVES)
+
+
+def test_core_is_small_enough_to_be_read() -> None:
+    core = [path for module, path in KNOWN.items() if module.split(".")[1] in CORE and find_leaf(module) is None]
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in core) <= MAX_CORE_LINES
