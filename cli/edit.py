@@ -31,7 +31,7 @@ from .reasoning_options import ReasoningOptions
 from .sampling_options import SamplingOptions, check_sampling
 
 _SYSTEM = "You edit files. Reply with the complete edited file in one code block and nothing else."
-_MARGIN = 2048  # tokens that an answer may have in addition to twice those of the file
+_MARGIN = 1024  # tokens that an answer may have in addition to twice those of the file
 
 
 def edit(
@@ -49,7 +49,7 @@ def edit(
         "-n",
         "--predict",
         "--n-predict",
-        help="Maximum number of tokens; -1: until the context is full; default: 2048 + twice the file's.",
+        help="Maximum number of tokens; -1: until the context is full; default: 1024 + twice the file's.",
     ),
     diff: bool = option(False, help="Print a unified diff instead of the new file."),
     write: bool = option(False, "-w", "--write", help="Replace the file instead of printing the new one."),
@@ -91,6 +91,8 @@ def edit(
     problem = ""  # reason for which nothing is written
     if ending in LIMITS:
         problem = "the answer was cut; raise -n/--predict or -c/--ctx-size"
+        if predict is None and ending == "length":
+            problem = "the answer is far longer than the file, as if the model repeated itself; set -n to allow that"
     elif new_text is None:
         problem = "the answer contains no file"
     elif write and read_source(name, "") != file:

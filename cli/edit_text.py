@@ -8,12 +8,14 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, unified_diff
+from itertools import islice
 from pathlib import Path
 
 from ngramspec.storage import atomic_path
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _WORD = re.compile(r"\w+|[^\w\s]+")
+_MAX_FENCES = 8  # fences of a new file, in addition to those of the original
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*?)\s*$")  # characters of a code fence, and its language
 
 
@@ -23,9 +25,10 @@ def find_file(answer: str, original: str) -> str | None:
     Without a fence, the answer is the file if it begins and ends with lines of the original and has half of its words.
 
     A file may contain fences itself, even of the length of the one around it. So a block ends at the fence that makes
-    it most similar to the original. If there are several blocks, the file is the one that has most words in common with
-    the original, but not the original itself, which models repeat before they change it. If the original has fences and
-    much in common with the text around that block, its fence is not the one around the file.
+    it most similar to the original, or, if the original has none, at the first one that can close it. If there are
+    several blocks, the file is the one that has most words in common with the original, but not the original itself,
+    which models repeat before they change it. If the original has fences and much in common with the text around that
+    block, its fence is not the one around the file.
     """
     lines, old_lines = split_lines(answer.replace("\r\n", "\n")), split_lines(original)
     old_words = Counter(_WORD.findall(original))
@@ -41,23 +44,25 @@ def find_file(answer: str, original: str) -> str | None:
     if texts and not _FENCE.match(texts[0]) and {texts[0], texts[-1]} <= {*old_texts}:
         return "".join(lines).lstrip("\n") if 2 * n_common(lines) >= old_words.total() else None
 
+    n_fences = sum(map(bool, map(_FENCE.match, old_lines)))
     blocks, start = list[list[str]](), 0
     while start < len(lines):
         opening = _FENCE.match(lines[start])
         start += 1
         if opening:
-            # The answer may also end without a closing fence.
-            ends = [i for i in range(start, len(lines)) if _closes(lines[i], opening[1])] + [len(lines)]
+            closing = (i for i in range(start, len(lines)) if _closes(lines[i], opening[1]))
+            ends = [*islice(closing, n_fences + _MAX_FENCES)]
+            if not ends or (n_fences and len(ends) < n_fences + _MAX_FENCES):
+                ends.append(len(lines))  # the answer may also end without a closing fence
             paired = [i for i in ends if _has_paired_fences(lines[start:i]) == _has_paired_fences(old_lines)]
-            end = max(paired or ends, key=similarity)
+            end = max(paired or ends, key=similarity) if n_fences else (paired or ends)[0]
             blocks.append(lines[start:end])
             start = end + 1
     most = max(map(n_common, blocks), default=0)
     candidates = [block for block in blocks if 2 * n_common(block) >= most]
     candidates = [block for block in candidates if "".join(block).strip() != original.strip()] or candidates
     new = max(candidates, key=lambda block: (n_common(block), len(block)), default=[])
-    has_fences = any(map(_FENCE.match, old_lines))
-    if has_fences and 3 * n_common(new) < 2 * n_common(lines):
+    if n_fences and 3 * n_common(new) < 2 * n_common(lines):
         return None
     return "".join(new) if any(map(str.strip, new)) else None
 

@@ -84,6 +84,12 @@ LONG = "".join(f"def area{i}(r):\n    return {i} * r\n" for i in range(9))
 NEW_LONG = LONG.replace("area5", "square")
 
 
+def test_find_file_ends_in_answer_of_many_fences() -> None:
+    """Small models may repeat fences without end; all other cases here have a few."""
+    assert find_file("```\n\n" * 5_000, OLD) is None
+    assert find_file(f"```md\n{NEW_PAGE}```\n" + "```\n\n" * 5_000, PAGE) == NEW_PAGE
+
+
 @pytest.mark.parametrize(
     ("original", "answer", "expected"),
     [
@@ -243,7 +249,7 @@ def test_edit_ends_endless_answer_unless_limit_is_given(
 ) -> None:
     new = "x = 1\n" * 900
     answers(f"```py\n{new}```")
-    edit(env, file, "Rename r.").assert_failed("the answer was cut")
+    edit(env, file, "Rename r.").assert_failed("the answer is far longer than the file")
     assert edit(env, "-n", "-1", file, "Rename r.").ok().out == new
 
 
