@@ -1,14 +1,20 @@
-"""Tests of what passes teach about their costs; `policies/test_promise.py` tests what follows from it."""
+"""Tests of what passes teach about their costs, and of its file; `policies/test_promise.py` tests what follows."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.times import FEW, PRIOR, SIZES, PassTimes, RestoreCost
+from ngramspec.cost.store import StoredTimes, load_batch_cost_ratio
+from ngramspec.cost.times import FEW, SIZES, PassTimes, RestoreCost
+from ngramspec.cost.trial_passes import time_passes
 
 ALL = range(1, 65)
 COSTS = {1: 1.0, 2: 1.2, 3: 1.5, 4: 1.8, 8: 3.0, 16: 5.0, 64: 17.0}
@@ -22,10 +28,8 @@ def teach(times: PassTimes, size: int, cost: float, pairs: int = FEW, level: flo
     return times
 
 
-def test_new_times_hold_the_default_prior_and_no_seconds() -> None:
-    times = PassTimes()
-    assert [times.ratio(n) for n in SIZES] == pytest.approx([PRIOR[n] for n in SIZES])
-    assert (times.level, times.pairs, times.change) == (0.0, 0, 0.0)
+def ratios_of(times: PassTimes) -> list[float]:
+    return [times.ratio(n) for n in ALL]
 
 
 def test_one_interruption_raises_nothing_and_is_hardly_charged() -> None:
@@ -57,10 +61,10 @@ def test_confirmed_cost_is_charged_to_earlier_passes() -> None:
 def test_load_changes_level_alone_and_five_values_a_ratio() -> None:
     """A compiler starts between two pairs, and each pass takes three times as long."""
     times = teach(PassTimes(COSTS), 4, 1.8, pairs=30)
-    before = [times.ratio(n) for n in ALL]
+    before = ratios_of(times)
     teach(times, 4, 1.8, level=0.03)
     assert times.level == pytest.approx(0.03)
-    assert [times.ratio(n) for n in ALL] == pytest.approx(before)
+    assert ratios_of(times) == pytest.approx(before)
     assert teach(times, 4, 3.2, pairs=5).ratio(4) == pytest.approx(3.2)
 
 
@@ -81,17 +85,6 @@ def test_unknown_sizes_follow_neighbours() -> None:
     for size in (2, 3, 8, 64):
         assert times.ratio(size) == pytest.approx(1 + 2 * (COSTS[size] - 1), rel=0.35)
         assert times.ratio(size) > COSTS[size]
-
-
-@pytest.mark.parametrize(("first", "second"), [(0.5, 0.0), (2.5, 4.0)])
-def test_cost_of_change_is_learned_from_three_plain_passes(first: float, second: float) -> None:
-    times = PassTimes(COSTS)
-    for _ in range(12):
-        times.observe(4, 0.01 * (1.8 + first))
-        for extra in (first, second, 0.0, 0.0):
-            times.observe(1, 0.01 * (1 + extra))
-    assert times.change == pytest.approx(first + second, rel=0.05)
-    assert (times.change_now(1), times.change_now(4)) == (0.0, pytest.approx(first, rel=0.05))
 
 
 def test_two_passes_refute_a_cost_of_change() -> None:
@@ -137,10 +130,10 @@ def test_restore_costs_are_medians_of_what_was_seen() -> None:
 
 def test_known_costs_never_change() -> None:
     times = PassTimes(COSTS, (0.3, 0.0), is_fixed=True)
-    before = [times.ratio(n) for n in ALL]
+    before = ratios_of(times)
     assert [times.observe(size, 2.0).cost for size in (1, 4, 4, 1, 16)] == [2.0] * 5
     times.observe_copy(1.0, is_load=True)
-    assert [times.ratio(n) for n in ALL] == before
+    assert ratios_of(times) == before
     assert (times.change, times.level, times.last, times.wants_plain) == (0.3, 1.0, 16, False)
 
 
@@ -170,3 +163,89 @@ def test_slopes_equal_minimum_cost_per_added_token(points: dict[int, float], siz
     for k, slope in enumerate(times.slopes(sizes)[: len(costs)]):
         later = [(costs[m] - costs[k]) / (m - k) for m in range(k + 1, len(costs))]
         assert slope == pytest.approx(min(later, default=math.inf))
+
+
+# --------------------------------------------------------------------------- the file
+
+
+def learn(folder: Path, max_seconds: float = 5.0) -> tuple[StoredTimes, MockTarget]:
+    """Return the times of a model after trial passes, which are stored, and the model."""
+    clock = Clock()
+    target = MockTarget(20, seconds=lambda n: 1e-3 * (1 + 0.1 * (n - 1)), clock=clock)
+    target.prefill([1, 2])
+    stored, began = StoredTimes(target, folder), clock.now
+    time_passes(target, list(range(20)) * 4, stored.times, clock.perf_counter, max_seconds)
+    assert target.tokens == [1, 2]
+    assert clock.now - began < max_seconds + 0.02
+    stored.save()
+    return stored, target
+
+
+def test_stored_times_are_ratios_without_seconds(tmp_path: Path) -> None:
+    stored, target = learn(tmp_path)
+    (path,) = tmp_path.iterdir()
+    data = json.loads(path.read_text())
+    assert data.keys() == {"ratios", "change", "pairs"}
+    assert data["ratios"]["4"] == pytest.approx(1.3, abs=0.01)
+    again = StoredTimes(target, tmp_path).times
+    assert ratios_of(again) == pytest.approx(ratios_of(stored.times), rel=1e-3)
+    assert (again.level, again.pairs) == (0.0, stored.times.pairs)
+
+
+def test_save_writes_only_what_is_new(tmp_path: Path) -> None:
+    stored, _ = learn(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    stored.save()
+    assert not path.exists()
+    stored.times.observe(1, 0.001)
+    stored.times.observe(4, 0.001)
+    stored.save()
+    assert path.exists()
+    stored.forget()
+    assert not path.exists()
+    assert stored.times.pairs == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"curve": {"seconds": {"1": 0.412}}}',
+        '{"ratios": {"2": 1.5}, "change": [0, 0], "pairs": 1}',
+        '{"ratios": {"1": 1, "2": NaN}, "change": [0, 0], "pairs": 1}',
+        '{"ratios": {"1": 1, "0": 2}, "change": [0, 0], "pairs": 1}',
+        '{"ratios": {"1": 1, "2": -1}, "change": [0, 0], "pairs": 1}',
+        '{"ratios": {"1": 1}, "change": [-1, 0], "pairs": 1}',
+        '{"ratios": {"1": 1}, "change": [0], "pairs": 1}',
+        '{"ratios": {"1": 1}, "change": [0, 0]}',
+        '{"ratios": {"1": 1}, "change": [1e999, 0], "pairs": 1}',
+    ],
+)
+def test_damaged_and_old_files_count_as_none(tmp_path: Path, text: str) -> None:
+    _, target = learn(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    times = StoredTimes(target, tmp_path).times
+    assert (ratios_of(times), times.pairs) == (ratios_of(PassTimes()), 0)
+
+
+def test_without_folder_to_write_times_are_still_learned(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert learn(tmp_path / "file" / "folder")[0].times.ratio(4) == pytest.approx(1.3, abs=0.01)
+
+
+def test_load_batch_cost_ratio_returns_newest_of_model(tmp_path: Path) -> None:
+    for age, (name, ratio) in enumerate((("a1", 1.5), ("a2", 1.7), ("b1", 1.9))):
+        path = tmp_path / f"{name}-times.json"
+        path.write_text(json.dumps({"ratios": {"1": 1.0, "4": ratio}, "change": [0, 0], "pairs": 3}))
+        os.utime(path, (1000 + age, 1000 + age))
+    found = [load_batch_cost_ratio(name, tmp_path) for name in "abc"]
+    assert found == [pytest.approx(1.7), pytest.approx(1.9), None]
+
+
+def test_time_passes_ends_within_its_time(tmp_path: Path) -> None:
+    _, target = learn(tmp_path, max_seconds=0.02)
+    assert 1 < max(target.batches) < 8
