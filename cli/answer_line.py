@@ -101,6 +101,8 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     if drafts > stats.missed and 2 * stats.accepted <= (RARE * stats.passes if stats.is_disturbed else stats.drafted):
         return "no gain: drafts were wrong"
     if not stats.is_disturbed:
-        is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
-        return "no gain: batches are expensive here" if is_expensive else "no gain: little repeated"
+        if times is None or not times.pairs or times.ratio(4) < STEEP:
+            return "no gain: little repeated"
+        # With fewer threads, a batch costs more in plain passes.
+        return "no gain: other programs used the cores" if is_busy else "no gain: batches are expensive here"
     return "gain unknown: other programs ran" if is_busy else "gain unknown: times varied"

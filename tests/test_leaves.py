@@ -1,7 +1,7 @@
 """Tests of the leaves: features that hang on the core, so that each can be understood or deleted alone.
 
 The core is what a token needs, and imports no leaf. A leaf imports the core and the leaves that it needs. Otherwise
-only registrations import it: modules that list features, each in a line. So a leaf is deleted with its modules, its
+only registrations import it: modules that list features. So a leaf is deleted with its modules, its
 tests, that line, and the leaves that need it.
 """
 
