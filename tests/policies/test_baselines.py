@@ -14,7 +14,7 @@ from support.passes import draft, known, make_step, propose
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
-from ngramspec.policies.policy import Policy
+from ngramspec.policies.policy import FixedPolicy, Policy
 from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.steps import Step
 
@@ -36,18 +36,43 @@ def test_make_policy_returns_policy_by_name_and_rejects_invalid() -> None:
         make_policy("bold")
 
 
-@pytest.mark.parametrize("name", ["fixed", "heuristic"])
+def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
+    policy = ThresholdPolicy(draft_max)
+    policy.threshold = threshold
+    return policy
+
+
+SURE = draft([0.99] * 20)
+
+
 @pytest.mark.parametrize(
-    ("proposed", "sizes", "planned"),
+    ("policy", "proposal", "sizes", "planned"),
     [
-        *((length, ALL, planned) for length, planned in ((4, (4, 5)), (2, (2, 3)), (9, (4, 5)), (0, (0, 1)))),
-        *((length, sizes, planned) for length, sizes, planned in ((4, (1, 2, 3), (2, 3)), (3, (2, 8), (3, 8)))),
+        *((make_policy(name, 4), SURE, ALL, (4, 5)) for name in ("fixed", "heuristic")),
+        (FixedPolicy(4), draft([0.01] * 2), ALL, (2, 3)),
+        (FixedPolicy(4), NO_DRAFT, ALL, (0, 1)),
+        (FixedPolicy(4), SURE, (1, 2, 3), (2, 3)),
+        (FixedPolicy(4), draft([0.01] * 3), (2, 8), (3, 8)),
+        (FixedPolicy(4), NO_DRAFT, (2, 8), (0, 2)),
+        *((at(threshold), draft([0.5] * 5), ALL, (k, k + 1)) for threshold, k in ((0.6, 0), (0.5, 1), (0.25, 2))),
+        # The first estimate below the threshold ends the draft, whatever follows.
+        (at(0.3), draft([0.9, 0.1, 1.0, 1.0]), ALL, (1, 2)),
+        # The draft respects the limit.
+        *((at(0.3, limit), SURE, ALL, (limit, limit + 1)) for limit in (5, 16)),
+        (at(0.3), SURE, (1, 2, 3), (2, 3)),
+        (at(0.3), SURE, (2, 32), (16, 32)),
+        (at(0.6), draft([0.5] * 4), (2, 8), (0, 2)),
+        # There may be more or fewer estimates than tokens. Without estimates, as many tokens as allowed are sent.
+        (at(0.2), draft([0.5] * 8, length=4), ALL, (2, 3)),
+        (at(0.2), draft([0.9] * 8, length=4), ALL, (4, 5)),
+        (at(0.9, 6), draft([], length=4), ALL, (4, 5)),
+        (at(0.9, 6), draft([], length=9), ALL, (6, 7)),
     ],
 )
-def test_simple_policies_plan_sends_draft_up_to_limit(
-    name: str, proposed: int, sizes: Sequence[int], planned: tuple[int, int]
+def test_policy_plan_sends_draft_up_to_limit_and_threshold(
+    policy: Policy, proposal: Draft, sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
-    assert make_policy(name, 4).plan(draft([0.01] * proposed), None, sizes) == planned
+    assert policy.plan(proposal, None, sizes) == planned
 
 
 def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
@@ -132,38 +157,6 @@ def test_entropy_policy_with_draft_model_uses_entropy_of_its_draft() -> None:
 
 
 # --------------------------------------------------------------------------- threshold
-
-
-def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
-    policy = ThresholdPolicy(draft_max)
-    policy.threshold = threshold
-    return policy
-
-
-@pytest.mark.parametrize(
-    ("policy", "proposal", "sizes", "planned"),
-    [
-        *((at(threshold), draft([0.5] * 5), ALL, (k, k + 1)) for threshold, k in ((0.6, 0), (0.5, 1), (0.25, 2))),
-        # The first estimate below the threshold ends the draft, whatever follows.
-        (at(0.3), draft([0.9, 0.1, 1.0, 1.0]), ALL, (1, 2)),
-        # The draft respects the limit.
-        (at(0.3), draft([0.99] * 20), ALL, (16, 17)),
-        (at(0.3, 5), draft([0.99] * 20), ALL, (5, 6)),
-        (at(0.3), draft([0.99] * 20), (1, 2, 3), (2, 3)),
-        (at(0.3), draft([0.99] * 20), (2, 32), (16, 32)),
-        (at(0.6), draft([0.5] * 4), (2, 8), (0, 2)),
-        (at(0.3), NO_DRAFT, ALL, (0, 1)),
-        # There may be more or fewer estimates than tokens. Without estimates, as many tokens as allowed are sent.
-        (at(0.2), draft([0.5] * 8, length=4), ALL, (2, 3)),
-        (at(0.2), draft([0.9] * 8, length=4), ALL, (4, 5)),
-        (at(0.9, 6), draft([], length=4), ALL, (4, 5)),
-        (at(0.9, 6), draft([], length=9), ALL, (6, 7)),
-    ],
-)
-def test_threshold_policy_plan_stops_when_confidence_falls_below_it(
-    policy: ThresholdPolicy, proposal: Draft, sizes: Sequence[int], planned: tuple[int, int]
-) -> None:
-    assert policy.plan(proposal, None, sizes) == planned
 
 
 @pytest.mark.parametrize(
