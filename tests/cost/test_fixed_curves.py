@@ -39,10 +39,7 @@ def test_freeze_returns_learned_ratios() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ratios"),
-    [
-        ('{"1": 2.0, "8": 5}', {"file": 2.5}),
-        ('{"a": {"1": 1.0}, "b": {"1": 1.0, "8": 8.0}}', {"a": 1.0, "b": 8.0}),
-    ],
+    [('{"1": 2.0, "8": 5}', {"file": 2.5}), ('{"a": {"1": 1}, "b": {"1": 1, "8": 8}}', {"a": 1.0, "b": 8.0})],
 )
 def test_find_curves_reads_one_or_several_curves_from_file(tmp_path: Path, text: str, ratios: object) -> None:
     (tmp_path / "file.json").write_text(text)
