@@ -39,10 +39,7 @@ def test_freeze_returns_learned_ratios() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ratios"),
-    [
-        ('{"1": 2.0, "8": 5}', {"file": 2.5}),
-        ('{"a": {"1": 1.0}, "b": {"1": 1.0, "8": 8.0}}', {"a": 1.0, "b": 8.0}),
-    ],
+    [('{"1": 2.0, "8": 5}', {"file": 2.5}), ('{"a": {"1": 1}, "b": {"1": 1, "8": 8}}', {"a": 1.0, "b": 8.0})],
 )
 def test_find_curves_reads_one_or_several_curves_from_file(tmp_path: Path, text: str, ratios: object) -> None:
     (tmp_path / "file.json").write_text(text)
@@ -61,12 +58,10 @@ def test_find_curves_reads_one_or_several_curves_from_file(tmp_path: Path, text:
         (b'{"1": 1.0, "0": 2}', "must be positive"),
         (b'{"1": 1.0, "99999999999999999999": 2}', "is not a batch size"),
         (b'{"1": "1.0"}', "'1': '1.0'"),
-        (b'{"1": true}', "'1': True"),
         (b'{"1": 1.0, "2": null}', "'2': None"),
         (b'{"1": 1.0, "8": 8.0, "9": 1.0}', "cost nothing"),
         (b'{"a": {"1": 1.0}, "b": {"3": 1.0}}', "curve b"),
         (b'{"1": 1.0, "switch": -0.1}', "at least 0, got -0.1"),
-        (b'{"1": 1.0, "switch": "0.1"}', "at least 0, got '0.1'"),
         (b'{"1": 1.0, "switch": NaN}', "at least 0, got nan"),
         (b'{"1": 1.0, "switch": true}', "at least 0, got True"),
         (b"[" * 100000, "JSON"),

@@ -58,25 +58,6 @@ def test_confirmed_cost_is_charged_to_earlier_passes() -> None:
     assert charges[3].correction == pytest.approx(2 * (6.0 - 1.3))
 
 
-def test_load_changes_level_alone_and_five_values_a_ratio() -> None:
-    """A compiler starts between two pairs, and each pass takes three times as long."""
-    times = teach(PassTimes(COSTS), 4, 1.8, pairs=30)
-    before = ratios_of(times)
-    teach(times, 4, 1.8, level=0.03)
-    assert times.level == pytest.approx(0.03)
-    assert ratios_of(times) == pytest.approx(before)
-    assert teach(times, 4, 3.2, pairs=5).ratio(4) == pytest.approx(3.2)
-
-
-def test_values_far_apart_make_no_pair() -> None:
-    times = PassTimes(COSTS)
-    for size, seconds in ((1, 0.01), (4, 0.09), (1, 0.01)):
-        times.observe(size, seconds)
-        for _ in range(5):
-            times.skip(2)
-    assert times.pairs == 0
-
-
 def test_unknown_sizes_follow_neighbours() -> None:
     """All passes cost twice as much more as stored; only two sizes were seen."""
     times = PassTimes(COSTS)
@@ -85,6 +66,16 @@ def test_unknown_sizes_follow_neighbours() -> None:
     for size in (2, 3, 8, 64):
         assert times.ratio(size) == pytest.approx(1 + 2 * (COSTS[size] - 1), rel=0.35)
         assert times.ratio(size) > COSTS[size]
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.0), (2.5, 4.0)])
+def test_cost_of_change_is_learned_from_three_plain_passes(first: float, second: float) -> None:
+    times = PassTimes(COSTS)
+    for _ in range(12):
+        for size, extra in ((4, first), (1, first), (1, second), (1, 0.0), (1, 0.0)):
+            times.observe(size, 0.01 * (COSTS[size] + extra))
+    assert times.change == pytest.approx(first + second, rel=0.05)
+    assert (times.change_now(1), times.change_now(4)) == (0.0, pytest.approx(first, rel=0.05))
 
 
 def test_two_passes_refute_a_cost_of_change() -> None:
@@ -212,14 +203,12 @@ def test_save_writes_only_what_is_new(tmp_path: Path) -> None:
     [
         "",
         "[]",
-        "{",
         '{"curve": {"seconds": {"1": 0.412}}}',
         '{"ratios": {"2": 1.5}, "change": [0, 0], "pairs": 1}',
         '{"ratios": {"1": 1, "2": NaN}, "change": [0, 0], "pairs": 1}',
         '{"ratios": {"1": 1, "0": 2}, "change": [0, 0], "pairs": 1}',
         '{"ratios": {"1": 1, "2": -1}, "change": [0, 0], "pairs": 1}',
         '{"ratios": {"1": 1}, "change": [-1, 0], "pairs": 1}',
-        '{"ratios": {"1": 1}, "change": [0], "pairs": 1}',
         '{"ratios": {"1": 1}, "change": [0, 0]}',
         '{"ratios": {"1": 1}, "change": [1e999, 0], "pairs": 1}',
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from support.passes import draft, known, make_step, propose
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
-from ngramspec.policies.policy import Policy
+from ngramspec.policies.policy import FixedPolicy, Policy
 from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.steps import Step
 
@@ -29,25 +30,49 @@ def test_make_policy_returns_policy_by_name_and_rejects_invalid() -> None:
         assert policy.limit() >= make_policy(name, 1).limit() == 1
         has_price = [policy.price(times, ALL) is not None for times in (None, known({1: 1.0}))]
         assert has_price == {"threshold": [True, True], "cost": [False, True]}.get(name, [False, False])
-        for wrong in (0, -3):
-            with pytest.raises(ValueError, match="draft_max"):
-                make_policy(name, wrong)
+        with pytest.raises(ValueError, match="draft_max"):
+            make_policy(name, 0)
     with pytest.raises(ValueError, match="cost"):
         make_policy("bold")
 
 
-@pytest.mark.parametrize("name", ["fixed", "heuristic"])
+def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
+    policy = ThresholdPolicy(draft_max)
+    policy.threshold = threshold
+    return policy
+
+
+SURE = draft([0.99] * 20)
+
+
 @pytest.mark.parametrize(
-    ("proposed", "sizes", "planned"),
+    ("policy", "proposal", "sizes", "planned"),
     [
-        *((length, ALL, planned) for length, planned in ((4, (4, 5)), (2, (2, 3)), (9, (4, 5)), (0, (0, 1)))),
-        *((length, sizes, planned) for length, sizes, planned in ((4, (1, 2, 3), (2, 3)), (3, (2, 8), (3, 8)))),
+        *((make_policy(name, 4), SURE, ALL, (4, 5)) for name in ("fixed", "heuristic")),
+        (FixedPolicy(4), draft([0.01] * 2), ALL, (2, 3)),
+        (FixedPolicy(4), NO_DRAFT, ALL, (0, 1)),
+        (FixedPolicy(4), SURE, (1, 2, 3), (2, 3)),
+        (FixedPolicy(4), draft([0.01] * 3), (2, 8), (3, 8)),
+        (FixedPolicy(4), NO_DRAFT, (2, 8), (0, 2)),
+        *((at(threshold), draft([0.5] * 5), ALL, (k, k + 1)) for threshold, k in ((0.6, 0), (0.5, 1), (0.25, 2))),
+        # The first estimate below the threshold ends the draft, whatever follows.
+        (at(0.3), draft([0.9, 0.1, 1.0, 1.0]), ALL, (1, 2)),
+        # The draft respects the limit.
+        *((at(0.3, limit), SURE, ALL, (limit, limit + 1)) for limit in (5, 16)),
+        (at(0.3), SURE, (1, 2, 3), (2, 3)),
+        (at(0.3), SURE, (2, 32), (16, 32)),
+        (at(0.6), draft([0.5] * 4), (2, 8), (0, 2)),
+        # There may be more or fewer estimates than tokens. Without estimates, as many tokens as allowed are sent.
+        (at(0.2), draft([0.5] * 8, length=4), ALL, (2, 3)),
+        (at(0.2), draft([0.9] * 8, length=4), ALL, (4, 5)),
+        (at(0.9, 6), draft([], length=4), ALL, (4, 5)),
+        (at(0.9, 6), draft([], length=9), ALL, (6, 7)),
     ],
 )
-def test_simple_policies_plan_sends_draft_up_to_limit(
-    name: str, proposed: int, sizes: Sequence[int], planned: tuple[int, int]
+def test_policy_plan_sends_draft_up_to_limit_and_threshold(
+    policy: Policy, proposal: Draft, sizes: Sequence[int], planned: tuple[int, int]
 ) -> None:
-    assert make_policy(name, 4).plan(draft([0.01] * proposed), None, sizes) == planned
+    assert policy.plan(proposal, None, sizes) == planned
 
 
 def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
@@ -61,7 +86,6 @@ def test_heuristic_policy_adapts_limit_and_fixed_policy_keeps_it() -> None:
         if drafted:
             length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
         assert (policy.limit(), fixed.limit()) == (length, 6)
-    assert make_policy("heuristic", 2).limit() == 2
 
 
 # --------------------------------------------------------------------------- entropy
@@ -117,53 +141,17 @@ def test_entropy_policy_limit_decreases_with_perplexity(choices: int, gamma: int
 
 def test_entropy_policy_with_draft_model_uses_entropy_of_its_draft() -> None:
     """A draft's first distribution limits its length, and counts as much as a distribution of the target."""
-
-    def model_draft(entropy: Callable[[], float] | None) -> Draft:
-        return Draft((1,) * 16, acceptance_probs=(0.9,) * 16, entropy=entropy)
-
     policy = EntropyPolicy(16)
     policy.observe_logits(even(1))
-    assert policy.plan(model_draft(lambda: 2 / 3), None, ALL) == (2, 3)  # 1 + 15 / 10
+    assert policy.plan(replace(SURE, entropy=lambda: 2 / 3), None, ALL) == (2, 3)  # 1 + 15 / 10
     assert details(policy)["entropy"] == pytest.approx(1 / 3)
     policy.observe_logits(even(1))
     for broken in (None, lambda: math.nan):
-        policy.plan(model_draft(broken), None, ALL)
+        policy.plan(replace(SURE, entropy=broken), None, ALL)
         assert details(policy)["entropy"] == pytest.approx(1 / 6)
 
 
 # --------------------------------------------------------------------------- threshold
-
-
-def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
-    policy = ThresholdPolicy(draft_max)
-    policy.threshold = threshold
-    return policy
-
-
-@pytest.mark.parametrize(
-    ("policy", "proposal", "sizes", "planned"),
-    [
-        *((at(threshold), draft([0.5] * 5), ALL, (k, k + 1)) for threshold, k in ((0.6, 0), (0.5, 1), (0.25, 2))),
-        # The first estimate below the threshold ends the draft, whatever follows.
-        (at(0.3), draft([0.9, 0.1, 1.0, 1.0]), ALL, (1, 2)),
-        # The draft respects the limit.
-        (at(0.3), draft([0.99] * 20), ALL, (16, 17)),
-        (at(0.3, 5), draft([0.99] * 20), ALL, (5, 6)),
-        (at(0.3), draft([0.99] * 20), (1, 2, 3), (2, 3)),
-        (at(0.3), draft([0.99] * 20), (2, 32), (16, 32)),
-        (at(0.6), draft([0.5] * 4), (2, 8), (0, 2)),
-        (at(0.3), NO_DRAFT, ALL, (0, 1)),
-        # There may be more or fewer estimates than tokens. Without estimates, as many tokens as allowed are sent.
-        (at(0.2), draft([0.5] * 8, length=4), ALL, (2, 3)),
-        (at(0.2), draft([0.9] * 8, length=4), ALL, (4, 5)),
-        (at(0.9, 6), draft([], length=4), ALL, (4, 5)),
-        (at(0.9, 6), draft([], length=9), ALL, (6, 7)),
-    ],
-)
-def test_threshold_policy_plan_stops_when_confidence_falls_below_it(
-    policy: ThresholdPolicy, proposal: Draft, sizes: Sequence[int], planned: tuple[int, int]
-) -> None:
-    assert policy.plan(proposal, None, sizes) == planned
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Tests that decoding with drafts, however bad, is never slower than plain decoding by more than a stated bound.
 
-The first tests use the cost policy alone on a simulated clock, and vary cost curves and qualities of drafts. Then
-follow the passes of `serve` on a mock model, and the entries of the loss budget. Times are in units of a pass over one
-token. What is wrong about costs, and what disturbs their measurement, is the subject of `test_promise.py`.
+The cost policy decodes alone on a simulated machine, and in the passes of `serve` on a mock model. Times are in plain
+passes. Wrong costs, and what disturbs their measurement, are the subject of `test_promise.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The promise: no past can make the choice of draft lengths wrong for long, and no clock needs to be trusted.
 
-A simulated machine knows what each pass really costs. The policy sees noisy times, after a past that was drawn at
-random: a stored file whose costs are up to 40 times too high or too low, jagged, with invented costs of changes of
-size, and up to 300 passes of any duration from 0.1 ms to 100 s. Its speed is compared with that of the same policy on
-known costs, and with plain decoding. The score is counted without noise and load, so that luck does not decide.
+The policy sees noisy times of a simulated machine, after a past that was drawn at random: a stored file whose costs are
+up to 40 times too high or too low, jagged, with invented costs of changes of size, and up to 300 passes of any duration
+from 0.1 ms to 100 s. Its speed is compared with that of the same policy on known costs, and with plain decoding. The
+score is counted without noise and load, so that luck does not decide.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ def mixture_skips_every_second_token(follow: Any, self: Any, i: int, *tokens: in
 GOVERNOR = "ngramspec.cpu.thread_governor"
 
 
-@fault("cpu/test_cores.py::test_cpu_load_after_preempted_reads_stays_right", "ngramspec.cpu.cores:CpuLoad._update")
+@fault("cpu/test_threads.py::test_cpu_load_after_preempted_reads_stays_right", "ngramspec.cpu.cores:CpuLoad._update")
 def slow_read_delays_next_read(update: Any, self: Any) -> None:
     began = self.clock()
     update(self)
@@ -321,15 +321,15 @@ def slow_read_delays_next_read(update: Any, self: Any) -> None:
 
 FAULTS["old_load_counts"] = Fault(
     {"ngramspec.cpu.cores:CpuLoad.LONGEST": lambda _: math.inf},
-    "tests/cpu/test_cores.py::test_cpu_load_without_two_recent_reads_is_unknown",
+    "tests/cpu/test_threads.py::test_cpu_load_without_two_recent_reads_is_unknown",
 )
 FAULTS["thread_trials_never_end"] = Fault(
     {f"{GOVERNOR}:FIRST_PAUSE": lambda _: 0, f"{GOVERNOR}:LAST_PAUSE": lambda _: 0},
-    "tests/cpu/test_thread_governor.py::test_thread_governor_approaches_best_fixed_number_at_each_load",
+    "tests/cpu/test_threads.py::test_thread_governor_approaches_best_fixed_number_at_each_load",
 )
 FAULTS["slower_thread_count_stays"] = Fault(
     {f"{GOVERNOR}:BETTER": lambda _: 0.0},
-    "tests/cpu/test_thread_governor.py::test_thread_governor_finds_hidden_load_by_slow_calls",
+    "tests/cpu/test_threads.py::test_thread_governor_finds_hidden_load_by_slow_calls",
 )
 
 

@@ -52,10 +52,10 @@ def values_of(chances: Sequence[float], costs: Sequence[float], rate: float, max
     return values
 
 
-def known(points: Mapping[int, float], switch: float = 0.0, capture: float = 0.0) -> PassTimes:
+def known(points: Mapping[int, float], switch: float = 0.0) -> PassTimes:
     """Return times with known costs, in any unit."""
     unit = points[1]
-    return PassTimes({n: cost / unit for n, cost in points.items()}, (switch / unit, capture / unit), is_fixed=True)
+    return PassTimes({n: cost / unit for n, cost in points.items()}, (switch / unit, 0.0), is_fixed=True)
 
 
 def make_step(n_emitted: int, n_drafted: int, n_guessed: int, cost: float, draft_cost: float) -> Step:
