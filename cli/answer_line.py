@@ -100,9 +100,9 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     # were fewer than the correct guesses that were not sent.
     if drafts > stats.missed and 2 * stats.accepted <= (RARE * stats.passes if stats.is_disturbed else stats.drafted):
         return "no gain: drafts were wrong"
-    if not stats.is_disturbed:
-        if times is None or not times.pairs or times.ratio(4) < STEEP:
-            return "no gain: little repeated"
-        # With fewer threads, a batch costs more in plain passes.
-        return "no gain: other programs used the cores" if is_busy else "no gain: batches are expensive here"
-    return "gain unknown: other programs ran" if is_busy else "gain unknown: times varied"
+    is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
+    if not (stats.is_disturbed or is_expensive):
+        return "no gain: little repeated"
+    reason = "times varied" if stats.is_disturbed else "batches are expensive here"
+    # With the fewer threads that other programs leave, a batch costs more in plain passes.
+    return f"{'gain unknown' if stats.is_disturbed else 'no gain'}: {'other programs ran' if is_busy else reason}"

@@ -66,13 +66,10 @@ class Deltas:
         self._kind: Literal["text", "reasoning"] = "text"
         self._held_space, self._drops_space = "", False  # after and before text of this kind
 
-    def add_content(self, text: str) -> None:
-        self._add_text("text", text)
-
     def add_reasoning(self, text: str) -> None:
-        self._add_text("reasoning", text)
+        self.add_content(text, "reasoning")
 
-    def _add_text(self, kind: Literal["text", "reasoning"], text: str) -> None:
+    def add_content(self, text: str, kind: Literal["text", "reasoning"] = "text") -> None:
         if kind != self._kind:
             self._kind, self._held_space, self._drops_space = kind, "", True
         text = self._held_space + text

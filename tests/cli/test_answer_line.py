@@ -73,7 +73,7 @@ def test_format_gain_is_a_factor_or_one_reason(changes: dict[str, object], expec
         for cheap in (None, PassTimes(), PassTimes({1: 1.0, 4: 1.5}, pairs=9)):
             assert format_gain(stats, cheap) == "no gain: little repeated"
     busy = expected.replace("times varied", "other programs ran")
-    busy = busy.replace("batches are expensive here", "other programs used the cores")
+    busy = busy.replace("batches are expensive here", "other programs ran")
     assert format_gain(stats, TIMES, is_busy=True) == busy
     assert format_gain(counted(replace(GAINING, **changes), passes=15), TIMES) is None  # type: ignore[arg-type]
 

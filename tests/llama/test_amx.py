@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ngramspec_cli.info import _facts
+from ngramspec_cli.info import _details
 from numpy.typing import NDArray
 from support.cli_runner import DEMO, run
 from support.fake_child import HANGS, FakeChild
@@ -169,7 +169,7 @@ def test_target_with_broken_amx_loads_without_its_kernels(
     with load() as loaded:
         assert loaded.weights.amx_broken
         assert loaded.weights.notes == [amx.NOTE]
-        assert _facts(loaded)["build"].endswith("its AMX kernels are broken and not used")
+        assert _details(loaded)["build"].endswith("its AMX kernels are broken and not used")
         fingerprint = loaded.sequences[0].fingerprint
     (library,) = broken
     assert library.is_file()
