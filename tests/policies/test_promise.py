@@ -36,10 +36,11 @@ def read_texts() -> list[list[tuple[Draft, int]]]:
     for recording in make_recordings(60, vocabulary=60):
         answer, positions = recording.response, list[tuple[Draft, int]]()
         drafter.begin(recording.prompt)
-        for i, token in enumerate(answer[:-1], 1):
+        for i, token in enumerate(answer, 1):
             drafter.accept([token])
-            draft = drafter.propose(63, price=price)
-            positions.append((draft, common_prefix(draft.tokens, answer[i:])))
+            if rest := answer[i:]:
+                draft = drafter.propose(63, price=price)
+                positions.append((draft, common_prefix(draft.tokens, rest)))
         texts.append(positions)
     return texts
 
