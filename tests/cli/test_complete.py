@@ -24,7 +24,7 @@ TEXT = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i i
 SMALL = ["complete", "-t", "1", "-c", "512"]
 PLAIN = [*SMALL, "--no-draft", "--exact", "off"]
 TOKENS = 16
-SUMMARY = re.compile(r"^\d+ tokens at [\d.]+ tokens/s(, [^;]*)?(; seed \d+)?$", re.MULTILINE)
+SUMMARY = re.compile(r"^\d+ tokens at [\d,.]+ tokens/s(, [^;]*)?(; seed \d+)?$", re.MULTILINE)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError, NGramSpecError
-from ngramspec.llama import requantize
 from ngramspec.models.find import ModelSource, is_model_argument, resolve
+
+PREFERS_Q4_0 = "ngramspec.llama.requantize.prefers_q4_0"  # a name, because this file is also imported without llama_cpp
 
 
 @pytest.fixture(autouse=True)
@@ -79,17 +80,18 @@ def test_complete_with_smollm_uses_it_only_if_installed(
     packaged = run(env, *asked, "smollm2:Q4_1", stdin=b"def f(")
     assert (packaged.code, packaged.raw) == (0, plain.raw)
     assert "converting" not in packaged.err
-    monkeypatch.setattr(requantize, "prefers_q4_0", lambda *_, **__: True)
+    monkeypatch.setattr(PREFERS_Q4_0, lambda *_, **__: True)
     chosen, named = run(env, *asked, stdin=b"def f("), run(env, *asked, "smollm2", stdin=b"def f(")
     assert (chosen.code, chosen.raw) == (0, named.raw)
-    assert chosen.err.splitlines()[:2] == [requantize.NOTE, "no model given; using SmolLM2-135M-Instruct.Q4_0.gguf"]
+    converting = "converting smollm2 to Q4_0, which is faster on this CPU; this takes about a second, once"
+    assert chosen.err.splitlines()[:2] == [converting, "no model given; using SmolLM2-135M-Instruct.Q4_0.gguf"]
     assert "no model given" not in named.err
     assert "converting" not in named.err
     rows = [line.split() for line in run(env, "models").ok().out.splitlines()]
     assert [row[0] for row in rows] == ["name", "smollm2", "smollm2:Q4_1"]
     assert rows[1][3] == "Q4_0"
     # It is not converted if that would not be faster, but an existing copy remains.
-    monkeypatch.setattr(requantize, "prefers_q4_0", lambda *_, **__: False)
+    monkeypatch.setattr(PREFERS_Q4_0, lambda *_, **__: False)
     assert run(env, *asked, "smollm2", stdin=b"def f(").raw == plain.raw
 
 
