@@ -100,9 +100,9 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     # were fewer than the correct guesses that were not sent.
     if drafts > stats.missed and 2 * stats.accepted <= (RARE * stats.passes if stats.is_disturbed else stats.drafted):
         return "no gain: drafts were wrong"
-    is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
-    if not (stats.is_disturbed or is_expensive):
-        return "no gain: little repeated"
-    reason = "times varied" if stats.is_disturbed else "batches are expensive here"
+    if stats.is_disturbed:
+        return "gain unknown: other programs ran" if is_busy else "gain unknown: times varied"
     # With the fewer threads that other programs leave, a batch costs more in plain passes.
-    return f"{'gain unknown' if stats.is_disturbed else 'no gain'}: {'other programs ran' if is_busy else reason}"
+    reason = "no gain: other programs ran" if is_busy else "no gain: batches are expensive here"
+    is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
+    return reason if is_expensive else "no gain: little repeated"
