@@ -30,7 +30,7 @@ PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("u
 SECRET = "zanzibar quetzal marzipan"
 """Word in every text that ngramspec receives."""
 
-FEW = ["-t", "1", "-c", "512", "-n", "8", "--exact", "off"]
+FEW = ["-t", "1", "-c", "512", "-n", "64", "--exact", "off"]
 
 
 def section(heading: str) -> str:
@@ -118,7 +118,7 @@ def homes(every: bool, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             if every:
                 chat_at_a_terminal(home, tiny)
         else:
-            short = ["--prompts", str(text), "-t", "1", "-c", "512", "-n", "8", "--exact", "off"]
+            short = ["--prompts", str(text), "-t", "1", "-c", "512", "-n", "64", "--exact", "off"]
             calls += [["bench", *short, "--repeat", "1"], ["models"]]
             if every:
                 calls += [["verify", *short, "--time-limit", "1"], ["info", "-c", "512"]]
