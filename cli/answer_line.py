@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.times import STEEP, PassTimes
 from ngramspec.cpu.cores import CpuLoad
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.instruments.tuning.quants import STEEP
 from ngramspec.steps import SHORT, Stats
 
 from .console import note, pluralize

@@ -139,11 +139,12 @@ class HiddenView(AnswerView):
         expected: Expected number of tokens of the content.
         limit: Number of tokens of the content that ends the answer.
         on_tokens: Function that is called with the number of tokens and the expected one, which may grow.
-        is_complete: Function that returns True if the rest of the content is not needed.
+        is_complete: Function that returns True if the rest of the content is not needed; its arguments are the content
+            and the start of the lines in it that are new.
     """
 
     def __init__(
-        self, expected: int, limit: int, on_tokens: Callable[[int, int], None], is_complete: Callable[[str], bool]
+        self, expected: int, limit: int, on_tokens: Callable[[int, int], None], is_complete: Callable[[str, int], bool]
     ) -> None:
         super().__init__()
         self._expected, self._limit, self._on_tokens, self._is_complete = expected, limit, on_tokens, is_complete
@@ -153,10 +154,11 @@ class HiddenView(AnswerView):
         """Count the tokens of a step and show the reasoning in `deltas`."""
         super().show(step, deltas, piece)
         if text := "".join(delta.text for delta in deltas if delta.kind == "text"):
+            start = self._content.rfind("\n") + 1
             self._content += text
             self._n_tokens += len(step.tokens)
             self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
-            if "\n" in text and self._is_complete(self._content):
+            if "\n" in text and self._is_complete(self._content, start):
                 self.ending = "stop"
             elif self._n_tokens >= self._limit:
                 self.ending = "length"

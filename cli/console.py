@@ -26,6 +26,7 @@ from ngramspec.instruments.reports.report import CONTROLS
 from ngramspec.storage import utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+MAX_COLUMNS = 100  # width of tables in a pipe, and of lists
 
 stderr = Console(stderr=True, highlight=False, emoji=False)
 """Console for notes, statistics and progress."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -125,7 +126,7 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     # Small models may repeat lines without end; reasoning does not count.
     limit = 2 * n_tokens + _MARGIN if is_bounded else NO_LIMIT
     with guard_stdout(), edit_bar() as show_progress:
-        session.view = HiddenView(n_tokens, limit, show_progress, lambda answer: is_complete(answer, text))
+        session.view = HiddenView(n_tokens, limit, show_progress, partial(is_complete, text))
         session.generate(prompt, steps, deltas)
         session.view.end()
     for step in steps:

@@ -67,11 +67,14 @@ def find_file(answer: str, original: str) -> str | None:
     return "".join(new) if any(map(str.strip, new)) else None
 
 
-def is_complete(answer: str, original: str) -> bool:
+def is_complete(original: str, answer: str, start: int) -> bool:
     """Return True if an answer contains the whole new file, and only words can follow.
 
-    This is known of a closed fence with most words of the original, if the original itself has no fences.
+    This is known of a closed fence with most words of the original, if the original itself has no fences. The lines
+    from `start` on are new: without a fence in them, nothing has changed.
     """
+    if not any(map(_FENCE.match, split_lines(answer[start:]))):
+        return False
     fences = [line for line in split_lines(answer) if line.endswith("\n") and _FENCE.match(line)]
     if not fences or len(fences) % 2 or any(map(_FENCE.match, split_lines(original))):
         return False

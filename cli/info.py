@@ -17,11 +17,10 @@ from ngramspec.cost import times as pass_times
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses
 from ngramspec.cost.fixed_curves import freeze
 from ngramspec.cost.store import StoredTimes
-from ngramspec.cost.times import FEW, SIZES, PassTimes
+from ngramspec.cost.times import FEW, SIZES, STEEP, PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import CpuLoad, logical_cores, process_load
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.instruments.tuning.quants import STEEP
 from ngramspec.instruments.tuning.typical import typical_gain
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
@@ -35,8 +34,7 @@ from ngramspec.models.find import QUANTISATION
 from ngramspec.sampling.option import option
 
 from .conditions import BUSY
-from .console import guard_stdout, note, printable
-from .models import MAX_COLUMNS
+from .console import MAX_COLUMNS, guard_stdout, note, printable
 from .options import Model, find, open_target
 from .tune_quants import quant_note
 from .view import print_report, report_console, tuning_line

@@ -14,9 +14,7 @@ from ngramspec.errors import ModelError
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import check_model, list_models
 
-from .console import guard_stdout, note
-
-MAX_COLUMNS = 100
+from .console import MAX_COLUMNS, guard_stdout, note
 
 
 def models() -> None:
@@ -29,7 +27,7 @@ def models() -> None:
     run with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
     """
     # These imports take too long for completion, which uses this module too.
-    from ngramspec.cost.store import load_batch_cost_ratio
+    from ngramspec.cost.store import load_last_times
     from ngramspec.llama.devices import quantisation
     from ngramspec.llama.weights import model_key
 
@@ -48,8 +46,8 @@ def models() -> None:
             continue
         kind, architecture = metadata.get("general.file_type"), str(metadata.get("general.architecture", ""))
         quant = quantisation(kind) if isinstance(kind, int) else None
-        steepness = load_batch_cost_ratio(model_key(path))
-        ratio = "" if steepness is None else f"{steepness:.2f}"
+        times = load_last_times(model_key(path))
+        ratio = "" if times is None else f"{times.ratio(4):.2f}"
         rows.append((name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, ratio))
     with guard_stdout():
         if len(rows) > 1:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 import ngramspec
-from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze, parse_curve
-from ngramspec.cost.store import END, StoredTimes
+from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
+from ngramspec.cost.store import StoredTimes, load_last_times
 from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
@@ -27,7 +26,6 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import model_key
 from ngramspec.loading.settings import PLACEMENT, LoadSettings
 from ngramspec.sampling.option import allow_range, option
-from ngramspec.storage import cache_folder
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions
@@ -144,8 +142,8 @@ def replay(
         if target is not None and source is not None:
             responses = [row.response for row in transcripts.usable[:FRONT]]
             curves[MEASURED_CURVE], sources[MEASURED_CURVE] = _measure_curve(target, source.label, responses)
-        elif not curves and (stored := _stored_curve(vocabulary.path)) is not None:
-            curves[MEASURED_CURVE], sources[MEASURED_CURVE] = stored, f"{vocabulary.path.name} on this machine"
+        elif not curves and (stored := load_last_times(model_key(vocabulary.path))) is not None:
+            curves[MEASURED_CURVE], sources[MEASURED_CURVE] = freeze(stored), f"{vocabulary.path.name} on this machine"
         elif not curves:
             curves, sources[FLAT] = find_curves(FLAT), "an upper bound: a batch costs the same as one token"
             note(f"using the cost curve {FLAT}: {sources[FLAT]}; --model MODEL uses the costs of a model here")
@@ -253,13 +251,3 @@ def _measure_curve(target: Target, label: str, responses: Sequence[str]) -> tupl
         stored.save()
         how += f"; {conditions.load}"
     return freeze(stored.times), how
-
-
-def _stored_curve(path: Path) -> PassTimes | None:
-    """Return the costs that a model last had on this machine; `None` if it never ran here."""
-    files = cache_folder("calibration").glob(f"{model_key(path)}*{END}")
-    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError, NGramSpecError):
-            data = json.loads(file.read_bytes())
-            return parse_curve({**data["ratios"], SWITCH: sum(data["change"])})
-    return None

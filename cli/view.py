@@ -21,16 +21,13 @@ from ngramspec.instruments.prompts import SkippedPrompt
 from ngramspec.instruments.reports import report
 from ngramspec.machine import Tuned, flags
 
-from .console import Outcome, capture_outcome, printable, progress_bar, write_stdout
+from .console import MAX_COLUMNS, Outcome, capture_outcome, printable, progress_bar, write_stdout
 
 MAX_LISTED = 10
 """Maximum number of differences, skipped prompts and broken lines shown.
 
 The rest are only counted; --json contains all of them.
 """
-
-PIPE_WIDTH = 100
-"""Columns of a table that is not printed to a terminal."""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
@@ -48,7 +45,7 @@ def print_report(parts: Sequence[RenderableType]) -> None:
     """Print lines and tables to stdout; a terminal gets no broken words, and a pipe tables of at most 100 columns."""
     console = report_console()
     if not console.is_terminal:
-        console.width = PIPE_WIDTH
+        console.width = MAX_COLUMNS
     with console.capture() as capture:
         for part in parts:
             if isinstance(part, str):

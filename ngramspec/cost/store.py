@@ -1,7 +1,7 @@
 """`StoredTimes`: the ratios of a model's `PassTimes` on this machine, between processes.
 
 They are stored in one small JSON file per model, build, machine and settings. The name of the file begins with the name
-of the model file, so that `load_batch_cost_ratio` finds it. It contains no seconds: a ratio is a prior that passes
+of the model file, so that `load_last_times` finds it. It contains no seconds: a ratio is a prior that passes
 replace, whatever the machine was doing when it was learned.
 """
 
@@ -64,16 +64,16 @@ def _read(path: Path) -> PassTimes | None:
         return None
 
 
-def load_batch_cost_ratio(model: str, folder: Path | None = None) -> float | None:
-    """Return the last stored T(4) / T(1) of a model on this machine; `None` if none is stored.
+def load_last_times(model: str, folder: Path | None = None) -> PassTimes | None:
+    """Return the last stored times of a model on this machine; `None` if none are stored.
 
     Args:
         model: Beginning of the model's fingerprints, and so of the names of its files.
         folder: Folder of the files; `None` means the user's cache folder.
     """
-    found: list[tuple[float, float]] = []
+    found: list[tuple[float, PassTimes]] = []
     for path in (folder or cache_folder("calibration")).glob(f"{model}*{END}"):
         if (times := _read(path)) is not None:
             with suppress(OSError):
-                found.append((path.stat().st_mtime, times.ratio(4)))
-    return max(found)[1] if found else None
+                found.append((path.stat().st_mtime, times))
+    return max(found, key=lambda entry: entry[0])[1] if found else None

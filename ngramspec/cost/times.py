@@ -54,6 +54,7 @@ SPLIT = 2.0  # maximum cost of a batch that was not seen for long, over that of 
 WORST = 1.5  # maximum cost of a batch over that of its tokens one by one
 LOWEST = 0.8  # minimum T(n) / T(1): a batch does more work than a single token
 HOPE = 3.0  # factor by which the additional cost of a size may be overestimated
+STEEP = 2.0  # T(4) / T(1) from which drafts are expensive: one of three tokens costs as much as a second pass
 
 
 class Charge(NamedTuple):

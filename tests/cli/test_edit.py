@@ -108,7 +108,8 @@ def test_find_file_ends_in_answer_of_many_fences() -> None:
     ],
 )
 def test_is_complete_at_end_of_fence_around_file(original: str, answer: str, expected: bool) -> None:
-    assert is_complete(answer, original) == expected
+    assert is_complete(original, answer, 0) == expected
+    assert not is_complete(original, answer, len(answer)), "no line is new"
 
 
 @pytest.mark.parametrize(

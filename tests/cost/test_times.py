@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.store import StoredTimes, load_batch_cost_ratio
+from ngramspec.cost.store import StoredTimes, load_last_times
 from ngramspec.cost.times import FEW, SIZES, PassTimes, RestoreCost
 from ngramspec.cost.trial_passes import time_passes
 
@@ -226,13 +226,16 @@ def test_without_folder_to_write_times_are_still_learned(tmp_path: Path) -> None
     assert learn(tmp_path / "file" / "folder")[0].times.ratio(4) == pytest.approx(1.3, abs=0.01)
 
 
-def test_load_batch_cost_ratio_returns_newest_of_model(tmp_path: Path) -> None:
+def test_load_last_times_returns_newest_of_model(tmp_path: Path) -> None:
     for age, (name, ratio) in enumerate((("a1", 1.5), ("a2", 1.7), ("b1", 1.9))):
         path = tmp_path / f"{name}-times.json"
         path.write_text(json.dumps({"ratios": {"1": 1.0, "4": ratio}, "change": [0, 0], "pairs": 3}))
         os.utime(path, (1000 + age, 1000 + age))
-    found = [load_batch_cost_ratio(name, tmp_path) for name in "abc"]
-    assert found == [pytest.approx(1.7), pytest.approx(1.9), None]
+    newest, only = load_last_times("a", tmp_path), load_last_times("b", tmp_path)
+    assert newest is not None
+    assert only is not None
+    assert (newest.ratio(4), only.ratio(4)) == (pytest.approx(1.7), pytest.approx(1.9))
+    assert load_last_times("c", tmp_path) is None
 
 
 def test_time_passes_ends_within_its_time(tmp_path: Path) -> None:

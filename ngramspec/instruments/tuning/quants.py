@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.times import STEEP
 from ngramspec.instruments.tuning.typical import typical_gain
 from ngramspec.json_data import decode
 from ngramspec.models.shape import QuantisedShape
@@ -31,9 +32,8 @@ RUN = 3
 
 MIN_ROUNDS, MAX_ROUNDS = 2, 8  # minimum and maximum number of rounds
 
-STEEP, IMPOSSIBLE = 2.0, 4.0
-"""Range of T(4) / T(1) for advice: from the first one on, a draft of three tokens costs as much as a second pass; the
-second one shows a disturbance, because four passes over one token would be faster."""
+IMPOSSIBLE = 4.0
+"""T(4) / T(1) from which on a measurement was disturbed: four passes over one token would be faster."""
 
 MAX_SPREAD = 0.3  # maximum part by which medians may exceed minima; above it, nothing is recommended or stored
 
