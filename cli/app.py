@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 import ngramspec
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 
 from .console import (
     FAILED,

@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import RenderableType
 
 from ngramspec.cost.paired import compare_pairs
+from ngramspec.data import encode
 from ngramspec.instruments.benchmark.figures import Summary, median_of, verdicts
 from ngramspec.instruments.benchmark.report import speed
 from ngramspec.instruments.benchmark.runs import Benchmark, Run
 from ngramspec.instruments.benchmark.server_comparison import Pair, RemoteServer
 from ngramspec.instruments.prompts import SkippedPrompt
 from ngramspec.instruments.reports.report import OVERALL, Report, Table, figure
-from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 

@@ -24,7 +24,7 @@ from prompt_toolkit.document import Document
 
 from ngramspec.chat.conversation import Conversation
 from ngramspec.chat.template import worker as template_worker
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import list_models

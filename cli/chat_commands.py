@@ -14,8 +14,7 @@ from rich.text import Text
 
 from ngramspec.chat.conversation import Turn, load, save
 from ngramspec.chat.stream import Delta
-from ngramspec.errors import NGramSpecError
-from ngramspec.json_data import encode
+from ngramspec.data import NGramSpecError, encode
 
 from . import chat_settings
 from .chat_session import Session, conversation_path

@@ -16,9 +16,8 @@ from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, s
 from ngramspec.chat.families import AnswerParser, find_open_tag, reasoning_tags
 from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError, encode
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
-from ngramspec.json_data import encode
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource

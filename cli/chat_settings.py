@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ngramspec.chat.families import reasoning_tags
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options

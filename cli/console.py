@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
-from ngramspec.errors import NGramSpecError, get_reason
+from ngramspec.data import NGramSpecError, get_reason
 from ngramspec.instruments.reports.report import CONTROLS
 from ngramspec.storage import utf8
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import check_model, list_models
 

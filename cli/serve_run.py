@@ -23,7 +23,7 @@ from ngramspec.batching.writer import choose_sizes
 from ngramspec.chat.template import large_worker as large_template_worker
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.cost.store import StoredTimes
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.rpc import wait_for_loss

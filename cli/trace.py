@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.errors import NGramSpecError, get_reason
+from ngramspec.data import NGramSpecError, encode, get_reason
 from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
-from ngramspec.json_data import encode
 from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step

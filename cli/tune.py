@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE
 from ngramspec.cpu.cores import logical_cores, physical_cores, process_load
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import candidates
 from ngramspec.instruments.tuning.search import MIN_GAIN, NO_TIME, TOGETHER, Comparison, Tuning

@@ -14,7 +14,7 @@ from rich.table import Table
 import ngramspec
 from ngramspec import machine
 from ngramspec.cpu.cores import usable_cores
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.quants import (
     MAX_SPREAD,

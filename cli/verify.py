@@ -12,12 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ngramspec.data import encode
 from ngramspec.drafting import DEFAULT
 from ngramspec.instruments.prompts import SkippedPrompt, load_prompts, prepare
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import Check, list_checks, verdict
 from ngramspec.instruments.selfcheck.texts import TextDifference
-from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings

@@ -14,7 +14,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ngramspec.version import __version__ as __version__
+from ngramspec.data import __version__ as __version__
 
 # Set before ggml loads. Otherwise ggml starts a debugger that prints every thread when it ends the process.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from ngramspec.backend import Vocabulary
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 
 _PROJECT, _FILE = "myproject", "filename"
 _SNIPPET = "\n\n--- snippet ---\n\n"  # text before each file if the model has no file token

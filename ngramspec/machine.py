@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-from ngramspec.errors import NGramSpecError
-from ngramspec.json_data import decode
+from ngramspec.data import NGramSpecError, decode
 from ngramspec.storage import cache_folder, read_cache, write_whole
 
 

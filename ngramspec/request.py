@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.errors import PromptError
+from ngramspec.data import PromptError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 

@@ -16,7 +16,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.storage import UTF16, is_utf16
 
 FORM = "FILE.py:Class"

@@ -15,7 +15,7 @@ from pathlib import Path
 from support.imports import ROOT, find_modules, find_names, resolve
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "version", "cpu", "worker"),
+    ("data", "storage", "tokens", "cpu", "worker"),
     ("grammars", "machine", "user_class"),
     ("sampling", "models", "chat"),
     ("backend",),
@@ -96,10 +96,10 @@ def test_layers_import_only_from_lower_layers() -> None:
 
 SOUND = {
     "ngramspec/__init__.py": "from ngramspec.high.b import thing",
-    "ngramspec/errors.py": "",
+    "ngramspec/data.py": "",
     "ngramspec/meter.py": "",
     "ngramspec/low/__init__.py": "from ngramspec.low.a import thing",
-    "ngramspec/low/a.py": "from ngramspec.errors import Oops\nfrom ngramspec.low import d",
+    "ngramspec/low/a.py": "from ngramspec.data import Oops\nfrom ngramspec.low import d",
     "ngramspec/low/d.py": "import math\nprint('llama_decode failed', math.llama)",
     "ngramspec/side.py": "",
     "ngramspec/llama/t.py": "import llama_cpp.llama_cpp as llama\nllama.llama_decode()\nllama.ggml_time_us()",
@@ -108,7 +108,7 @@ SOUND = {
     "cli/app.py": "import ngramspec\nfrom . import view",
     "cli/view.py": "from ngramspec.high.b import thing\nfrom ngramspec import meter",
 }
-SMALL = (("errors", "meter"), ("low", "side"), ("high", "llama"), ("__init__",), ("cli",))
+SMALL = (("data", "meter"), ("low", "side"), ("high", "llama"), ("__init__",), ("cli",))
 SMALL_SHELVES = {"core": ("low", "side"), "instruments": ("meter",)}
 
 
@@ -129,7 +129,7 @@ WRONG = {
     ("low/e.py", "if TYPE_CHECKING:\n    from llama_cpp import llama"): "ngramspec.low.e imports llama_cpp",
     ("low/e.py", "@api.ggml_backend_sched_eval_callback\ndef f(): ..."): "ngramspec.low.e uses ggml_backend_sched",
     ("low/e.py", "f = llama_free"): "ngramspec.low.e uses llama_free",
-    ("low/e.py", "from ngramspec.errors import llama_free"): "ngramspec.low.e uses llama_free",
+    ("low/e.py", "from ngramspec.data import llama_free"): "ngramspec.low.e uses llama_free",
     ("low/d.py", "from ngramspec.low.a import x"): "a cycle: ngramspec.low.",
     ("newer/__init__.py", ""): "newer is in no layer",
 }

@@ -12,7 +12,7 @@ import re
 from support.imports import ROOT, find_imports, find_modules
 
 CORE = (
-    *("request", "steps", "backend", "shared_model", "tokens", "errors", "storage", "json_data", "worker", "machine"),
+    *("request", "steps", "backend", "shared_model", "tokens", "data", "storage", "worker", "machine"),
     *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
 )
 """Rooms of the core, without the leaves in them."""

@@ -25,8 +25,8 @@ from support.mock_target import MockTarget
 from test_recipes import follow
 
 from ngramspec.backend import ExactnessMode, ModelBase, Part, Vocabulary
+from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import TargetError
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
 

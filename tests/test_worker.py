@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ngramspec import worker as module
-from ngramspec.errors import GrammarError, ShutdownError
+from ngramspec.data import GrammarError, ShutdownError
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.worker import Worker
 

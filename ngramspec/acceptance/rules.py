@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution
 from ngramspec.sampling.sampler import Sampler
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ngramspec.acceptance.rejection import Lenient, Rejection, Typical, check_q, rejection_choice
 from ngramspec.acceptance.rules import Coupled, Greedy, Rows, Rule, Verdict, Watch
+from ngramspec.data import GrammarError
 from ngramspec.drafting.draft import Chooser, Draft
-from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.rows import CoupledChoice, append_most_likely
 from ngramspec.sampling.sampler import Sampler

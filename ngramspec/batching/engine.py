@@ -25,10 +25,10 @@ from ngramspec.batching.slots import Slots
 from ngramspec.batching.writer import Writer
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
-from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.request import Request
 from ngramspec.steps import Stats
 

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ngramspec.backend import Logits, SequenceModel, Vocabulary
+from ngramspec.data import NGramSpecError
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import Text
-from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs, logprobs
 from ngramspec.steps import Stats, Step, StopReason

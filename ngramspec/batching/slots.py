@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ngramspec.backend import SequenceModel
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.tokens import common_prefix
 
 WORTH = 32

@@ -9,9 +9,9 @@ from ngramspec.backend import ExactnessMode, SharedModel
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, KernelClasses
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.shared_loop import SharedLoop
-from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ngramspec.chat.families import HERMES, family_of, find_open_tag, find_reasoning_tags
 from ngramspec.chat.features import Marks, Message, TemplateFeatures, find_features, openai_tool, split_contents
 from ngramspec.chat.stream import Tool, complete_object, read_object, to_json
-from ngramspec.errors import NGramSpecError, PromptError, get_reason
+from ngramspec.data import NGramSpecError, PromptError, get_reason
 from ngramspec.storage import utf8, write_whole
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

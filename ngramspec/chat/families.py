@@ -22,7 +22,7 @@ from ngramspec.chat.calls import (
 )
 from ngramspec.chat.stream import Delta, Deltas, Reader, Reads, Tool, Tools, to_json
 from ngramspec.chat.tagged import make_invoke_parsers, read_function, read_gemma4, read_hermes
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.json_schema import call_rule, json_rule
 from ngramspec.grammars.lark import Lark, encode_controls, lark, literal
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from ngramspec.chat.prompt import Render
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import template_variables
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 
 Message = dict[str, Any]
 Kind = Literal["object", "text"]

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 
 Values = Mapping[str, Any]
 Render = Callable[[Values], str]

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
 from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values, make_pattern
-from ngramspec.errors import ModelError, ShutdownError
+from ngramspec.data import ModelError, ShutdownError
 from ngramspec.tokens import Tokenizer
 from ngramspec.worker import Worker
 

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.random import default_rng
 
 from ngramspec.backend import ExactnessMode, Logits, Model
-from ngramspec.errors import TargetError
-from ngramspec.json_data import decode, encode
+from ngramspec.data import TargetError, decode, encode
 from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 Exact = Literal["auto", "on", "off"]

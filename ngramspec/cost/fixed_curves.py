@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.cost.times import LARGEST, PassTimes
-from ngramspec.errors import NGramSpecError, get_reason
+from ngramspec.data import NGramSpecError, get_reason
 from ngramspec.storage import utf8
 
 Points = Mapping[int, float]  # cost of a batch by its size

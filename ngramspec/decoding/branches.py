@@ -23,6 +23,7 @@ from ngramspec.acceptance.rules import Row
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import GrammarError
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, Text
 from ngramspec.drafting.acceptance_estimator import DecayingRate
@@ -30,7 +31,6 @@ from ngramspec.drafting.draft import Drafter, MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.errors import GrammarError
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.distribution import BadLogits, gumbel_pick
 

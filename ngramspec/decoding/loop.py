@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 
 from ngramspec.backend import ExactnessMode, Logits, Model
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import TargetError
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import DraftedText, Plan, Text, no_draft
-from ngramspec.errors import TargetError
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError

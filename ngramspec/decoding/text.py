@@ -8,11 +8,11 @@ from typing import NamedTuple
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits, Model, Vocabulary
+from ngramspec.data import NGramSpecError
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.sampler_stack import SamplerStack
 from ngramspec.decoding.stream import TextStream
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
-from ngramspec.errors import NGramSpecError
 from ngramspec.policies.policy import smallest
 from ngramspec.request import Request
 from ngramspec.steps import Step, StopReason

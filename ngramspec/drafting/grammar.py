@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.data import GrammarError
 from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import Draft
-from ngramspec.errors import GrammarError
 from ngramspec.sampling.sampler import GrammarState
 from ngramspec.tokens import Tokenizer, ending_tokens
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ngramspec.acceptance.rules import Row
 from ngramspec.cost.bits import Exact, ExactnessSelector
 from ngramspec.cost.store import StoredTimes
+from ngramspec.data import GrammarError, TargetError
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText
@@ -29,7 +30,6 @@ from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.mixture.weight_files import file_of
-from ngramspec.errors import GrammarError, TargetError
 from ngramspec.llama.llama_class import BorrowedSequence, LlamaCpp
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy

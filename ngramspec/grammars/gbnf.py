@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.lark import MAX_SIZE
 
 LAST = 0x10FFFF

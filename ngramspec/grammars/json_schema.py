@@ -22,7 +22,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.lark import Lark, failure, lark
 
 OPTIONS: Mapping[str, Any] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.deep_stack import run_on_deep_stack
 
 # Any tokenization of the text is accepted, as without a grammar, and not only the tokenizer's own.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.gbnf import LAST, Chars, Node, Ranges, Reference, Text, children, walk
 
 MAX_DEPTH = 200

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from ngramspec.errors import GrammarError, ShutdownError
+from ngramspec.data import GrammarError, ShutdownError
 from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark, reason
 from ngramspec.grammars.lexemes import gbnf_to_lark

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ngramspec.data import __version__
 from ngramspec.instruments.reports.report import Bar, Bars, Report, Section, Table
 from ngramspec.memory.store import Store, total
-from ngramspec.version import __version__
 
 MAX_KINDS = 12
 """Maximum number of file types with a separate bar; the other types share one bar."""

@@ -23,7 +23,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.storage import utf8
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 
 format and the attributes of `TraceHeader`, which apply to all passes up to the next header. All other lines are passes.
 They contain the attributes of `Step`, the last tokens before the pass ("context"), and the texts of all tokens in the
 line ("texts"). In these texts, a byte that is not part of a whole UTF-8 character is the half surrogate U+DC00 + byte.
-`ngramspec.json_data` converts the attributes to JSON. Attributes that have their default are omitted, except the first
+`ngramspec.data` converts the attributes to JSON. Attributes that have their default are omitted, except the first
 five. The version increases with every change that would make existing programs misread a trace, but not for new keys.
 
     {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
@@ -31,15 +31,13 @@ from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.data import NGramSpecError, __version__, decode, encode, get_reason
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
-from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.instruments.reports.report import Piece
-from ngramspec.json_data import decode, encode
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.storage import utf8
-from ngramspec.version import __version__
 
 VERSION = 3
 

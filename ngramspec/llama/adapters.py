@@ -15,7 +15,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.models.check import check_adapter_file
 

@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.chat.prompt import Layout, LayoutTemplate, Render
 from ngramspec.chat.template import ChatTemplate, Control
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence

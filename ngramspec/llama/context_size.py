@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.weights import Weights

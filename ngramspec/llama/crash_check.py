@@ -26,7 +26,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic, read_edges
 from ngramspec.models.gguf import GGUFHeader, read_header

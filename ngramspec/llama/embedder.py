@@ -14,7 +14,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import open_context
 from ngramspec.llama.cache import Cache, is_recurrent

@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.gbnf import NAMED_TOKEN
 from ngramspec.grammars.lark import LIMITS, MAX_SIZE, Lark, reason

@@ -24,7 +24,7 @@ import numpy as np
 
 from ngramspec.backend import EvaluatesAtOnce, Logits, Part, Progress, SequenceModel
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Adapter, open_context, set_adapters
 from ngramspec.llama.hidden_states import HiddenStates, States

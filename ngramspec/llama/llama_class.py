@@ -18,7 +18,7 @@ from llama_cpp import Llama as LlamaCpp
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import amx, bindings, devices, rpc
 from ngramspec.llama.adapters import check_adapters
 from ngramspec.llama.cache import Cache, is_recurrent

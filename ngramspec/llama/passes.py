@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ngramspec.backend import Logits
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.hidden_states import HiddenStates
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import devices, fitting
 from ngramspec.llama.devices import ALL, AUTO, Device
 from ngramspec.llama.fitting import EXPERTS, Demand, Fit

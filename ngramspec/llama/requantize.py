@@ -20,7 +20,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.cpu.cores import usable_cores
-from ngramspec.errors import ModelError, get_reason
+from ngramspec.data import ModelError, get_reason
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.placement import Placement
 from ngramspec.llama.weights import HAS_AMX, has_broken_amx

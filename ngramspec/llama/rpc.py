@@ -22,7 +22,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError, TargetError, get_reason
+from ngramspec.data import ModelError, TargetError, get_reason
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.watchdog import Watchdog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 
 _KINDS = {

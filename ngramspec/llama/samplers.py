@@ -19,7 +19,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.llama import bindings
 from ngramspec.llama.dry_samplers import DrySamplers, dry_window, window
 from ngramspec.llama.grammar import Grammar

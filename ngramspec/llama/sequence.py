@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ngramspec.backend import Logits, Progress, SequenceModel
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
 from ngramspec.tokens import common_prefix

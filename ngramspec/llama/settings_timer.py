@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import psutil
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import TrialContext
 from ngramspec.machine import LONG_READING, READING, Measure, Settings

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from ngramspec import machine
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.contexts import make_small_params
 from ngramspec.llama.devices import build

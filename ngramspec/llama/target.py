@@ -34,7 +34,7 @@ from ngramspec.backend import ExactnessMode, Logits, Part, SequenceModel
 from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, EXACT, Exact, ExactnessSelector
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Lora, set_adapters
 from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType

@@ -24,7 +24,7 @@ import numpy as np
 from ngramspec.backend import Logits
 from ngramspec.cost.bits import COMPARED, DEPTHS
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes

@@ -20,7 +20,7 @@ from ngramspec.chat.features import capabilities, find_marks, make_turns
 from ngramspec.chat.prompt import make_pattern
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt, ChatTemplate, Control, check_variables, template_variables
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
 from ngramspec.llama.devices import build

@@ -18,7 +18,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 
 SOURCE = "ggml-rpc"  # name of the RPC backend's source file, which ggml's message contains if that backend failed
 

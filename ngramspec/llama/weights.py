@@ -16,7 +16,7 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.cpu.cores import logical_cores, physical_cores
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import amx, bindings, devices, huge_pages, rpc
 from ngramspec.llama.adapters import Lora, check_adapters, load_adapters
 from ngramspec.llama.cache import is_recurrent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import llm
 
-from ngramspec.errors import NGramSpecError, PromptError
+from ngramspec.data import NGramSpecError, PromptError
 
 if TYPE_CHECKING:
     from llm.parts import StreamEvent

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from ngramspec.backend import SharedModel
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.weight_files import file_of
-from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.requantize import choose_smollm
 from ngramspec.llama.rpc import PATIENCE, connect, workers

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ngramspec.data import NGramSpecError, get_reason
 from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.drafting.token_index import SEAM, TokenIndex
-from ngramspec.errors import NGramSpecError, get_reason
 from ngramspec.memory.store import NOTHING, Contents, MemoryFileError, Store
 from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 

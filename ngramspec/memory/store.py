@@ -30,8 +30,8 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.data import NGramSpecError
 from ngramspec.drafting.token_index import ORDER, SEAM, TokenIndex
-from ngramspec.errors import NGramSpecError
 from ngramspec.storage import atomic_write
 
 VERSION = 1

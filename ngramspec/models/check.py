@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ngramspec.errors import ModelError, get_reason
+from ngramspec.data import ModelError, get_reason
 from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")

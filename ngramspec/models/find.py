@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic, read_edges
 from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import PREFIX, Progress, choose, fetch, is_model, list_cached

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

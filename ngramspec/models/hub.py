@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.check import SPLIT_NAME, is_companion, join_names
 from ngramspec.models.gguf import read_header
 

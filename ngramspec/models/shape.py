@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.check import parts_of
 from ngramspec.models.gguf import read_header
 

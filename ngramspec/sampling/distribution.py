@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 
 _ROWS = 32  # tokens per column in the pre-filter of `largest`
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import ReasoningBudget, ReasoningCounter, TextRules

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.server import ollama
 from ngramspec.server.call import COUNTERS, Call, Counters
 from ngramspec.server.errors import ApiError, error_body, to_api_error

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ngramspec.batching.request import ClosedError
-from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
+from ngramspec.data import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
 from ngramspec.sampling.distribution import NoTokenLeft
 
 _TYPES = {

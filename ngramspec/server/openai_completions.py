@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.batching.request import Scored
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.fill_in import fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request

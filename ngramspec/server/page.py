@@ -24,7 +24,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.tree import SyntaxTreeNode
 from starlette.responses import HTMLResponse, Response
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.worker import worker
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError

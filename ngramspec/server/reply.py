@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError, __version__
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer, TextEvent, TextReader
@@ -26,7 +26,6 @@ from ngramspec.server.generate import run_requests
 from ngramspec.server.json_text import MAX_SENT, Encoded, JsonResponse, encode_json
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
-from ngramspec.version import __version__
 
 
 class Reply:

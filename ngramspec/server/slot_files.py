@@ -16,7 +16,7 @@ import numpy as np
 from starlette.responses import Response
 
 from ngramspec.backend import SequenceModel
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.json_text import JsonResponse

@@ -29,8 +29,8 @@ from architectures.reference import Chooser, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
 from ngramspec.backend import Logits
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import TargetError
 from ngramspec.instruments.selfcheck.texts import LogitsRecorder
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import BadLogits

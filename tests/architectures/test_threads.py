@@ -15,7 +15,7 @@ from support.cli_runner import DEMO
 from architectures.files import names, write_models
 from ngramspec.cost.bits import Exact
 from ngramspec.cpu.thread_governor import ThreadGovernor
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import target as target_module
 from ngramspec.llama.target import Target
 from ngramspec.models.find import resolve

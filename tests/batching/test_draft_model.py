@@ -18,10 +18,10 @@ from support.mock_target import Clock, MockTarget, plain_generate
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import TargetError
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
-from ngramspec.errors import TargetError
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step

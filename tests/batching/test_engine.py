@@ -17,8 +17,8 @@ from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.backend import ExactnessMode, Part
 from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
+from ngramspec.data import PromptError, TargetError
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
-from ngramspec.errors import PromptError, TargetError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling

@@ -16,7 +16,7 @@ from support.mock_tree import MockBranchingTarget
 from ngramspec.beams.search import SEQUENCES, BeamSearch, Hypothesis
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.store import StoredTimes
-from ngramspec.errors import ModelError, PromptError
+from ngramspec.data import ModelError, PromptError
 from ngramspec.sampling.distribution import BadLogits, logprobs
 from ngramspec.sampling.settings import Sampling
 

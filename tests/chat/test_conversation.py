@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
 from ngramspec.chat.features import Message
-from ngramspec.errors import NGramSpecError, PromptError
+from ngramspec.data import NGramSpecError, PromptError
 
 TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd", "hm"), Turn("e", "f")]
 

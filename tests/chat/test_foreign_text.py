@@ -17,7 +17,7 @@ from support.templates import find_marks, template_files
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.chat.stream import Tool
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import crash_check
 from ngramspec.llama.vocabulary import Vocabulary
 

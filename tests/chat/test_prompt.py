@@ -15,7 +15,7 @@ import pytest
 from jinja2 import Environment
 
 from ngramspec.chat.template import ChatTemplate, Control, Messages
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.find import resolve
 

@@ -22,8 +22,8 @@ from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
 from ngramspec.chat.template import ChatTemplate
+from ngramspec.data import NGramSpecError
 from ngramspec.drafting import DRAFTERS
-from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.passes import Passes
 from ngramspec.memory.memory import saves_answers

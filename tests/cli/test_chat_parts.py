@@ -25,7 +25,7 @@ from rich.console import Console
 
 from ngramspec.chat.families import AnswerParser
 from ngramspec.chat.stream import Delta
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target

@@ -19,8 +19,8 @@ from support.signals import by_signal, signal_at
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
+from ngramspec.data import NGramSpecError
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.errors import NGramSpecError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
 from ngramspec.loading.load import open_memory

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import bindings, rpc
 
 SMALL = ["complete", "-t", "1", "-c", "512", str(DEMO)]

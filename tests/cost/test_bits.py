@@ -14,8 +14,8 @@ from support.mock_target import MockTarget
 from ngramspec.backend import ExactnessMode
 from ngramspec.cost import bits
 from ngramspec.cost.bits import COMPARED, SIZES, ExactnessSelector, KernelClasses, prefill_is_chunk_invariant, probe
+from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import TargetError
 
 pytestmark = pytest.mark.usefixtures("_comparing")
 

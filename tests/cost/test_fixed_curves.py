@@ -10,7 +10,7 @@ import pytest
 
 from ngramspec.cost.fixed_curves import CURVES, find_curves, freeze, make_fixed_curve, parse_curve, to_json
 from ngramspec.cost.times import LARGEST, PassTimes
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -16,13 +16,13 @@ from support.mock_target import Clock, MockTarget, plain_generate
 
 from ngramspec.batching.request import Event
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop
 from ngramspec.decoding.text import DraftedText
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.errors import TargetError
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.request import Request

@@ -20,9 +20,9 @@ from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.cost.bits import Exact
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.data import PromptError, TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
-from ngramspec.errors import PromptError, TargetError
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling

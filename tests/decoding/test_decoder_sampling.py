@@ -16,8 +16,8 @@ from support.decoder_loop import Coin, Oracle, drive, make_decoder, make_model
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD
 
+from ngramspec.data import GrammarError
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats

@@ -16,6 +16,7 @@ from support.decoder_loop import CLOCK, milliseconds
 from support.mock_shared import MockShared
 from support.mock_target import Clock
 
+from ngramspec.data import TargetError
 from ngramspec.drafting.draft import Draft, MarginalCost
 from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
@@ -28,7 +29,6 @@ from ngramspec.drafting.draft_model.passes import (
     draft_single,
 )
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.errors import TargetError
 
 N = 40
 FREE = MarginalCost(1.2, [0.1] * 12, texts=3)

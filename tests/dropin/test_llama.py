@@ -31,8 +31,8 @@ from support.twins import FREE, Twins, count_cached_tokens, generate_states, rea
 import ngramspec
 from ngramspec import Target
 from ngramspec.cost import store
+from ngramspec.data import ModelError, TargetError
 from ngramspec.dropin import speculative_eval
-from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, devices, rpc
 from ngramspec.llama.llama_class import BorrowedSequence, prepare
 from ngramspec.policies.policy import FixedPolicy

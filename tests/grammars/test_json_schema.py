@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.json_texts import is_allowed, is_valid, random_text, whole_schema
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.json_schema import MAX_SCHEMAS, call_rule, json_rule, schema_grammar
 from ngramspec.grammars.lark import Lark, choice_grammar, encode_controls, lark, pattern_grammar
 

@@ -14,7 +14,7 @@ from typing import Any
 from support.json_texts import is_allowed, is_valid, random_text
 from support.schema_keywords import KEYWORDS
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.json_schema import schema_grammar
 
 README = Path(__file__).parents[2] / "ngramspec/server/README.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.instruments import prompts
 from ngramspec.instruments.prompts import Prompt, load_prompts
 

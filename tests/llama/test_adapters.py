@@ -17,7 +17,7 @@ from support.tiny_models import write_model
 
 import ngramspec
 from ngramspec.backend import Part
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.target import Target
 
 TEXT = list(range(20, 50))

@@ -15,7 +15,7 @@ import pytest
 from support.hold_pass import hold_one_pass
 from support.tiny_models import write_model
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.cache_tree import Branch, BranchingSequence
 from ngramspec.llama.target import LEAVES, Target
 from ngramspec.tokens import Node

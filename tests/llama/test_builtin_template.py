@@ -8,7 +8,7 @@ import pytest
 from support.cli_runner import DEMO
 
 from ngramspec.chat.stream import Tool
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.builtin_template import builtin_names
 from ngramspec.llama.vocabulary import Vocabulary
 

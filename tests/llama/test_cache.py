@@ -16,7 +16,7 @@ import pytest
 from architectures.files import write_models
 
 from ngramspec.backend import Part
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama import devices
 from ngramspec.llama.cache import MAX_CHECKPOINTS
 from ngramspec.llama.sequence import APART, TAIL

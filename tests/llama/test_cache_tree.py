@@ -22,8 +22,8 @@ from ngramspec.backend import Logits
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.store import StoredTimes
+from ngramspec.data import ModelError, TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import cache_tree
 from ngramspec.llama.cache_tree import CacheTree
 from ngramspec.llama.passes import MAX_EVALUATE, Passes

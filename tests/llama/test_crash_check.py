@@ -16,7 +16,7 @@ from support.cli_runner import DEMO, run, run_process
 from support.fake_child import HANGS, FakeChild
 from support.tiny_gguf import write_changed_demo, write_damaged_demo
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import amx, crash_check
 from ngramspec.llama.crash_check import ChildEnd
 from ngramspec.llama.devices import build

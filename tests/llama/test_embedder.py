@@ -14,7 +14,7 @@ from support.embedding import embed
 from support.grid import grid
 from support.tiny_models import write_model
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.embedder import POOLINGS
 from ngramspec.llama.target import Target
 

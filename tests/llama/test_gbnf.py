@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.llama_grammar import read_with_llama
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.lark import LIMITS, Lark
 from ngramspec.grammars.lexemes import gbnf_to_lark

@@ -11,8 +11,8 @@ from support.cli_runner import DEMO
 from support.vocabulary_files import END
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.data import GrammarError, NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import GrammarError, NGramSpecError
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.grammars.lark import pattern_grammar
 from ngramspec.llama.grammar import Grammar, Grammars

@@ -16,9 +16,9 @@ from support.forced_calls import MARKS, forced_calls
 from support.json_texts import whole_schema
 from support.vocabulary_files import write_vocabulary
 
+from ngramspec.data import GrammarError
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ from architectures.files import write_model
 from support.cli_runner import DEMO, run
 
 import ngramspec
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import devices, fitting, placement, weights
 from ngramspec.llama.devices import ALL, AUTO, Device
 from ngramspec.llama.fitting import EXPERTS, Demand

@@ -12,7 +12,7 @@ import pytest
 from architectures.files import write_model
 from support.cli_runner import DEMO
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import rpc
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key

@@ -16,9 +16,9 @@ from support.forced_calls import MARKS, forced_calls
 from support.json_texts import whole_schema
 from support.tiny_models import add_vocabulary, write_model
 
+from ngramspec.data import GrammarError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS
-from ngramspec.errors import GrammarError
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.grammars.lark import choice_grammar, pattern_grammar
 from ngramspec.llama.target import Target

@@ -10,7 +10,7 @@ import gguf
 import pytest
 from support.vocabulary_files import FIRST_WORD, WORDS, write_words
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.same_vocabulary import common_tokens
 from ngramspec.llama.vocabulary import Vocabulary
 

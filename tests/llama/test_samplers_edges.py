@@ -13,7 +13,7 @@ import pytest
 from support.llama_chain import OPEN, SETTINGS, check_distribution, compare, make_chain, make_chains
 from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.llama import samplers
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.llama.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ pytest.importorskip("llama_cpp")
 
 from support.tiny_models import write_model
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.instruments.tuning.candidates import candidates
 from ngramspec.llama import settings_timer
 from ngramspec.llama.settings_timer import SettingsTimer

@@ -20,7 +20,7 @@ from ngramspec.backend import Part
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses, probe
 from ngramspec.cost.times import PassTimes
 from ngramspec.cost.trial_passes import time_passes
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.context_size import GRAIN

@@ -12,7 +12,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.data import ModelError, TargetError
 from ngramspec.instruments.tuning.quants import PRECISION
 from ngramspec.llama import bindings, synthetic
 from ngramspec.llama.synthetic import PROMPT, SyntheticModels, measurement_path

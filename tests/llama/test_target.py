@@ -18,7 +18,7 @@ from support.cli_runner import DEMO
 from support.hold_pass import hold_one_pass
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama import amx, bindings, devices, huge_pages
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache import bytes_per_token

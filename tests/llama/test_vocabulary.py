@@ -12,7 +12,7 @@ from support.tiny_models import write_model
 from support.vocabulary_files import WORDS, write_vocabulary, write_words
 
 from ngramspec.chat.stream import Tool
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.check import check_complete

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.watchdog import LOOK, Watchdog
 
 

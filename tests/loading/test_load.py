@@ -13,7 +13,7 @@ from support.cli_runner import DEMO, run
 from support.tiny_models import write_model
 
 import ngramspec
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import model_tuning_path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.memory.memory import saves_answers, write_save_answers
 
 

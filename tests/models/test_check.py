@@ -11,7 +11,7 @@ import pytest
 from support.cli_runner import DEMO
 from support.tiny_gguf import write_damaged_demo, write_gguf
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.check import check_model_file, has_gguf_magic
 from ngramspec.models.gguf import read_header
 

@@ -11,7 +11,7 @@ from support import cli_runner
 from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.models.find import ModelSource, is_model_argument, resolve
 
 PREFERS_Q4_0 = "ngramspec.llama.requantize.prefers_q4_0"  # a name, because this file is also imported without llama_cpp

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.cli_runner import DEMO
 from support.tiny_gguf import write_gguf
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.gguf import BLOCKS, read_header
 
 

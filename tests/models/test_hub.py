@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from support.fake_hub import COMMIT, FakeHub, serve
 from support.tiny_gguf import write_gguf
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models import find
 from ngramspec.models.hub import _bar_class, fetch
 

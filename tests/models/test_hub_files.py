@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.hub import choose
 
 REPOSITORY = [

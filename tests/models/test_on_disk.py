@@ -11,7 +11,7 @@ import pytest
 from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_changed_demo, write_gguf
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.find import (
     find_lm_studio,
     find_ollama,

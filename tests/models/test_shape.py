@@ -10,7 +10,7 @@ from support.cli_runner import DEMO
 from support.tiny_gguf import write_changed_demo
 from support.tiny_models import write_model
 
-from ngramspec.errors import ModelError
+from ngramspec.data import ModelError
 from ngramspec.models.gguf import read_header
 from ngramspec.models.shape import SHAPES, is_shape, parse_shape, shape_of
 

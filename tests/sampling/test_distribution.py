@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.data import NGramSpecError
 from ngramspec.sampling import distribution as noise
 from ngramspec.sampling.distribution import (
     BadLogits,

@@ -14,7 +14,7 @@ from support.fake_service import Script
 from support.http import allows, format_tool_call, parse_chunks
 from support.json_chat import Chat, answers
 
-from ngramspec.errors import ShutdownError, TargetError
+from ngramspec.data import ShutdownError, TargetError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USER = {"role": "user", "content": "hi"}

@@ -12,7 +12,7 @@ from support.fake_service import Script
 from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, parse_chunks, send
 
 from ngramspec.batching.request import ClosedError, Report, Slot
-from ngramspec.errors import GrammarError, ShutdownError, TargetError
+from ngramspec.data import GrammarError, ShutdownError, TargetError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import BadLogits, NoTokenLeft

@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.fake_service import FakeService, Script
 from support.http import allows, ask, format_tool_call, make_server, run_server, thinking_vocabulary
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -27,7 +27,7 @@ from support.http import (
 from support.json_chat import Chat
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.state import Server
 

@@ -21,7 +21,7 @@ from support.fake_service import FakeService, Script
 from support.http import make_server, run_server
 
 from ngramspec.chat.conversation import Turn, load, save
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 
 pytestmark = pytest.mark.exhaustive
 expect.set_options(timeout=PATIENCE * 1000)

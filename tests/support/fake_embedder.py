@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 
 
 class CountingEmbedder:

@@ -21,10 +21,10 @@ from ngramspec.acceptance.rules import Rows, Verdict
 from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.batching.request import Done, Listener, Prefilled, Report, Scored, Slot, Started
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import NGramSpecError
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.text import Plan, Text
 from ngramspec.drafting.draft import Chooser, Draft
-from ngramspec.errors import NGramSpecError
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.steps import Stats, Step

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.backend import Part, SequenceModel
-from ngramspec.errors import TargetError
+from ngramspec.data import TargetError
 from ngramspec.tokens import common_prefix
 
 Rows = NDArray[np.float32]

@@ -17,8 +17,8 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.data import NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer

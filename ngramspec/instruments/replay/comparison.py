@@ -12,12 +12,12 @@ from typing import Any
 
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, to_json
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import __version__
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bar, Bars, Report, Section, Table, figure
 from ngramspec.steps import Step
-from ngramspec.version import __version__
 
 Figures = dict[str, Any]
 

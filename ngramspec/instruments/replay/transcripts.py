@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.replay.replay import Recording
 from ngramspec.instruments.reports.report import OVERALL
 from ngramspec.storage import UTF16, is_utf16, utf8

@@ -20,10 +20,10 @@ import numpy as np
 from ngramspec.backend import Logits, Model, Runner
 from ngramspec.cost.bits import LONG, POSITIONS, SHORT, SIZES, KernelClasses, ProbeReport, probe
 from ngramspec.cost.times import PassTimes
+from ngramspec.data import GrammarError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
-from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.texts import LogitsRecorder, Setting, TextComparison, TextPair, read, settings
 

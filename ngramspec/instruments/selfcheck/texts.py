@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ngramspec.backend import ExactnessMode, Logits, Model
+from ngramspec.data import GrammarError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import STEEP
+from ngramspec.data import decode
 from ngramspec.instruments.tuning.typical import typical_gain
-from ngramspec.json_data import decode
 from ngramspec.models.shape import QuantisedShape
 from ngramspec.storage import read_cache, write_cache_json
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ngramspec.cost.paired import CHANCE, Paired, compare_pairs, pairs_needed
-from ngramspec.errors import ModelError, NGramSpecError, TargetError
+from ngramspec.data import ModelError, NGramSpecError, TargetError
 from ngramspec.instruments.tuning.candidates import Candidate
 from ngramspec.machine import MIN_PREFILL, Measure, Settings
 

@@ -18,10 +18,10 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost import bits
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.data import ModelError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
-from ngramspec.errors import ModelError
 from ngramspec.instruments.benchmark.figures import (
     Summary,
     describe_gain,

@@ -15,8 +15,8 @@ from support.cli_runner import DEMO, run
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.data import NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.benchmark.server_comparison import RemoteServer, compare_answers, compare_with_server
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling

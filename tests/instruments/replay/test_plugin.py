@@ -11,8 +11,8 @@ import pytest
 from support.recordings import make_recordings
 
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.data import NGramSpecError
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
-from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.replay import RecordedTarget, Recording, Replay, ReplayCounts
 from ngramspec.tokens import common_prefix
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ngramspec.chat.conversation import Conversation, Turn, save
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.replay.transcripts import (
     MAX_RESPONSE,
     MAX_TOTAL,

@@ -15,7 +15,7 @@ from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.rules import Rule
 from ngramspec.acceptance.verifier import RULES
-from ngramspec.errors import GrammarError
+from ngramspec.data import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import Check, list_checks, verdict

@@ -17,9 +17,9 @@ from support.mock_target import MockTarget
 
 from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.data import NGramSpecError, encode
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
-from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import (
     CONTEXT,
     TOP,
@@ -28,7 +28,6 @@ from ngramspec.instruments.trace import (
     TraceWriter,
     read_trace,
 )
-from ngramspec.json_data import encode
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 

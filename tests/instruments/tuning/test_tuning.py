@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ngramspec.cost.paired import CHANCE, pairs_needed
-from ngramspec.errors import NGramSpecError, TargetError
+from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.instruments.tuning.candidates import Candidate, candidates
 from ngramspec.instruments.tuning.search import MAX_LOSSES, Tuning
 from ngramspec.machine import SINGLE, Measure, Settings, Tuned, flags, load_tuned, save_tuned
