@@ -23,7 +23,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "beams": (("ngramspec.beams", "ngramspec_cli.complete_beams"), ("branches",)),
     "branches": (("ngramspec.decoding.branches", "ngramspec.llama.cache_tree"), ()),
     "draft models": (("ngramspec.drafting.draft_model",), ()),
-    "NextN head": (("ngramspec.llama.head", "ngramspec.llama.hidden_states"), ()),
+    "NextN head": (("ngramspec.llama.head",), ()),
     "RPC": (("ngramspec.llama.rpc", "ngramspec_cli.rpc_worker"), ()),
     "adapters": (("ngramspec.llama.adapters",), ()),
     "embedder": (("ngramspec.llama.embedder", "ngramspec.server.embeddings"), ()),
@@ -80,7 +80,7 @@ VIOLATIONS = {
     "beams": "cli.complete",
     "branches": "decoding.decoder llama.target",
     "draft models": "decoding.branches decoding.shared_loop loading.load",
-    "NextN head": "llama.cache llama.embedder llama.passes llama.target",
+    "NextN head": "llama.target",
     "RPC": "llama.weights loading.load loading.options loading.settings",
     "adapters": (
         "llama.contexts llama.embedder llama.head llama.target llama.trial_context llama.weights "

@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import open_context
 from ngramspec.llama.cache import Cache, is_recurrent
-from ngramspec.llama.hidden_states import States
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, rows_at
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.weights import Weights
@@ -68,7 +68,9 @@ class Embedder:
         self._passes = Passes(context, [cache], self, n_batch=n_batch, governor=governor)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
-    def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, States]:
+    def reading(
+        self, tokens: Sequence[int], max_chunk: Callable[[], int]
+    ) -> Generator[None, None, NDArray[np.float32]]:
         """Compute the embeddings of an input, with at most `max_chunk()` tokens in the next pass.
 
         Only one input may be in progress at a time.
@@ -89,7 +91,7 @@ class Embedder:
         first = len(tokens) - 1 if self.pooling == "last" else 0
         end = 1 if self.pooling == "cls" else len(tokens)
         self._sequence.clear()
-        done, rows, total = 0, list[States](), np.zeros(self.width)
+        done, rows, total = 0, list[NDArray[np.float32]](), np.zeros(self.width)
         while done < end:
             yield
             is_needed = done >= first

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from ngramspec.backend import Logits
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import TargetError
-from ngramspec.llama.cache import Cache
-from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.cache import Cache, TokenStates
 
 MAX_EVALUATE = 64  # maximum number of logits rows in a pass, for which the buffer is reserved
 
@@ -215,20 +214,20 @@ class Passes:
             raise TargetError(f"llama_decode returned {status} for {len(rows)} tokens of several sequences")
         return self.fetch()
 
-    def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[HiddenStates, int, Sequence[int]]]:
+    def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[TokenStates, int, Sequence[int]]]:
         """Request hidden states from the next pass, if that is allowed and a head needs them.
 
         Returns:
             The states of each sequence, and the start and the tokens of what the pass appends to it.
         """
-        state_feeds = [(cast(HiddenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
+        state_feeds = [(cast(TokenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
         asks = may_ask and any(states.wanted for states, _, _ in state_feeds)
         if asks != self._asks:
             state_feeds[0][0].ask(self._context, asks)
             self._asks = asks
         return state_feeds
 
-    def _take_states(self, state_feeds: Sequence[tuple[HiddenStates, int, Sequence[int]]]) -> None:
+    def _take_states(self, state_feeds: Sequence[tuple[TokenStates, int, Sequence[int]]]) -> None:
         rows = state_feeds[0][0].output_address(self._context) if self._asks else 0
         for states, start, tokens in state_feeds:
             if self._asks:

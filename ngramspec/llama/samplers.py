@@ -11,7 +11,8 @@ The chain ends before llama.cpp's last sampler, because the verifier draws (see 
 from __future__ import annotations
 
 import ctypes
-from collections import Counter, deque
+import threading
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
 from ngramspec.llama import bindings
-from ngramspec.llama.dry_samplers import DrySamplers, dry_window, window
 from ngramspec.llama.grammar import Grammar
 from ngramspec.sampling.distribution import Distribution, point_mass, softmax, top_token
 from ngramspec.sampling.rows import CANDIDATE, Candidates
@@ -31,6 +31,7 @@ _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits exceed float32; only th
 _MOVING = ("penalties", "dry")
 _DECIDING = (*_MOVING, "infill")  # samplers after which another token may be the most likely
 _MANY_BIASES = 1000  # for more, selecting the candidates takes longer than sampling from all tokens
+_MAX_DRY_SAMPLERS = 32  # maximum number of samplers that `DrySamplers` keeps
 _MIROSTAT_M = 100  # number of tokens to which mirostat 1 fits Zipf's law; llama.cpp's constant
 
 
@@ -303,3 +304,63 @@ def _seed_32(seed: int) -> int:
     """Fold a seed to llama.cpp's 32 bits, except the highest value, which requests a random seed."""
     result = (seed ^ (seed >> 32)) & 0xFFFFFFFF
     return result if result != 0xFFFFFFFF else 0
+
+
+# --------------------------------------------------------------------------- DRY
+
+
+def dry_window(sampling: Sampling, n_ctx: int) -> int:
+    """Return the number of recent tokens that DRY searches; 0 means that it has no effect."""
+    return window(sampling.dry_penalty_last_n, n_ctx) if sampling.dry_multiplier > 0 else 0
+
+
+def window(last_n: int, n_ctx: int) -> int:
+    """Return a number of recent tokens, at most the context: llama.cpp reserves memory for all of them."""
+    return n_ctx if last_n < 0 else min(last_n, n_ctx) if n_ctx else last_n
+
+
+class DrySamplers:
+    """A cache of the DRY samplers of one vocabulary, of which copies are cheap; any thread may call the methods.
+
+    Preparing one takes milliseconds per sequence breaker, which llama.cpp compares with all tokens of the vocabulary.
+    """
+
+    def __init__(self, vocab: Any) -> None:
+        self._vocab = vocab
+        self._lock = threading.Lock()
+        self._samplers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def prepare(self, sampling: Sampling, n_ctx: int) -> None:
+        """Prepare a sampler, so that `make` is fast; nothing happens if DRY has no effect."""
+        if "dry" in sampling.samplers and dry_window(sampling, n_ctx):
+            llama.llama_sampler_free(self.make(sampling, n_ctx))
+
+    def make(self, sampling: Sampling, n_ctx: int) -> Any:
+        """Return a sampler at the start of a text, which the caller frees."""
+        shape = sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, dry_window(sampling, n_ctx)
+        breakers = tuple(dict.fromkeys(sampling.dry_sequence_breakers))
+        key = (*shape, breakers)
+        if (copy := self._copy(key)) is not None:
+            return copy
+        array = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
+        sampler = bindings.dry(llama, self._vocab, *shape, array)
+        with self._lock:
+            if key in self._samplers:
+                llama.llama_sampler_free(sampler)
+            else:
+                self._samplers[key] = sampler
+            while len(self._samplers) > _MAX_DRY_SAMPLERS:
+                llama.llama_sampler_free(self._samplers.popitem(last=False)[1])
+            return llama.llama_sampler_clone(self._samplers[key])
+
+    def _copy(self, key: tuple[Any, ...]) -> Any:
+        """Return a copy of a known sampler; `None` if it is not known."""
+        with self._lock:
+            if key not in self._samplers:
+                return None
+            self._samplers.move_to_end(key)
+            return llama.llama_sampler_clone(self._samplers[key])
+
+    def __del__(self) -> None:
+        for sampler in self._samplers.values():
+            llama.llama_sampler_free(sampler)

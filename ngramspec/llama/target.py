@@ -52,8 +52,7 @@ from ngramspec.llama.contexts import (
 from ngramspec.llama.devices import AUTO
 from ngramspec.llama.embedder import Embedder, Pooling, open_embedder
 from ngramspec.llama.fitting import Demand
-from ngramspec.llama.head import Head, Heads
-from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.head import Head, Heads, HiddenStates
 from ngramspec.llama.native import NativeObject
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import Placement

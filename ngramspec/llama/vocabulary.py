@@ -24,10 +24,9 @@ from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
 from ngramspec.llama.devices import build
-from ngramspec.llama.dry_samplers import DrySamplers
 from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.native import NativeObject
-from ngramspec.llama.samplers import SamplerChain
+from ngramspec.llama.samplers import DrySamplers, SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
 

@@ -1,6 +1,6 @@
 """A reference for NextN layers that evaluates texts token by token in new contexts of llama.cpp, without rollbacks.
 
-It shares no code with `ngramspec.llama.head` and `ngramspec.llama.hidden_states`.
+It shares no code with `ngramspec.llama.head`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, weights
-from ngramspec.llama.head import Head
-from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.head import Head, HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step

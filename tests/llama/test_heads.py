@@ -15,8 +15,7 @@ from architectures.reference_head import HeadReference
 from support.pools import use_pooled_cache
 
 from ngramspec.backend import Part
-from ngramspec.llama.head import Head, Heads
-from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.head import Head, Heads, HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import ARCHITECTURES
 
