@@ -7,23 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ngramspec.acceptance.rejection import Lenient, Rejection, Typical, check_q, rejection_choice
-from ngramspec.acceptance.rules import Coupled, Greedy, Rows, Rule, Verdict, Watch
+from ngramspec.acceptance.rules import RULES, Rows, Verdict, Watch, check_q, rejection_choice
 from ngramspec.data import GrammarError
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.rows import CoupledChoice, append_most_likely
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
-
-RULES: dict[str, type[Rule]] = {
-    "greedy": Greedy,  # the tokens are those of plain greedy decoding
-    "coupled": Coupled,  # the tokens are those of plain sampling with the same seed, whatever the draft
-    "match": Coupled,  # the same, for drafts that were made without the noise of the seed
-    "rejection": Rejection,  # the tokens are draws from the target's distribution; which ones depends on the drafts too
-    "lenient": Lenient,  # greedy decoding that accepts tokens that are nearly as likely; this changes the output
-    "typical": Typical,  # accepts plausible tokens; this changes the output
-}
 
 METHODS = ("greedy", "coupled", "match", "rejection")
 

@@ -196,7 +196,7 @@ class HiddenStates:
         states.copy_rows(rows, 100, tokens)
         states.before(101, 104)                 # the states after the tokens at positions 100, 101 and 102
 
-    llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own, which are copied with it.
+    llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own.
 
     A pass returns hidden states only if they are `wanted`, and a pass over a prompt only if `of_prompts` is set too.
     The last layer is then computed for all tokens of the pass, which may change last bits.

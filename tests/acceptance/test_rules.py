@@ -22,9 +22,8 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import make_certain_draft, make_count_drafter, speculate
 
-from ngramspec.acceptance import rejection
-from ngramspec.acceptance.rejection import rejection_choice
-from ngramspec.acceptance.rules import TokenDecision, Verdict
+from ngramspec.acceptance import rules
+from ngramspec.acceptance.rules import TokenDecision, Verdict, rejection_choice
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling import distribution as noise
@@ -134,7 +133,7 @@ def test_rejection_rule_uses_each_uniform_once(monkeypatch: pytest.MonkeyPatch) 
         used[seed, position, stream] += 1
         return noise.uniform(seed, position, stream)
 
-    monkeypatch.setattr(rejection, "uniform", recorded)
+    monkeypatch.setattr(rules, "uniform", recorded)
     mock = MockTarget(8, peak=1.0)
     propose = make_count_drafter([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")
@@ -212,7 +211,7 @@ def test_rejection_rule_with_empty_residual_samples_from_target(monkeypatch: pyt
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):
         uniforms = iter([1 - 2.0**-53, u])
-        monkeypatch.setattr(rejection, "uniform", lambda *_, u=uniforms: next(u))
+        monkeypatch.setattr(rules, "uniform", lambda *_, u=uniforms: next(u))
         verifier = RuleVerifier(sampler(Sampling(1.0, **ALL), 3), "rejection")
         verdict = verifier.verify([row, row], Draft((0,), (q,)), 0)
         assert verdict == Verdict((0 if u < 0.5 else 2,), 0)

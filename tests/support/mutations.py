@@ -104,19 +104,17 @@ def pytest_load_initial_conftests() -> None:
 # --------------------------------------------------------------------------- acceptance
 
 VERIFIER = "ngramspec.acceptance.verifier"
-REJECTION = "ngramspec.acceptance.rejection"
+RULES = "ngramspec.acceptance.rules"
 
 
-@fault(
-    "acceptance/test_rules.py::test_rejection_rule_accepts_with_probability_sum_of_min", f"{REJECTION}:Rejection.decide"
-)
+@fault("acceptance/test_rules.py::test_rejection_rule_accepts_with_probability_sum_of_min", f"{RULES}:Rejection.decide")
 def rejection_ignores_draft_probabilities(decide: Any, self: Any, row: Any, guess: Any, position: int, q: Any) -> Any:
     return decide(self, row, guess, position, q if guess is None else {guess: 1.0})
 
 
 @fault(
     "acceptance/test_distributions.py::test_verifier_with_sampling_settings_follows_target_distribution",
-    f"{REJECTION}:_draw",
+    f"{RULES}:_draw",
 )
 def residual_is_not_normalized(_: Any, ids: Any, weights: Any, u: float) -> int:
     return int(ids[min(weights.cumsum().searchsorted(u, side="right"), ids.size - 1)])
