@@ -12,7 +12,7 @@ import re
 from support.imports import ROOT, find_imports, find_modules
 
 CORE = (
-    *("request", "steps", "backend", "shared_model", "tokens", "data", "storage", "worker", "machine"),
+    *("request", "steps", "backend", "tokens", "data", "storage", "worker", "machine"),
     *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
 )
 """Rooms of the core, without the leaves in them."""
@@ -78,8 +78,8 @@ REGISTRATIONS = ("ngramspec.__init__", "ngramspec_cli.app", "ngramspec.server.ap
 
 VIOLATIONS = {
     "beams": "cli.complete",
-    "branches": "decoding.decoder llama.target",
-    "draft models": "decoding.branches decoding.shared_loop loading.load",
+    "branches": "llama.target",
+    "draft models": "loading.load",
     "NextN head": "llama.target",
     "RPC": "llama.weights loading.load loading.options loading.settings",
     "adapters": (
@@ -88,15 +88,13 @@ VIOLATIONS = {
     ),
     "embedder": "llama.target",
     "memory": "cli.options loading.load loading.options loading.settings",
-    "grammars": (
-        "cli.sampling_options decoding.drafts decoding.sampler_stack llama.samplers llama.vocabulary server.page"
-    ),
+    "grammars": ("cli.sampling_options decoding.text decoding.text llama.samplers llama.vocabulary server.page"),
     "templates": "llama.vocabulary",
     "chat": "cli.serve cli.serve_run",
     "server": "server.embeddings",
     "Ollama": "server.endpoint",
     "completions": "server.embeddings server.llama_server",
-    "trace": "cli.complete decoding.decoder",
+    "trace": "cli.complete",
     "tune": "cli.info instruments.tuning.quants",
     "quants": "cli.info",
 }

@@ -32,9 +32,8 @@ import numpy as np
 import ngramspec
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.cost.times import PassTimes
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
-from ngramspec.decoding.text import DraftedText
+from ngramspec.decoding.text import DraftedText, Drafts
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.instruments.replay.replay import RecordedTarget

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from ngramspec.cost.fixed_curves import CURVES, parse_curve
 from ngramspec.cost.times import LARGEST
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
-from ngramspec.decoding.text import DraftedText, Plan
+from ngramspec.decoding.text import DraftedText, Drafts, Plan
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.instruments.replay.replay import RecordedTarget
 from ngramspec.policies import make_policy

@@ -20,13 +20,12 @@ from typing import Any
 
 from ngramspec.backend import ExactnessMode, SequenceModel, SharedModel, Vocabulary
 from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
-from ngramspec.batching.scheduler import Scheduler
 from ngramspec.batching.slots import Slots
-from ngramspec.batching.writer import Writer
+from ngramspec.batching.writer import Scheduler, Writer
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import NGramSpecError, TargetError
-from ngramspec.decoding.drafts import Drafts
+from ngramspec.decoding.text import Drafts
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.request import Request

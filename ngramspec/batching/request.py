@@ -13,8 +13,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, SequenceModel, Vocabulary
 from ngramspec.data import NGramSpecError
-from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.text import Text
+from ngramspec.decoding.text import Drafts, Text
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs, logprobs
 from ngramspec.steps import Stats, Step, StopReason

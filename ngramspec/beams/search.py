@@ -26,7 +26,7 @@ from ngramspec.backend import Logits, Progress, Vocabulary
 from ngramspec.beams.draft import BeamPlan
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError, PromptError
-from ngramspec.decoding.stream import TextStream
+from ngramspec.decoding.text import TextStream
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
 from ngramspec.tokens import Node, TopLogprobs

@@ -28,7 +28,6 @@ from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Plan, Text
 from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import Drafter, MarginalCost
-from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import CHEAP, HOPELESS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.policies.policy import Policy
@@ -50,13 +49,14 @@ class SideBranch(NamedTuple):
     probability: float  # probability that the text continues so
 
 
-def can_branch(target: Model, drafter: Drafter | None, times: PassTimes | None, sizes: Sequence[int]) -> bool:
-    """Return True if branches can be evaluated, and their cost does not rule out a gain."""
+def choose_loop(
+    loop: DecodingLoop, target: Model, drafter: Drafter | None, times: PassTimes | None, sizes: Sequence[int]
+) -> DecodingLoop:
+    """Return a loop with branches if they can be evaluated, and their cost does not rule out a gain."""
     # A draft model's guesses have no other candidates.
-    drafts = isinstance(drafter, MixtureDrafter) and not isinstance(drafter, HybridDrafter)
-    if not drafts or times is None or not target.leaves:
-        return False
-    return bool(times.slopes(sizes)[0] <= CHEAP)
+    if not isinstance(drafter, MixtureDrafter) or drafter.drafts_stepwise or times is None or not target.leaves:
+        return loop
+    return BranchingLoop(loop.policy, loop.clock) if times.slopes(sizes)[0] <= CHEAP else loop
 
 
 class BranchingLoop(DecodingLoop):
@@ -68,14 +68,14 @@ class BranchingLoop(DecodingLoop):
         # were drawn again.
         self._trust = DecayingRate(50.0, 50.5, fade=0.99)
         self._finder: BranchFinder | None = None
-        self._branches: Sequence[SideBranch] = ()  # of the pass planned last
+        self.branches: Sequence[SideBranch] = ()
         self._rows: Iterable[Row] = ()  # their logits
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
         plan = super().plan(text, owed)
-        self._branches, self.has_branches = (), False
+        self.branches = ()
         times, drafter, leaves = self.times, text.drafts.drafter, text.sequence.leaves
-        if not leaves or times is None or not plan.draft.tokens or isinstance(drafter, HybridDrafter):
+        if not leaves or times is None or not plan.draft.tokens or text.drafts.is_slow:
             return plan
         price, proposal = self.policy.price(times, self.sizes), text.drafts.proposal
         if price is None or not price.seconds or price.slopes[0] > CHEAP or not isinstance(drafter, MixtureDrafter):
@@ -89,14 +89,13 @@ class BranchingLoop(DecodingLoop):
             proposal.acceptance_probs, n_sent - plan.ends, largest - 1 - n_sent, leaves, price
         )
         count, size = choose_branches(candidates, n_sent, plan.size, price, times, self.sizes)
-        self._branches = candidates[:count]
-        self.has_branches = count > 0
+        self.branches = candidates[:count]
         return plan._replace(size=size)
 
-    def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
+    def ask(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
         # They take the place of padding.
-        count = len(tokens) - len(self._branches)
-        branches = [(branch.fork, branch.path) for branch in self._branches]
+        count = len(tokens) - len(self.branches)
+        branches = [(branch.fork, branch.path) for branch in self.branches]
         rows: Logits = cast(Any, text.sequence).ask(tokens[:count], branches)
         self._rows = rows[count:]
         return rows[:count]
@@ -110,7 +109,7 @@ class BranchingLoop(DecodingLoop):
         if not isinstance(drafter, MixtureDrafter) or step is None:
             return
         self.judge(answers, step.tokens)
-        if self._branches and step.stop is None:
+        if self.branches and step.stop is None:
             drafter.known_prefix = self._answers(cast(Text, text), len(step.tokens))
             drafter.prefix_probability = self._trust.value
 
@@ -125,7 +124,7 @@ class BranchingLoop(DecodingLoop):
         """Return the target's predictions after the text, from the branches of the last pass."""
         rows = {
             branch.path: row
-            for branch, row in zip(self._branches, self._rows, strict=True)
+            for branch, row in zip(self.branches, self._rows, strict=True)
             if branch.fork == n_emitted - 1
         }
         path: tuple[int, ...] = (text.last,)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,17 @@ from ngramspec.backend import ExactnessMode, Logits, Progress, Runner, Vocabular
 from ngramspec.cost.bits import EXACT, Exact, KernelClasses
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import PassTimes
-from ngramspec.decoding.branches import BranchingLoop, can_branch
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
-from ngramspec.decoding.text import Text
+from ngramspec.decoding.text import Drafts, Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
-from ngramspec.policies.traced_cost import with_trace
 from ngramspec.request import Request
 from ngramspec.steps import Step
+
+BRANCHES, TRACE = "ngramspec.decoding.branches", "ngramspec.policies.traced_cost"
+"""Modules of features that only some models and requests use."""
 
 
 class SpeculativeDecoder:
@@ -101,16 +102,13 @@ class SpeculativeDecoder:
 
     def set_drafter(self, drafter: Drafter | None, policy: Policy) -> None:
         """Draft from now on with a drafter, as much as a policy says; `None` means plain decoding."""
+        self.policy = policy
         self.loop = DecodingLoop(policy, self._clock)
         self.drafts = Drafts(drafter, policy)
 
     @property
     def drafter(self) -> Drafter | None:
         return self.drafts.drafter
-
-    @property
-    def policy(self) -> Policy:
-        return self.loop.policy
 
     def generate(
         self, prompt: Sequence[int] | Request, *, progress: Progress | None = None, **fields: Any
@@ -171,7 +169,8 @@ class SpeculativeDecoder:
 
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
-        self.loop.policy = with_trace(self.policy, text.request.return_decisions)
+        is_traced = text.request.return_decisions
+        self.loop.policy = import_module(TRACE).with_trace(self.policy) if is_traced else self.policy
         self.loop.policy.begin()
         text.begin(self.drafts, sequence)
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
@@ -221,7 +220,7 @@ class SpeculativeDecoder:
         if self.drafter is not None:
             times = self.times.for_plain(sizes[0])
             self.drafts.first(text.last)
-        if type(self.loop) is DecodingLoop and can_branch(self.sequence, self.drafter, times, sizes):
-            self.loop = BranchingLoop(self.policy, self._clock)
+        if self.sequence.leaves and type(self.loop) is DecodingLoop:
+            self.loop = import_module(BRANCHES).choose_loop(self.loop, self.sequence, self.drafter, times, sizes)
         self.loop.exactness = exactness
         self.loop.prepare(times, sizes)

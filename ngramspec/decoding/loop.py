@@ -1,4 +1,4 @@
-"""`DecodingLoop`: the passes of a model over one text: draft, plan, evaluate, verify, roll back, learn.
+"""`DecodingLoop`: the passes of a model over its texts: draft, plan, evaluate, verify, roll back, learn.
 
 1. Draft: the drafter proposes a chain of tokens, with an estimate p_i of the probability that the target accepts the
    i-th token if it accepts all tokens before it.
@@ -11,21 +11,22 @@
 6. Learn: the policy learns what the pass yielded, and `PassTimes` how long it took.
 
 `submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. On a GPU, `submit` returns before the work is
-done, and `SpeculativeDecoder` submits the next pass before it reports the last one.
+done, and the next pass is submitted before the last one is reported.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 
-from ngramspec.backend import ExactnessMode, Logits, Model
+from ngramspec.backend import ExactnessMode, Logits, Model, SequenceModel, SharedModel
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import TargetError
-from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.text import DraftedText, Plan, Text, no_draft
+from ngramspec.decoding.shared import SharedTexts, join
+from ngramspec.decoding.text import DraftedText, Drafts, Plan, Text, no_draft
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError
@@ -43,6 +44,7 @@ class Pass:
     size: int  # number of tokens, padding included
     owed: int  # number of tokens that were evaluated again
     has_proposal: bool  # whether a drafter was asked
+    group: SharedTexts | None = None  # several texts
     rows: Sequence[Logits] = ()  # of each text; empty until they are there
     steps: list[Step | None] = field(default_factory=list)  # outcome of each text
     began: float = 0.0
@@ -55,22 +57,26 @@ class DecodingLoop:
     """Makes the passes of one model, decides on every draft, and learns from every pass.
 
     Args:
-        policy: Decides how many tokens to draft.
+        policy: Decides how many tokens to draft; a `CostPolicy` if several texts share passes.
         clock: Returns the time in seconds.
+        model: Model of the texts' sequences, if several texts may share a pass.
 
     Attributes:
         times: Costs of passes; `None` if nothing is known or learned.
         sizes: Batch sizes that may be used, ascending.
         exactness: Batch sizes that do not move logits, and how far others move them.
-        has_branches: Whether the pass planned last has branches; see `BranchingLoop`.
+        branches: What else the pass planned last evaluates, with `ask`; see `BranchingLoop`.
     """
 
-    has_branches = False
+    branches: Sequence[object] = ()
 
-    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, policy: Policy, clock: Callable[[], float] = time.perf_counter, model: SharedModel | None = None
+    ) -> None:
         self.policy = policy
         self.exactness = ExactnessMode()
-        self._clock = clock
+        self.clock, self._model = clock, model
+        self._group: SharedTexts | None = None  # of the last pass over several texts
         self.prepare(None, (1,))
 
     def prepare(self, times: PassTimes | None, sizes: Sequence[int]) -> None:
@@ -79,63 +85,89 @@ class DecodingLoop:
         self._plain = no_draft(times.optimal_batches(sizes)[1][0] if times else smallest(1, sizes))
 
     def submit(self, texts: Sequence[DraftedText]) -> Pass:
-        """Draft for a text that has not ended, plan, and begin the pass.
+        """Draft for texts that have not ended, plan, and begin the pass.
 
         Raises:
-            TargetError: the pass failed, or a draft model's; the text is as before.
+            TargetError: the pass failed, or a draft model's; the texts are as before.
         """
-        clock, (text,) = self._clock, texts
-        sequence = text.sequence
+        clock, text = self.clock, texts[0]
         began = clock()
-        owed = sequence.owed
-        plan = self._plain if text.drafts.drafter is None else self.plan(text, owed)
-        # So that the draft can be rolled back. If tokens are owed, there is a checkpoint before them already.
-        if plan.draft.tokens and sequence.replays and not owed:
-            self.checkpoint(sequence)
-        current = Pass(texts, (plan,), plan.size, owed, text.drafts.proposal is not None)
+        owed = 0
+        for each in texts:
+            owed += each.sequence.owed
+        group, plans = None, (self._plain,)
+        if len(texts) > 1:
+            group = self._group_of(texts)
+            plans = group.plan(texts, self.sizes)
+        elif text.drafts.drafter is not None:
+            plans = (self.plan(text, owed),)
+        size, has_proposal = 0, False
+        for each, plan in zip(texts, plans, strict=True):
+            size += plan.size
+            has_proposal = has_proposal or each.drafts.proposal is not None
+            # So that the draft can be rolled back. If tokens are owed, there is a checkpoint before them already.
+            if plan.draft.tokens and each.sequence.replays and not owed:
+                self.checkpoint(each.sequence)
+        current = Pass(texts, plans, size, owed, has_proposal, group)
         current.began = submit_time = clock()
-        tokens = (text.last,) if plan.size == 1 else plan.batch(text.last)
-        if self.has_branches:
-            current.rows = (self.evaluate_branches(text, tokens),)
+        if group is not None:
+            group.submit([plan.batch(each.last) for each, plan in zip(texts, plans, strict=True)])
+            if not group.returns_early:
+                current.rows = group.fetch()
         else:
-            sequence.submit(tokens)
-            if not sequence.returns_early:
-                current.rows = (sequence.fetch(),)
+            tokens = (text.last,) if size == 1 else plans[0].batch(text.last)
+            if self.branches:
+                current.rows = (self.ask(text, tokens),)
+            else:
+                text.sequence.submit(tokens)
+                if not text.sequence.returns_early:
+                    current.rows = (text.sequence.fetch(),)
         current.seconds = clock() - submit_time
         current.planning_seconds = submit_time - began
         return current
 
     def submit_ahead(self, texts: Sequence[DraftedText], last: Pass) -> Pass | None:
         """`submit` before the last pass is reported; `None` after an error, which the next `submit` raises again."""
-        times, following = self.times, None
-        # The plan charges changes of size as after `last`, whose time is learned only when it is reported.
-        before = None if times is None else times.begin_pass(last.size + last.owed)
-        with suppress(TargetError, UserCodeError):
-            following = self.submit(texts)
-        if times is not None and before is not None:
-            times.end_pass(before)
-        return following
+        times = self.times
+        # A change of size is charged as after `last`, of which `report` will learn the size and the time.
+        before = times.begin_pass(last.size + last.owed) if times is not None else None
+        try:
+            return self.submit(texts)
+        except (TargetError, UserCodeError):
+            return None
+        finally:
+            if times is not None and before is not None:
+                times.end_pass(before)
+
+    def _group_of(self, texts: Sequence[DraftedText]) -> SharedTexts:
+        sequences = [cast(SequenceModel, text.sequence) for text in texts]
+        if self._group is None or self._group.sequences != sequences:
+            assert self._model is not None
+            assert self.times is not None
+            max_batch = self.exactness.sizes[-1] if self.exactness.sizes else self._model.max_rows
+            self._group = SharedTexts(self._model, sequences, self.times, cast(CostPolicy, self.policy), max_batch)
+        return self._group
 
     def checkpoint(self, sequence: Model) -> None:
         """Make a checkpoint, and learn what it costs."""
-        began = self._clock()
+        began = self.clock()
         sequence.checkpoint()
         if self.times is not None:
-            self.times.observe_copy(self._clock() - began, is_load=False)
+            self.times.observe_copy(self.clock() - began, is_load=False)
 
-    def evaluate_branches(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
-        """Evaluate tokens of a pass with branches; return the logits after each token."""
+    def ask(self, text: DraftedText, tokens: Sequence[int]) -> Logits:
+        """Evaluate the tokens of a pass and `branches`, and return the logits after each token."""
         raise NotImplementedError
 
     def plan(self, text: DraftedText, owed: int) -> Plan:
-        """Return what the next pass evaluates of a text that owes `owed` tokens."""
+        """Return what the next pass evaluates of a single text, which owes `owed` tokens."""
         policy, times, sizes = self.policy, self.times, self.sizes
         room = min(sizes[-1], text.sequence.max_batch) - owed - 1
         limit = min(policy.limit(), room, text.tokens_left - 1)
         if limit < 1 or (text.drafts.is_slow and times is not None and not times.level):
             text.drafts.proposal = None
             return self._plain
-        draft = text.propose(limit, policy.price(times, sizes))
+        draft = text.drafts.propose(limit, text.choose(), policy.price(times, sizes))
         restore = times.restore(owed) if times is not None and text.sequence.replays else None
         length, size = policy.plan(draft, times, sizes, restore)
         if length:
@@ -157,9 +189,9 @@ class DecodingLoop:
             current.steps.append(step)
             sequence = text.sequence
             if len(sequence.tokens) > text.settled:
-                began = self._clock()
+                began = self.clock()
                 sequence.rollback(text.settled)
-                seconds = self._clock() - began
+                seconds = self.clock() - began
                 current.planning_seconds += seconds
                 if sequence.replays and self.times is not None:
                     self.times.observe_copy(seconds, is_load=True)
@@ -171,7 +203,7 @@ class DecodingLoop:
         drafter, guide = drafts.drafter, drafts.guide
         if drafter is None:
             return
-        began = self._clock()
+        began = self.clock()
         if drafts.proposal is not None:
             current.planning_seconds -= drafter.prefill_seconds
         if drafts.is_estimated:
@@ -180,40 +212,53 @@ class DecodingLoop:
         if guide is not None:
             guide.learn(len(step.drafted), step.accepted, step.tokens)
         step.correct_guesses = drafter.accept(step.tokens)
-        current.planning_seconds += self._clock() - began
+        current.planning_seconds += self.clock() - began
 
     def wait(self, current: Pass) -> None:
         """Wait for the logits of a pass whose `submit` returned early, and measure its time."""
-        start = self._clock()
-        current.rows = self.fetch(current)
-        end = self._clock()
+        start = self.clock()
+        current.rows = (current.texts[0].sequence.fetch(),) if current.group is None else current.group.fetch()
+        end = self.clock()
         current.seconds = end - current.began
         # They had been there for some time, while something else was done.
         current.is_timed = end - start >= READY * current.seconds
 
-    def fetch(self, current: Pass) -> Sequence[Logits]:
-        """Return the logits of each text of a pass; wait for them if necessary."""
-        return (current.texts[0].sequence.fetch(),)
-
     def report(self, current: Pass) -> Sequence[Step | None]:
         """Learn from a pass, and return the completed step of each text; `None` if an error ended it before."""
-        (step,), (text,) = current.steps, current.texts
+        steps, group, times = current.steps, current.group, self.times
+        step = steps[0] if group is None else join(steps)
         if step is None:
-            return current.steps
+            return steps
         step.batch = current.size + current.owed
         step.seconds = current.seconds
-        drafts = text.drafts.drafter is not None
+        drafts = current.texts[0].drafts.drafter is not None
         if drafts and current.has_proposal:
             step.draft_seconds = current.planning_seconds
-        times = self.times
-        if times is not None:
+        if group is not None:
+            times = group.times
+            charge = group.learn(current.plans, current.owed, current.seconds, current.is_timed)
+        elif times is not None:
             charge = times.observe(step.batch, current.seconds) if current.is_timed else times.skip(step.batch)
+        if times is not None:
             step.cost, step.correction, step.is_surprising = charge
             if times.level:
                 step.draft_cost = step.draft_seconds / times.level
         if drafts:
-            self.policy.record(step)
-        return current.steps
+            (self.policy if group is None else group.policy).record(step)
+        if group is not None:
+            self._share(step, current)
+        return steps
+
+    def _share(self, whole: Step, current: Pass) -> None:
+        """Divide the costs of a pass among its texts."""
+        n = len(current.texts)
+        for step, plan in zip(current.steps, current.plans, strict=True):
+            if step is not None:
+                share = plan.size / current.size
+                step.batch, step.seconds, step.draft_seconds = plan.size, share * whole.seconds, whole.draft_seconds / n
+                # A plain pass gives each text a token, so it costs each of them one.
+                step.cost, step.draft_cost = share * n * whole.cost, whole.draft_cost
+                step.is_surprising = whole.is_surprising
 
     def finish(self, current: Pass, step: Step) -> None:
         """Learn from a pass over one text whose draft the caller verified, with this outcome."""

@@ -21,9 +21,8 @@ from ngramspec.acceptance.rules import Row
 from ngramspec.cost.bits import Exact, ExactnessSelector
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import GrammarError, TargetError
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
-from ngramspec.decoding.text import DraftedText
+from ngramspec.decoding.text import DraftedText, Drafts
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.draft_model import DraftModel

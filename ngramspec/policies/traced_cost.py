@@ -87,11 +87,9 @@ class TracedCostPolicy(Policy):
         done.policy_details = details
 
 
-def with_trace(policy: Policy, is_traced: bool) -> Policy:
-    """Return the policy for a request: wrapped if it is traced and a `CostPolicy`, otherwise without the wrapper."""
-    if isinstance(policy, TracedCostPolicy):
-        policy = policy.policy
-    return TracedCostPolicy(policy) if is_traced and isinstance(policy, CostPolicy) else policy
+def with_trace(policy: Policy) -> Policy:
+    """Return the policy for a traced request."""
+    return TracedCostPolicy(policy) if isinstance(policy, CostPolicy) else policy
 
 
 def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price: MarginalCost | None) -> str:

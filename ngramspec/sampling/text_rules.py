@@ -2,8 +2,8 @@
 
 They depend on the tokens before, so no logit bias can express them. A field that is declared with `option` is an option
 of `complete` and `chat`, a setting of `/set`, a field of every HTTP API, and one of Ollama's `options`, without further
-code; `complete --beams` rejects it. `ngramspec.decoding.sampler_stack` applies the rules to tokens.
-`ngramspec.decoding.text` ends the text at a token, and `ngramspec.decoding.stream` at a string.
+code; `complete --beams` rejects it. `ngramspec.decoding.text` applies the rules to tokens.
+`ngramspec.decoding.text` ends the text at a token, and `ngramspec.decoding.text` at a string.
 
 A block of reasoning that has used up its budget is closed by tokens that are forced one after the other: an optional
 message, then the closing tag. The count depends only on the tokens of prompt and text, so drafts change nothing. The

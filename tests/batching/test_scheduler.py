@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ngramspec.batching.scheduler import AHEAD, LONGEST, MIN_CHUNK, PAUSE, SHARE, Scheduler
+from ngramspec.batching.writer import AHEAD, LONGEST, MIN_CHUNK, PAUSE, SHARE, Scheduler
 
 
 def run(

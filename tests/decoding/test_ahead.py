@@ -18,9 +18,8 @@ from ngramspec.batching.request import Event
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop
-from ngramspec.decoding.text import DraftedText
+from ngramspec.decoding.text import DraftedText, Drafts
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from ngramspec.backend import ModelBase
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import PassTimes, RestoreCost
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import DecodingLoop, Pass
-from ngramspec.decoding.text import DraftedText, Plan, no_draft
+from ngramspec.decoding.text import DraftedText, Drafts, Plan, no_draft
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy

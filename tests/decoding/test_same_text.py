@@ -27,7 +27,7 @@ from support.line_tokenizer import LineTokenizer
 from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
-from ngramspec.decoding.stream import TextStream
+from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.draft_model import DraftModel

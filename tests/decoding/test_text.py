@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.decoding.stream import TextStream
+from ngramspec.decoding.text import TextStream
 
 # With few letters, stop strings occur and overlap; the other characters have 2, 3 and 4 bytes.
 LETTERS = st.text(alphabet="ab\né漢🦙", max_size=40)

@@ -22,7 +22,7 @@ from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.batching.writer import Writer
 from ngramspec.cost.times import PassTimes
-from ngramspec.decoding.drafts import Drafts as TextDrafts
+from ngramspec.decoding.text import Drafts as TextDrafts
 from ngramspec.drafting.draft import Draft
 from ngramspec.policies.loss_budget import LossBudget
 from ngramspec.request import Request

@@ -22,8 +22,7 @@ from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.batching.request import Done, Listener, Prefilled, Report, Scored, Slot, Started
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import NGramSpecError
-from ngramspec.decoding.drafts import Drafts
-from ngramspec.decoding.text import Plan, Text
+from ngramspec.decoding.text import Drafts, Plan, Text
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs

@@ -229,13 +229,13 @@ def text_omits_control_tokens(init: Any, self: Any, request: Any, *args: Any, **
     init(self, replace(request, controls=frozenset()), *args, **options)
 
 
-@fault(TEXT, "ngramspec.decoding.stream:TextStream._find")
+@fault(TEXT, "ngramspec.decoding.text:TextStream._find")
 def stop_string_matches_only_at_end_of_piece(find: Any, self: Any, text: str) -> Any:
     hit = find(self, text)
     return hit if hit and text.endswith(hit[1]) else None
 
 
-@fault(TEXT, "ngramspec.decoding.stream:TextStream.push")
+@fault(TEXT, "ngramspec.decoding.text:TextStream.push")
 def incomplete_character_survives_ascii_piece(push: Any, self: Any, piece: bytes) -> Any:
     half = self.decoder.getstate()
     if piece.isascii():

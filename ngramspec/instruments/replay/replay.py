@@ -24,9 +24,8 @@ from ngramspec.backend import Logits, ModelBase, Progress
 from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.loop import Pass
-from ngramspec.decoding.text import DraftedText, Plan, Text
+from ngramspec.decoding.text import DraftedText, Drafts, Plan, Text
 from ngramspec.drafting.acceptance_estimator import CalibrationTable
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.instruments.reports.report import Piece
