@@ -83,6 +83,7 @@ class DecodingLoop:
         """Set the costs of passes, and the batch sizes that may be used, ascending."""
         self.times, self.sizes = times, sizes
         self._plain = no_draft(times.optimal_batches(sizes)[1][0] if times else smallest(1, sizes))
+        self._plain_only: Sequence[Plan] = (self._plain,)
 
     def submit(self, texts: Sequence[DraftedText]) -> Pass:
         """Draft for texts that have not ended, plan, and begin the pass.
@@ -95,7 +96,7 @@ class DecodingLoop:
         owed = 0
         for each in texts:
             owed += each.sequence.owed
-        group, plans = None, (self._plain,)
+        group, plans = None, self._plain_only
         if len(texts) > 1:
             group = self._group_of(texts)
             plans = group.plan(texts, self.sizes)
