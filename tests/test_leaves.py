@@ -88,7 +88,7 @@ VIOLATIONS = {
     ),
     "embedder": "llama.target",
     "memory": "cli.options loading.load loading.options loading.settings",
-    "grammars": ("cli.sampling_options decoding.text decoding.text llama.samplers llama.vocabulary server.page"),
+    "grammars": ("cli.sampling_options llama.samplers llama.vocabulary server.page"),
     "templates": "llama.vocabulary",
     "chat": "cli.serve cli.serve_run",
     "server": "server.embeddings",
