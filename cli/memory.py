@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.drafting.mixture import weight_files
-from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token, report, statistics
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
-from ngramspec.memory.files import SECRET, AddResult, add_files, list_skipped, remove_files
+from ngramspec.memory.files import SECRET, add_files, list_skipped, remove_files
 from ngramspec.memory.memory import (
     DEFAULT,
     memory_folder,
     memory_names,
     saves_answers,
-    settings_path,
     write_save_answers,
 )
 from ngramspec.memory.store import total
@@ -43,8 +39,7 @@ from .console import (
     write_stdout,
 )
 from .help import CommandList, GroupedCommand
-from .options import expand_groups, open_vocabulary
-from .output import Output, PostOptions, command_line, json_option
+from .options import open_vocabulary
 
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the memory.")]
 ModelName = Annotated[
@@ -91,7 +86,9 @@ def add(
     id_rsa) are skipped. Running the command again updates changed files and removes deleted ones.
     """
     folder = memory_folder(memory)
-    vocabulary = _vocabulary(model)
+    path = Path(os.path.expanduser(model)) if model else None
+    file = path if path is not None and has_gguf_magic(path) else None
+    vocabulary = open_vocabulary(file, model, "no --model given; using the tokenizer of")
     store = Store(folder, vocabulary.vocabulary_hash, vocabulary.path.name)
     before = store.generation()
     try:
@@ -101,7 +98,10 @@ def add(
         if store.generation() == before:
             note("interrupted; the memory is unchanged")
         raise
-    note(f"memory {memory!r} for {vocabulary.path.name}: {_format_changes(changes)}")
+    counts = ((changes.changed, "replaced"), (changes.removed, "removed"), (changes.unchanged, "unchanged"))
+    parts = [f"{pluralize(changes.new, 'file')} added"] + [f"{n:,} {what}" for n, what in counts if n]
+    read = f"{pluralize(changes.tokens, 'token')} read{list_skipped(changes.skipped)}"
+    note(f"memory {memory!r} for {vocabulary.path.name}: {', '.join(parts)}; {read}")
     if SECRET in changes.skipped:
         note("files that look like secrets (.env, keys, passwords) are added only if you name the file itself")
 
@@ -109,20 +109,23 @@ def add(
 @app.command("list", cls=GroupedCommand)
 def list_(memory: Name = DEFAULT) -> None:
     """List the files of a memory with their tokens."""
-    errors: list[MemoryFileError] = []
+    note(f"memories: {', '.join(memory_names()) or 'none'}; saving answers: {'on' if saves_answers() else 'off'}")
+    failed = False
     with guard_stdout():
         for store in _stores(memory):
-            with _report_errors(errors):
-                documents = store.documents()
-                write_stdout(f"tokenizer of {_printable_line(store.read().model)}\n")
-                for document in documents:
-                    if document.kind == "file":
-                        write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
-                answers = [d for d in documents if d.kind == "answer"]
-                if answers:
-                    number = pluralize(len(answers), "saved answer")
-                    write_stdout(f"{total(answers):>12,}  in {number}\n")
-    if errors:
+            try:
+                documents, model = store.documents(), store.read().model
+            except MemoryFileError as error:  # the other files follow
+                print_error(error)
+                failed = True
+                continue
+            write_stdout(f"tokenizer of {printable(model).replace(chr(10), ' ')}\n")
+            for document in documents:
+                if document.kind == "file":
+                    write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
+            if answers := [document for document in documents if document.kind == "answer"]:
+                write_stdout(f"{total(answers):>12,}  in {pluralize(len(answers), 'saved answer')}\n")
+    if failed:
         raise typer.Exit(FAILED)
 
 
@@ -163,50 +166,6 @@ def clear(memory: Name = DEFAULT) -> None:
             note("deleted the draft statistics")
 
 
-def stats(
-    post: PostOptions,
-    memory: Name = DEFAULT,
-    as_json: str | None = json_option("all figures"),
-) -> None:
-    """Show the contents and size of a memory, and whether answers are saved.
-
-    To share the results, --markdown prints a table, --svg draws the amount of each file type, and --html writes a page.
-    They contain no file names and no text.
-    """
-    errors: list[MemoryFileError] = []
-    output = Output(as_json, post)
-    with guard_stdout():
-        lines: list[str] = []
-        results: list[Statistics] = []
-        data: dict[str, Any] = {"memory": memory}
-        with _report_errors(errors):
-            data["save_answers"] = saves_answers()
-            lines.append(f"saving answers: {'on' if data['save_answers'] else 'off'} ({settings_path()})")
-        files = weight_files.files()
-        size = sum(file.stat().st_size for file in files)
-        statistics_text = (
-            f"{pluralize(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
-        )
-        lines.append(f"draft statistics: {statistics_text} ({weight_files.folder()})")
-        names = memory_names()
-        lines.append(f"memories: {', '.join(names) or 'none'}")
-        data |= {"draft_statistics": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
-        for store in _stores(memory) if memory in names or memory != DEFAULT else ():
-            with _report_errors(errors):
-                results.append(statistics(store))
-                lines.append(_format_statistics(results[-1], store))
-        output.write(
-            lambda: write_stdout("\n".join(lines) + "\n"),
-            lambda: data | {"stores": results},
-            lambda: report(memory, results, command_line("memory stats", [], {"--memory": memory})),
-        )
-    if errors:
-        raise typer.Exit(FAILED)
-
-
-app.command("stats", cls=GroupedCommand)(expand_groups(stats))
-
-
 @app.command("save-answers", cls=GroupedCommand)
 def save_answers(
     state: Annotated[Literal["on", "off"], typer.Argument(help="Whether to save answers for later sessions.")],
@@ -226,44 +185,9 @@ def _stores(memory: str) -> list[Store]:
     return stores
 
 
-def _format_statistics(figures: Statistics, store: Store) -> str:
-    return (
-        f"tokenizer of {_printable_line(figures['model'])}: {pluralize(figures['files'], 'file')} with"
-        f" {pluralize(figures['file_tokens'], 'token')}, {pluralize(figures['answers'], 'answer')} with"
-        f" {pluralize(figures['answer_tokens'], 'token')}\n"
-        f"  {figures['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(figures):.1f} bytes per token: {store.path}"
-    )
-
-
-def _printable_line(name: str) -> str:
-    return printable(name).replace("\n", " ")
-
-
-@contextmanager
-def _report_errors(errors: list[MemoryFileError]) -> Iterator[None]:
-    """Print an error of the block and append it to `errors`, so that the other files follow and the exit code is 1."""
-    try:
-        yield
-    except MemoryFileError as error:
-        print_error(error)
-        errors.append(error)
-
-
 def _paths(names: Sequence[str]) -> list[Path]:
     """Return paths from the command line; the program ends if a name is empty."""
     # An empty name, such as an unset variable in a script, would mean the current folder.
     if not all(names):
         usage_error("the name of a file or folder must not be empty")
     return [Path(name) for name in names]
-
-
-def _vocabulary(model: str | None) -> Vocabulary:
-    path = Path(os.path.expanduser(model)) if model else None
-    file = path if path is not None and has_gguf_magic(path) else None
-    return open_vocabulary(file, model, "no --model given; using the tokenizer of")
-
-
-def _format_changes(changes: AddResult) -> str:
-    counts = ((changes.changed, "replaced"), (changes.removed, "removed"), (changes.unchanged, "unchanged"))
-    parts = [f"{pluralize(changes.new, 'file')} added"] + [f"{n:,} {what}" for n, what in counts if n]
-    return f"{', '.join(parts)}; {pluralize(changes.tokens, 'token')} read{list_skipped(changes.skipped)}"

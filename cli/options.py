@@ -26,7 +26,7 @@ from ngramspec.loading.values import LoadSettingsError
 from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_complete
-from ngramspec.models.find import ModelSource, resolve
+from ngramspec.models.find import ModelSource
 from ngramspec.sampling.option import KEY, option, options, resolve_flags
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import TextRules
@@ -119,7 +119,7 @@ def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vo
     """
     if file is None:
         with download_bar() as progress:
-            source = resolve(model, progress=progress)
+            source = loading.find_file(model, LoadSettings(), progress, note)  # converts as chats do
         if source.fallback:
             note(f"{note_start} {source.fallback}")
         file = source.path

@@ -27,15 +27,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "RPC": (("ngramspec.llama.rpc", "ngramspec_cli.rpc_worker"), ()),
     "adapters": (("ngramspec.llama.adapters",), ()),
     "embedder": (("ngramspec.llama.embedder", "ngramspec.server.embeddings"), ()),
-    "memory": (
-        (
-            "ngramspec.memory",
-            "ngramspec.instruments.memory_statistics",
-            "ngramspec_cli.memory",
-            "ngramspec_cli.memory_tip",
-        ),
-        (),
-    ),
+    "memory": (("ngramspec.memory", "ngramspec_cli.memory", "ngramspec_cli.memory_tip"), ()),
     "grammars": (("ngramspec.grammars", "ngramspec.llama.grammar", "ngramspec.drafting.grammar"), ()),
     "templates": (("ngramspec.chat", "ngramspec.llama.builtin_template"), ("grammars",)),
     "chat": (

@@ -6,6 +6,5 @@ selfcheck            tests that drafts change no text on this machine, and that 
 tuning               search for the fastest settings of a machine
 trace                record of every pass as JSON Lines
 prompts              prompts of benchmark and self-check
-memory_statistics    statistics of a memory
 reports              `Report`, and its output as Markdown, SVG and HTML
 """

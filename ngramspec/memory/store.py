@@ -132,10 +132,6 @@ class Store:
         with self._read_transaction() as db:
             return "" if db is None else str(db.execute("SELECT generation FROM memory").fetchone()[0])
 
-    def size(self) -> int:
-        """Return the size on the disk in bytes."""
-        return sum(path.stat().st_size for path in (self.path, self._index_path) if path.exists())
-
     def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
         """Replace all documents, entirely or not at all, by the result of `change`: some of them, and new ones."""
         with self._write_transaction() as db:

@@ -73,10 +73,10 @@ def test_memory_commands_add_list_remove_and_clear_files(home: dict[str, str], p
     assert "3 unchanged" in run(home, "memory", "add", project).err
     run(home, "memory", "remove", "sub", str(project / "sub")).assert_failed("does not contain sub")
     assert "removed 1 file" in run(home, "memory", "remove", project / "sub").err
-    assert "2 files" in run(home, "memory", "stats").out
     assert "deleted" in run(home, "memory", "clear").err
-    assert "memories: none" in run(home, "memory", "stats").out
-    assert "is empty" in run(home, "memory", "list").error_message
+    empty = run(home, "memory", "list")
+    assert "memories: none; saving answers: off" in empty.err
+    assert "is empty" in empty.error_message
 
 
 def test_memory_add_skips_and_reports_secret_files(home: dict[str, str], project: Path) -> None:
@@ -104,7 +104,7 @@ def test_memory_stores_files_by_name_and_tokenizer(home: dict[str, str], project
     assert len(stored(tmp_path)) == 3
     listed = run(home, "memory", "list", "--memory", "work")
     assert {"tokenizer of demo.gguf", "tokenizer of other tokenizer.gguf"} < set(listed.out.splitlines())
-    assert "memories: default, work" in run(home, "memory", "stats").out
+    assert "memories: default, work" in listed.err
     # This removes files of all tokenizers.
     assert "removed 2 files" in run(home, "memory", "remove", "--memory", "work", project / "a.py").err
     run(home, "memory", "clear", "--memory", "work").ok()
@@ -129,7 +129,7 @@ def test_memory_rejects_invalid_arguments(home: dict[str, str]) -> None:
         run(home, "memory", *arguments).assert_failed(words, code=code)
     done = run(home, "memory")
     assert (done.code, done.raw) == (2, b"")
-    assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "save-answers"))
+    assert all(name in done.err for name in ("add", "list", "remove", "clear", "save-answers"))
 
 
 def test_memory_list_escapes_control_characters_in_names(home: dict[str, str], tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_memory_commands_report_damaged_file(home: dict[str, str], project: Path
     run(home, "memory", "add", project)
     (path,) = stored(tmp_path)
     path.write_bytes(path.read_bytes()[:-5000])
-    for command in (["list"], ["stats"], ["add", str(project)], ["remove", str(project)]):
+    for command in (["list"], ["add", str(project)], ["remove", str(project)]):
         done = run(home, "memory", *command)
         assert done.code == 1
         assert all(words in done.error_message for words in (str(path), "memory clear"))
@@ -199,15 +199,13 @@ def test_chat_prints_memory_tip_below_answer_line(home: dict[str, str], session:
 
 
 def test_memory_save_answers_is_off_by_default(home: dict[str, str], tmp_path: Path) -> None:
-    assert "off" in run(home, "memory", "stats").out
+    assert "saving answers: off" in run(home, "memory", "list").err
     assert "memory save-answers off" in run(home, "memory", "save-answers", "on").err
-    stats = run(home, "memory", "stats").out
-    assert "saving answers: on" in stats
+    assert "saving answers: on" in run(home, "memory", "list").err
     (config,) = (tmp_path / "home").rglob("config.toml")
-    assert str(config) in stats
     assert config.read_text() == "save_answers = true\n"
     run(home, "memory", "save-answers", "off")
-    assert "saving answers: off" in run(home, "memory", "stats").out
+    assert "saving answers: off" in run(home, "memory", "list").err
 
 
 # ---------------------------------------------------------------------- what commands draft from

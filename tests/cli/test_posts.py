@@ -1,4 +1,4 @@
-"""Tests of the results to share, of bench, replay and memory stats, which must equal those of --json."""
+"""Tests of the results to share, of bench and replay, which must equal those of --json."""
 
 from __future__ import annotations
 
@@ -114,25 +114,6 @@ def test_replay_shared_formats_equal_its_json_and_omit_texts(env: dict[str, str]
     assert found["headline"].startswith(headline)
     assert f"**{found['headline']}**" in done.out
     assert f"`{found['command']}`" in done.out
-
-
-def test_memory_stats_shared_formats_omit_names_and_contents(env: dict[str, str], tmp_path: Path) -> None:
-    options, written = files(tmp_path)
-    project = tmp_path / "secret"
-    project.mkdir()
-    (project / "hidden.py").write_text("x = 1\n" * 20)
-    (project / "hidden.md").write_text("words\n")
-    mine = env | {"XDG_DATA_HOME": str(tmp_path / "data")}
-    run(mine, "memory", "add", "--model", DEMO, project).ok()
-    done = run(mine, "memory", "stats", "--markdown", *options).ok()
-    (store,) = json.loads(written["json"].read_text())["stores"]
-    headings, row = markdown_table(done.out)
-    assert dict(zip(headings, row, strict=True))["tokens of files"] == f"{store['file_tokens']:,}"
-    assert sum(store["kinds"].values()) == store["file_tokens"] > store["kinds"][".md"] > 0
-    assert f"{store['kinds']['.py']:,}" in read_svg_words(written["svg"].read_text("utf-8"))
-    assert Page(written["html"].read_text("utf-8")).tables[0][1] == row
-    texts = [done.out, *(path.read_text("utf-8") for path in written.values())]
-    assert not any(word in text for text in texts for word in ("hidden", "secret"))
 
 
 def test_command_line_contains_only_names_of_files(tmp_path: Path) -> None:
