@@ -69,8 +69,8 @@ class GrammarGuide:
     def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft of at most `limit` tokens that follows the grammar.
 
-        With `fixed_length` the draft is not cut, because a drawn token must not decide if it stays in the draft. It is
-        only replaced entirely if the grammar forces the text. `legal` then returns its allowed length for the batch.
+        With `fixed_length` the draft is not cut, because a drawn token must not decide if it stays in the draft; it is
+        only replaced if the grammar forces the text.
         """
         legal = 0 if fixed_length else self.grammar.count_allowed(draft.tokens)
         self._forced_positions = range(0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.deep_stack import run_on_deep_stack
 
 # Any tokenization of the text is accepted, as without a grammar, and not only the tokenizer's own.
 _HEADER = '%llguidance {"no_forcing": true}'
@@ -19,6 +21,12 @@ LIMITS = LLParserLimits(verbose_errors=False)
 
 MAX_SIZE = 2_000_000
 """Maximum length of a grammar in characters."""
+
+
+_STACK = 512 * 2**20  # bytes of address space; a chain in a grammar of `MAX_SIZE` fits
+_lock = threading.Lock()
+
+T = TypeVar("T")
 
 
 class Lark(str):
@@ -71,6 +79,30 @@ def choice_grammar(texts: Sequence[str]) -> Lark:
     if not choices:
         return lark('start: ""')
     return lark("start: CHOICE" + (' | ""' if "" in texts else ""), f"CHOICE: {choices}")
+
+
+def run_on_deep_stack(call: Callable[[], T]) -> T:
+    """Return the result of a call of llguidance that is made in a thread with a large stack.
+
+    llguidance compiles rules that refer to each other by recursion, and a stack that is too small ends the process.
+    """
+    with ThreadPoolExecutor(1, "grammar") as executor:
+        with _lock:  # the size belongs to all threads that start meanwhile
+            before = threading.stack_size(_STACK)
+            try:
+                result = executor.submit(call)
+            finally:
+                threading.stack_size(before)
+        return result.result()
+
+
+def compile_lark(grammar: Lark, tokenizer: LLTokenizer) -> LLMatcher:
+    """Compile a grammar for a vocabulary; raise a GrammarError if it exceeds a limit of llguidance."""
+    text = LLMatcher.grammar_from_lark(grammar)
+    matcher = run_on_deep_stack(lambda: LLMatcher(tokenizer, text, log_level=0, limits=LIMITS))
+    if matcher.is_error():
+        raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
+    return matcher
 
 
 def failure(grammar: str) -> str | None:

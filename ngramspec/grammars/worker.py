@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from ngramspec.data import GrammarError, ShutdownError
-from ngramspec.grammars.deep_stack import run_on_deep_stack
-from ngramspec.grammars.lark import LIMITS, Lark, reason
+from ngramspec.grammars.lark import Lark, compile_lark
 from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.worker import Worker
 
@@ -27,12 +26,7 @@ def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
     `names` has the tokens that GBNF may name. An invalid or too large grammar raises a GrammarError.
     """
     grammar = text if isinstance(text, Lark) else gbnf_to_lark(text, names.get)
-    tokenizer = _tokenizer(n_vocab)
-    matcher = run_on_deep_stack(
-        lambda: LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
-    )
-    if matcher.is_error():
-        raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
+    compile_lark(grammar, _tokenizer(n_vocab))
     return grammar
 
 

@@ -12,9 +12,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.deep_stack import run_on_deep_stack
 from ngramspec.grammars.gbnf import NAMED_TOKEN
-from ngramspec.grammars.lark import LIMITS, MAX_SIZE, Lark, reason
+from ngramspec.grammars.lark import MAX_SIZE, Lark, compile_lark, reason
 from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.grammars.worker import compile_grammar, worker
 from ngramspec.tokens import ending_tokens
@@ -35,6 +34,7 @@ class Grammar:
     def __init__(self, vocabulary: Any, start: LLMatcher) -> None:
         self.vocabulary = vocabulary
         self._ends = frozenset(ending_tokens(vocabulary))
+        self._has_end = False  # whether the matcher ever got an ending token, which the grammar names
         self._start, self._matcher = start, start.deep_copy()
         self._tokens: list[int] = []
         self._n_ends = 0  # number of tokens accepted since the text ended, which the matcher does not get
@@ -76,11 +76,7 @@ class Grammar:
         return mask
 
     def mask(self) -> Bools:
-        """Return which tokens may come next, by their ids; it is computed once for each position.
-
-        Raises:
-            GrammarError: A limit of llguidance was exceeded.
-        """
+        """Return which tokens may come next, by their ids; raise a GrammarError over a limit of llguidance."""
         if self._mask is None:
             if self._n_ends:
                 self._mask = np.zeros(self.vocabulary.n_vocab, np.bool_)
@@ -92,11 +88,7 @@ class Grammar:
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Advance by a token that is allowed.
-
-        Raises:
-            GrammarError: The token is not allowed, or a limit of llguidance was exceeded.
-        """
+        """Advance by a token; raise a GrammarError if it is not allowed, or over a limit of llguidance."""
         self._mask = None
         if self._n_ends or (self.vocabulary.is_eog(token) and self.is_complete):
             self._n_ends += 1
@@ -104,6 +96,7 @@ class Grammar:
         self._matcher.consume_token(token)
         self._check()
         self._tokens.append(token)
+        self._has_end |= token in self._ends
 
     def rollback(self, count: int) -> None:
         """Roll back the last `count` tokens."""
@@ -114,10 +107,9 @@ class Grammar:
         self._n_ends -= n_ends
         count -= n_ends
         if count:
-            tokens = self._tokens[-count:]
             del self._tokens[-count:]
-            # llguidance miscounts the bytes of an ending token that the grammar names.
-            if not self._ends.isdisjoint(tokens) or not self._matcher.rollback(count):
+            # llguidance miscounts the bytes of an ending token, also when it rolls back later ones.
+            if self._has_end or not self._matcher.rollback(count):
                 self._restore()
 
     def find_forced_text(self) -> bytes:
@@ -154,10 +146,7 @@ class Grammar:
 
 
 class Grammars:
-    """The compiled grammars of one vocabulary; any thread may call the methods.
-
-    The last used grammars stay compiled, and in addition all that are held.
-    """
+    """The compiled grammars of one vocabulary: the last used and all held ones; any thread may call the methods."""
 
     def __init__(self, vocabulary: Any) -> None:
         self._vocabulary = vocabulary
@@ -176,19 +165,16 @@ class Grammars:
             return self._tokenizer
 
     def begin(self, text: str) -> Grammar:
-        """Return a grammar in GBNF or `Lark` in its initial state.
-
-        Raises:
-            GrammarError: The text is not a grammar, or exceeds a limit.
-        """
+        """Return a grammar in GBNF or `Lark` at its start; raise a GrammarError if it is invalid or too large."""
         return Grammar(self._vocabulary, self.compile(text))
 
     def hold(self, text: str) -> None:
         """Compile a grammar within the worker's limits, and keep it until `release`; see `begin` for errors."""
+        key = _key(text)
         with self._lock:
-            self._hold_counts[_key(text)] += 1
+            self._hold_counts[key] += 1
         try:
-            if _key(text) not in self._matchers:
+            if key not in self._matchers:
                 names = set[str]() if isinstance(text, Lark) else {*NAMED_TOKEN.findall(text)}
                 token_ids = {name: token for name in names if (token := self._find_token(name)) is not None}
                 self._add(text, worker.call(compile_grammar, text, token_ids, self._vocabulary.n_vocab))
@@ -199,27 +185,22 @@ class Grammars:
     def release(self, text: str) -> None:
         """Release a grammar that was held."""
         with self._lock:
-            self._hold_counts[_key(text)] -= 1
-            if not self._hold_counts[_key(text)]:
-                del self._hold_counts[_key(text)]
+            self._hold_counts.subtract([_key(text)])
+            self._hold_counts = +self._hold_counts  # without those that are not held
             self._evict()
 
     def compile(self, text: str) -> LLMatcher:
         """Return the compiled grammar; see `begin` for errors."""
+        key = _key(text)
         with self._lock:
-            if (matcher := self._matchers.get(_key(text))) is not None:
-                self._matchers.move_to_end(_key(text))
+            if (matcher := self._matchers.get(key)) is not None:
+                self._matchers.move_to_end(key)
                 return matcher
         return self._add(text, text if isinstance(text, Lark) else gbnf_to_lark(text, self._find_token))
 
     def _add(self, text: str, grammar: Lark) -> LLMatcher:
         """Compile `grammar`, which is `text` converted to `Lark`."""
-        tokenizer = self.tokenizer
-        matcher = run_on_deep_stack(
-            lambda: LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
-        )
-        if matcher.is_error():
-            raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
+        matcher = compile_lark(grammar, self.tokenizer)
         with self._lock:
             self._matchers[_key(text)] = matcher
             self._evict()
@@ -228,12 +209,8 @@ class Grammars:
     def _evict(self) -> None:
         """Drop unused grammars, the least recently used first, until the others are within the limits."""
         keys = [key for key in self._matchers if key not in self._hold_counts]
-        size = sum(map(len, keys))
-        for at, key in enumerate(keys):
-            if size <= _MAX_CHARACTERS and len(keys) - at <= _MAX_KEPT:
-                break
-            del self._matchers[key]
-            size -= len(key)
+        while len(keys) > _MAX_KEPT or sum(map(len, keys)) > _MAX_CHARACTERS:
+            del self._matchers[keys.pop(0)]
 
     def _find_token(self, name: str) -> int | None:
         tokens = self._vocabulary.tokenize(name, special=True, add_bos=False)

@@ -6,17 +6,12 @@ import random
 import re
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from support.json_texts import read_bytes
 from support.llama_grammar import read_with_llama
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.deep_stack import run_on_deep_stack
-from ngramspec.grammars.lark import LIMITS, Lark
-from ngramspec.grammars.lexemes import gbnf_to_lark
-from ngramspec.grammars.rules import MAX_DEPTH
+from ngramspec.grammars.lexemes import MAX_DEPTH, gbnf_to_lark
 from ngramspec.llama.vocabulary import Vocabulary
-
-BYTES = LLTokenizer("byte")
 
 JSON = r"""
 # llama.cpp's grammars/json.gbnf
@@ -52,14 +47,6 @@ term ::= ident | num | "(" ws expr ")" ws\r
 ident ::= [a-z] [a-z0-9_]* ws\r
 num ::= [0-9]+ ws\r
 ws ::= [ \\t\\n]*"""
-
-
-def ours(grammar: Lark, raw: bytes) -> tuple[int, bool]:
-    """Return how many bytes our reading allows, and whether the text may end after all of them."""
-    matcher = run_on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
-    count = matcher.try_consume_tokens(list(raw))
-    assert not matcher.is_error(), matcher.get_error()
-    return count, count == len(raw) and (matcher.is_accepting() or matcher.stop_reason() == "NoExtension")
 
 
 def random_rule(rng: random.Random, later: list[str], every: list[str], depth: int = 0) -> str:
@@ -110,7 +97,12 @@ def test_gbnf_to_lark_of_random_grammars_accepts_same_texts_as_llama_cpp(
         several += "LEXEME_1" in grammar
         for _ in range(10):
             raw = "".join(rng.choice("aaabbbc\u00e9") for _ in range(rng.randint(0, 8))).encode()
-            assert read_with_llama(word_vocabulary, text, raw) in (ours(grammar, raw), None), (seed, text, raw, grammar)
+            assert read_with_llama(word_vocabulary, text, raw) in (read_bytes(grammar, raw), None), (
+                seed,
+                text,
+                raw,
+                grammar,
+            )
     assert several > minimum
 
 
@@ -146,12 +138,12 @@ def test_gbnf_to_lark_of_written_grammars_accepts_same_texts_as_llama_cpp(
     grammar = gbnf_to_lark(text)
     for one in texts:
         raw = one.encode()
-        assert ours(grammar, raw) == read_with_llama(word_vocabulary, text, raw), one
+        assert read_bytes(grammar, raw) == read_with_llama(word_vocabulary, text, raw), one
 
 
 def test_gbnf_to_lark_treats_nul_and_line_ends_as_characters() -> None:
-    assert ours(gbnf_to_lark(r'root ::= "\x00" [\x00-\x01] .'), b"\0\1\n") == (3, True)
-    assert ours(gbnf_to_lark('root ::= [^a-z"\\\\]*'), b"\r\n/\xc3\xa9#") == (6, True)
+    assert read_bytes(gbnf_to_lark(r'root ::= "\x00" [\x00-\x01] .'), b"\0\1\n") == (3, True)
+    assert read_bytes(gbnf_to_lark('root ::= [^a-z"\\\\]*'), b"\r\n/\xc3\xa9#") == (6, True)
 
 
 def test_gbnf_to_lark_of_rules_without_recursion_returns_one_lexeme() -> None:
@@ -167,9 +159,9 @@ def test_gbnf_to_lark_of_json_string_returns_one_lexeme() -> None:
 
 def test_gbnf_to_lark_with_large_choice_or_long_chain_stays_small() -> None:
     words = " | ".join(f'"word{number}"' for number in range(3000))
-    assert ours(gbnf_to_lark(f"root ::= {words}"), b"word2999") == (8, True)
+    assert read_bytes(gbnf_to_lark(f"root ::= {words}"), b"word2999") == (8, True)
     chain = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(8))
-    assert ours(gbnf_to_lark(f'root ::= r0\n{chain}\nr8 ::= "a"?'), b"aaa") == (3, True)
+    assert read_bytes(gbnf_to_lark(f'root ::= r0\n{chain}\nr8 ::= "a"?'), b"aaa") == (3, True)
 
 
 def test_gbnf_to_lark_rejects_deeply_nested_rules() -> None:
@@ -177,4 +169,4 @@ def test_gbnf_to_lark_rejects_deeply_nested_rules() -> None:
     with pytest.raises(GrammarError, match=f"is nested more than {MAX_DEPTH} deep"):
         gbnf_to_lark(f'root ::= r0\n{chain}\nr{MAX_DEPTH + 5} ::= "a"')
     recursive = "\n".join(f'r{i} ::= "a" r{i + 1} | "b" root' for i in range(2000))
-    assert ours(gbnf_to_lark(f'root ::= r0\n{recursive}\nr2000 ::= "x"'), b"aabax") == (4, False)
+    assert read_bytes(gbnf_to_lark(f'root ::= r0\n{recursive}\nr2000 ::= "x"'), b"aabax") == (4, False)

@@ -10,25 +10,24 @@ from typing import Any
 import jsonschema
 from llguidance import LLMatcher, LLTokenizer
 
-from ngramspec.grammars.deep_stack import run_on_deep_stack
-from ngramspec.grammars.lark import LIMITS, Lark
+from ngramspec.grammars.lark import Lark, compile_lark
 
 BYTES = LLTokenizer("byte")
 _CLOSE_AFTER = 60  # number of bytes after which `random_text` prefers bytes that end the text
 _CLOSING = b'"}]'
 
 
-def start_matcher(grammar: Lark) -> LLMatcher:
-    """Return the state of llguidance at the start of a text, whose tokens are bytes."""
-    matcher = run_on_deep_stack(lambda: LLMatcher(BYTES, grammar, log_level=0, limits=LIMITS))
+def read_bytes(grammar: Lark, raw: bytes) -> tuple[int, bool]:
+    """Return how many bytes a grammar allows, and True if the text may end after all of them."""
+    matcher = compile_lark(grammar, BYTES)
+    count = matcher.try_consume_tokens(list(raw))
     assert not matcher.is_error(), matcher.get_error()
-    return matcher
+    return count, count == len(raw) and is_complete(matcher)
 
 
 def is_allowed(grammar: Lark, text: str) -> bool:
     """Return True if a grammar allows the complete text."""
-    matcher, raw = start_matcher(grammar), list(text.encode())
-    return matcher.try_consume_tokens(raw) == len(raw) and is_complete(matcher)
+    return read_bytes(grammar, text.encode())[1]
 
 
 def is_complete(matcher: LLMatcher) -> bool:
@@ -37,7 +36,7 @@ def is_complete(matcher: LLMatcher) -> bool:
 
 def random_text(grammar: Lark, rng: random.Random, max_bytes: int = 400) -> str | None:
     """Return a text drawn byte by byte, or `None` if it did not end after `max_bytes` bytes or reached a limit."""
-    matcher, text = start_matcher(grammar), b""
+    matcher, text = compile_lark(grammar, BYTES), b""
     while len(text) < max_bytes:
         if is_complete(matcher) and (matcher.is_stopped() or rng.random() < 0.3 or len(text) > _CLOSE_AFTER):
             return text.decode()
