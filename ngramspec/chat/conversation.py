@@ -217,8 +217,13 @@ class ToolTemplate:
 
     @cached_property
     def features(self) -> TemplateFeatures:
-        features: TemplateFeatures = self._examine(find_features, self._family is not None)
-        return features
+        features: TemplateFeatures = self._examine(find_features)
+        if self._family is not None:
+            return features
+        # Calls of unknown families could not be parsed.
+        return TemplateFeatures(
+            False, features.system, features.schemas, strings=features.strings, parts=features.parts
+        )
 
     def _write_calls(self, message: Message) -> Message:
         calls = message.pop("tool_calls", None)

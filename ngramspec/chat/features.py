@@ -32,11 +32,28 @@ class TemplateFeatures(NamedTuple):
     user_next: bool = True  # whether the user's turn may follow results directly
     strings: bool = True  # whether contents may be strings
     parts: frozenset[str] = frozenset()  # roles whose contents may be lists of parts
+    reasoning: bool = False  # whether the template renders the reasoning of earlier answers
+    effort: bool = False  # whether the prompt depends on `reasoning_effort`
+
+    def capabilities(self) -> dict[str, bool]:
+        """Return the features as llama-server's `chat_template_caps`."""
+        return {
+            "supports_string_content": self.strings,
+            "supports_typed_content": "user" in self.parts,
+            "supports_tools": self.tools,
+            "supports_tool_calls": self.arguments is not None,
+            "supports_parallel_tool_calls": self.arguments is not None and self.parallel,
+            "supports_system_role": self.system,
+            "supports_preserve_reasoning": self.reasoning,
+            "supports_reasoning_effort": self.effort,
+            "supports_object_arguments": self.arguments == "object",
+        }
 
 
-def find_features(render: Render, is_known: bool) -> TemplateFeatures:
-    """Render small conversations to find the features of a template; `is_known`: it belongs to a family."""
-    strings, in_parts = _shows_string(render), _shows_parts(render, [{"role": "user"}])
+def find_features(render: Render) -> TemplateFeatures:
+    """Render small conversations to find the features of a template."""
+    strings = "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
+    in_parts = _shows_parts(render, [{"role": "user"}])
 
     def adapt(messages: list[Message]) -> list[Message]:
         return messages if strings or not in_parts else split_contents(messages)
@@ -44,19 +61,21 @@ def find_features(render: Render, is_known: bool) -> TemplateFeatures:
     def show(*messages: Message, **variables: Any) -> str:
         return _try_render(render, adapt([*messages]), **variables)
 
-    tool = _tool("qlistq", "qpartq")
+    tool = openai_tool(Tool("qlistq", "about", {"type": "object", "properties": {"qpartq": {"type": "string"}}}))
     tools = "qlistq" in show(_USER, tools=[tool])
     variables: dict[str, Any] = {"tools": [tool]} if tools else {}
     types = {"type": ["string", "null"]}
     rare_tools = [Tool("qoneq", "", {"type": "object"}), Tool("qtwoq", "", {"properties": {"qpartq": types}})]
+    answer: Message = {"role": "assistant", "content": "ho"}
     features = TemplateFeatures(
-        tools=tools and is_known,
+        tools=tools,
         system="qsystemq" in show({"role": "system", "content": "qsystemq"}, _USER),
         schemas=not tools or "qtwoq" in show(_USER, tools=list(map(openai_tool, rare_tools))),
         strings=strings,
+        reasoning="qwordq" in show(_USER, answer | {"reasoning_content": "qwordq"}, _USER, answer, _USER),
+        effort=show(_USER, reasoning_effort="low") != show(_USER, reasoning_effort="high"),
     )
-    if is_known:  # calls of unknown families could not be parsed
-        features = _find_call_features(features, partial(show, **variables))
+    features = _find_call_features(features, partial(show, **variables))
     user = adapt([_USER])
     turns = {"user": [{"role": "user"}], "system": [{"role": "system"}, *user]}
     turns["assistant"] = [*user, {"role": "assistant"}, *user]
@@ -88,30 +107,6 @@ def _find_call_features(features: TemplateFeatures, show: Callable[..., str]) ->
     return features
 
 
-def capabilities(render: Render) -> dict[str, bool]:
-    """Return llama-server's `chat_template_caps`; `render` raises a ModelError if the template rejects messages."""
-
-    def show(*messages: Message, **variables: Any) -> str:
-        return _try_render(render, messages, **variables)
-
-    answer: Message = {"role": "assistant", "content": "ho"}
-    tools = [_tool("qlistq")]
-    calls = [show(_USER, _make_call_turn(kind), tools=tools) for kind in _ARGUMENTS]
-    pairs = [show(_USER, _make_call_turn(kind, "qlistq", "qreadq"), tools=[_tool("about")]) for kind in _ARGUMENTS]
-    return {
-        "supports_string_content": _shows_string(render),
-        "supports_typed_content": _shows_parts(render, [{"role": "user"}]),
-        "supports_tools": "qlistq" in show(_USER, tools=tools),
-        "supports_tool_calls": any("qlistq" in text and "qvalueq" in text for text in calls),
-        "supports_parallel_tool_calls": any("qlistq" in text and "qreadq" in text for text in pairs),
-        "supports_system_role": "qwordq" in show({"role": "system", "content": "qwordq"}, _USER),
-        "supports_preserve_reasoning": "qwordq"
-        in show(_USER, answer | {"reasoning_content": "qwordq"}, _USER, answer, _USER),
-        "supports_reasoning_effort": show(_USER, reasoning_effort="low") != show(_USER, reasoning_effort="high"),
-        "supports_object_arguments": "qvalueq" in calls[0] and "'qkeyq'" not in calls[0],
-    }
-
-
 def split_contents(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose contents are lists of parts."""
     return [
@@ -120,10 +115,6 @@ def split_contents(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
-
-
-def _shows_string(render: Render) -> bool:
-    return "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
 
 
 def _shows_parts(render: Render, messages: Sequence[Message], **variables: Any) -> bool:
@@ -143,10 +134,6 @@ def _try_render(render: Render, messages: Sequence[Message], **variables: Any) -
         return render({"messages": list(messages), **template_variables(variables)})
     except ModelError:
         return ""
-
-
-def _tool(name: str, parameter: str = "qkeyq") -> dict[str, Any]:
-    return openai_tool(Tool(name, "about", {"type": "object", "properties": {parameter: {"type": "string"}}}))
 
 
 def _make_call_turn(kind: Kind, *names: str, id_: str = "call12345") -> Message:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
 
@@ -78,10 +78,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] = MappingProxyType({}),
         check: Callable[[int], None] | None = None,
     ) -> ChatPrompt:
-        """Return the prompt of a conversation, with further variables of the template.
-
-        `check` raises an error if a text with that many characters is too long to be tokenized.
-        """
+        """Return the prompt of a conversation; `check` raises an error for the length of a text that is too long."""
         layout = self.lay_out({**variables, "messages": messages})
         if check is not None:
             check(len(layout.text))
@@ -99,11 +96,7 @@ class ChatTemplate:
         return make_pattern(self._controls)
 
     def lay_out(self, values: Mapping[str, Any]) -> Layout:
-        """Return the text of a prompt for the variables of the template.
-
-        A ModelError means that the template rejects the conversation or exceeds a limit, or that a string contains the
-        text of a control token that cannot be distinguished from those of the template.
-        """
+        """Return the text of a prompt for the variables of the template; raise a ModelError if it rejects them."""
         with _nesting_errors():
             raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
             return (large_worker if len(raw) > LARGE else worker).call(_lay_out, self._parts, raw)
@@ -176,7 +169,8 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )
-    environment.filters |= {"tojson": _tojson, "safe": str}  # nothing is escaped, and Markup would escape the rest
+    # Nothing is escaped, and Markup would escape the rest.
+    environment.filters |= {"tojson": partial(json.dumps, ensure_ascii=False), "safe": str}
     changing = _CHANGES.search(source) is not None
     try:
         template = environment.from_string(
@@ -221,16 +215,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -16,7 +16,7 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.backend import FillInTokens
 from ngramspec.chat.conversation import ToolTemplate, make_assistant_prefill
 from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
-from ngramspec.chat.features import capabilities, find_marks, make_turns
+from ngramspec.chat.features import find_features, find_marks, make_turns
 from ngramspec.chat.prompt import make_pattern
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt, ChatTemplate, Control, check_variables, template_variables
@@ -252,9 +252,9 @@ class Vocabulary(NativeObject):
     def template_capabilities(self) -> Mapping[str, bool]:
         """Features of the chat template by llama-server's names; a template that does not work has none."""
         try:
-            return self._chat.examine(capabilities)
+            return self._chat.examine(find_features).capabilities()
         except ModelError:
-            return capabilities(_refuse)
+            return find_features(_refuse).capabilities()
 
     @property
     def allows_parallel_calls(self) -> bool:

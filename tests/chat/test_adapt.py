@@ -10,7 +10,7 @@ import pytest
 
 from ngramspec.chat.conversation import ToolTemplate
 from ngramspec.chat.families import AnswerParser
-from ngramspec.chat.features import capabilities
+from ngramspec.chat.features import find_features
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import make_render
 
@@ -325,11 +325,11 @@ CALLING = {"tools", "tool_calls", "parallel_tool_calls", "system_role", "string_
         (SHORT, CALLING | {"object_arguments"}),
         (TEXTS, CALLING),
         (FIRST_CALL, (CALLING | {"object_arguments"}) - {"parallel_tool_calls"}),
-        (TYPED, {"typed_content"}),
+        (TYPED, {"typed_content", "system_role"}),
         (THOUGHTS, {"string_content", "system_role", "preserve_reasoning", "reasoning_effort"}),
     ],
 )
 def test_capabilities_of_template_equal_expected_features(source: str, expected: set[str]) -> None:
-    found = capabilities(make(source)[1])
+    found = find_features(make(source)[1]).capabilities()
     assert len(found) == 9
     assert {name.removeprefix("supports_") for name, can in found.items() if can} == expected
