@@ -81,7 +81,7 @@ TopLogprobs = Sequence[tuple[int, float]]  # (token id, natural logarithm of its
 class Node:
     """A token in a tree; the path from the root contains the tokens before it."""
 
-    __slots__ = ("children", "holder", "length", "likely", "mark", "notes", "parent", "token")
+    __slots__ = ("children", "length", "likely", "notes", "parent", "token")
 
     def __init__(self, parent: Node | None, token: int, length: int) -> None:
         self.parent = parent  # node before this one; `None` for the root
@@ -90,8 +90,6 @@ class Node:
         self.children: dict[int, Node] = {}  # nodes after this one, by token
         self.likely: TopLogprobs | None = None  # most likely next tokens; `None` until the logits were read
         self.notes: Any = None  # data of a drafter
-        self.holder = 0  # sequence of the KV cache that contains the node, if any does
-        self.mark = 0  # number of the last `keep` call that kept the node
 
     def child(self, token: int) -> Node:
         """Return the child for a token; create it if it does not exist."""

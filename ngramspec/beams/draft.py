@@ -1,20 +1,20 @@
-"""Drafts of beam search: `BeamDrafter` guesses continuations of a text, and `BeamPlan` selects the guesses of a pass.
+"""`BeamPlan`: the drafts of a beam search, which are themselves a beam search (Leviathan et al. 2023, appendix A.4).
 
-A guess consists of several tokens with their probabilities, from the source with the longer context:
+Each round takes the best `width` results, by the target's rows if they are known and by guesses otherwise. A guess is
+several tokens with their probabilities, from the source with the longer context:
 
     rows    the most likely tokens of the target's last row after the same 1 to 3 tokens, with their probabilities (as
             in Token Recycling, Luo et al. 2024, arXiv 2408.08696), because beams often differ in only one token
     copies  tokens that followed the longest known context of 1 to 8 tokens, in the prompt or in the common start of
             all beams
 
-The draft is itself a beam search (Leviathan et al. 2023, appendix A.4). Each round takes the best `width` results, by
-the target's rows if they are known and by guesses otherwise. It is evaluated to the length k that maximises
+The draft is evaluated to the length k that maximises
 
     1 + c_1 + c_1 c_2 + ... + c_1 ... c_k - rate * T(n + n_1 + ... + n_k)
 
 Here c_i is the probability that round i of the draft contains all nodes that the search then chooses. n is the number
-of rows that the pass must compute without a draft, and n_i the number that round i adds. T is the seconds of a pass by
-its size. rate is the recent number of rounds per second, but at least that of plain beam search. If a round misses,
+of rows that the pass must compute without a draft, and n_i the number that round i adds. T is the cost of a pass by its
+size. rate is the recent number of rounds per plain pass, but at least that of plain beam search. If a round misses,
 about PARTIAL_SHARE of its rows need not be computed later, and their share of T is not counted.
 """
 
@@ -35,27 +35,59 @@ LONGEST = 8  # maximum number of context tokens of a copy
 AHEAD = 2  # minimum number of tokens by which a copy's context must exceed a row's, which contains more information
 COPY_MARGIN = 2  # minimum ratio of occurrences for which the most frequent copy is preferred to the most recent one
 FADE = 0.98  # factor by which earlier counts fade at each new count
-MAX_COPY_PROBABILITY = 0.99
+DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
+SIZES = range(1, 65)
+
+PARTIAL_SHARE = 0.5
+"""Share of a round's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
+single beam chooses one row or no row."""
+
+COVERAGE = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
+"""Probability that a round with one guess contains all nodes that the search chooses, by the length of the guess's
+context, measured on the demo model (rounded). Contexts of 1 to 3 tokens are mostly rows, longer ones are copies."""
+
+PER_GUESS, MANY = 0.84, 4
+"""Factor of that probability for each further guess, because all guesses of a round must be good enough, and the number
+of guesses from which on they are not counted."""
+
+WEIGHT = 4.0  # weight of these probabilities in rounds
 
 Context = tuple[int, ...]
 
+Layer = tuple[list[Node], list[Node], DecayingRate]
+"""One round of a draft: the nodes that it chooses, those of them without known rows, and the rate of such rounds that
+contained all nodes that the search chose."""
 
-class BeamDrafter:
-    """A drafter that guesses continuations of the nodes of one search's tree.
+
+class BeamPlan:
+    """The drafts of one search: up to `depth` rounds, each of `width` texts.
 
     The `notes` of a node are the copy proposed after it, and the probability that the target gives such copies.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, prompt: Sequence[int], root: Node, times: PassTimes, width: int, depth: int, is_eog: Callable[[int], bool]
+    ) -> None:
+        self._is_eog = is_eog
+        self._trunk = root  # last node that all texts have in common
+        self._times = times.for_plain(width)
+        self._width, self._depth = width, depth
+        self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
+        self._coverages: dict[tuple[int, int], DecayingRate] = {}  # by shortest context and number of guesses
+        self._layers: list[Layer] = []
+        self._per_token = 0.0  # cost of the work outside the pass, per token of the pass
+        self._rounds = self._units = 0.0  # fading sums over the last passes: rounds, and cost
         self._end: Context = ()  # last tokens of the prompt and of all committed tokens
         self._prompt_end = tuple(prompt[-LONGEST:])
         # Number of occurrences of each token after a context, the most recent token last.
         self._copies: defaultdict[Context, dict[int, int]] = defaultdict(dict)
         self._rows: dict[Context, TopLogprobs] = {}
         self._trust: defaultdict[tuple[int, int], DecayingRate] = defaultdict(lambda: DecayingRate(1.0, 2.0, fade=FADE))
-        self.commit(prompt)
+        self._commit(prompt)
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    # ------------------------------------------------------------------ guesses
+
+    def _commit(self, tokens: Sequence[int]) -> None:
         """Add the next tokens that all beams have in common."""
         for token in tokens:
             for start in range(len(self._end)):
@@ -72,7 +104,7 @@ class BeamDrafter:
             copy, trust = node.notes
             trust.add(sum(math.exp(logprob) for token, logprob in likely if token == copy))
 
-    def guess(self, node: Node) -> tuple[TopLogprobs, int]:
+    def _guess(self, node: Node) -> tuple[TopLogprobs, int]:
         """Return likely tokens after a node and the length of their context, at most LONGEST; 0 means no guess."""
         tail = self._tail(node)
         contexts = [tail[start:] for start in range(len(tail))]
@@ -85,72 +117,28 @@ class BeamDrafter:
         *_, latest = counts
         most_frequent = max(counts, key=counts.__getitem__)
         copy = most_frequent if counts[most_frequent] >= COPY_MARGIN * counts[latest] else latest
-        trust = self._trust[len(copy_context), len(row_context)]
-        node.notes = copy, trust
+        rate = self._trust[len(copy_context), len(row_context)]
+        node.notes = copy, rate
         total = sum(counts.values())
         alternatives = row or [(token, math.log(n / total)) for token, n in counts.items()]
-        return _insert_copy(copy, min(trust.value, MAX_COPY_PROBABILITY), alternatives), len(copy_context)
+        # The copy has the probability `trust`, and the other tokens share the rest.
+        trust = min(rate.value, 0.99)
+        copy_probability = sum(math.exp(logprob) for token, logprob in alternatives if token == copy)
+        likely = [(copy, math.log(trust))]
+        if copy_probability < 1.0:
+            shift = math.log((1.0 - trust) / (1.0 - copy_probability))
+            likely += [(token, logprob + shift) for token, logprob in alternatives if token != copy]
+        return sorted(likely, key=lambda guess: -guess[1]), len(copy_context)
 
     def _tail(self, node: Node) -> Context:
         """Return the last LONGEST tokens up to a node, oldest first."""
         tail: list[int] = []
-        at = node
-        while at.parent is not None and len(tail) < LONGEST:
-            tail.append(at.token)
-            at = at.parent
+        while node.parent is not None and len(tail) < LONGEST:
+            tail.append(node.token)
+            node = node.parent
         return (*self._prompt_end, *reversed(tail))[-LONGEST:]
 
-
-def _insert_copy(copy: int, trust: float, alternatives: TopLogprobs) -> TopLogprobs:
-    """Return guesses in which the copy has the probability `trust`, and the other tokens share the rest."""
-    copy_probability = sum(math.exp(logprob) for token, logprob in alternatives if token == copy)
-    likely = [(copy, math.log(trust))]
-    if copy_probability < 1.0:
-        shift = math.log((1.0 - trust) / (1.0 - copy_probability))
-        likely += [(token, logprob + shift) for token, logprob in alternatives if token != copy]
-    return sorted(likely, key=lambda guess: -guess[1])
-
-
-# --------------------------------------------------------------------------- guesses that a pass evaluates
-
-DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
-SIZES = range(1, 65)
-MANY = 4  # maximum number of guesses of a round that is distinguished in the statistics
-
-PARTIAL_SHARE = 0.5
-"""Share of a round's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
-single beam chooses one row or no row."""
-
-COVERAGE = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
-"""Probability that a round with one guess contains all nodes that the search chooses, by the length of the guess's
-context, measured on the demo model (rounded). Contexts of 1 to 3 tokens are mostly rows, longer ones are copies. The
-prior has the weight of WEIGHT rounds."""
-
-PER_GUESS, WEIGHT = 0.84, 4.0
-"""PER_GUESS is the factor of that probability for each further guess, because all guesses of a round must be good
-enough."""
-
-
-Layer = tuple[list[Node], list[Node], DecayingRate]
-"""One round of a draft: the nodes that it chooses, those of them without known rows, and the rate of such rounds that
-contained all nodes that the search chose."""
-
-
-class BeamPlan:
-    """The drafts of one search: up to `depth` rounds, each of `width` texts."""
-
-    def __init__(
-        self, prompt: Sequence[int], root: Node, times: PassTimes, width: int, depth: int, is_eog: Callable[[int], bool]
-    ) -> None:
-        self.drafter, self._is_eog = BeamDrafter(prompt), is_eog
-        self._trunk = root  # last node that all texts have in common
-        self._times = times.for_plain(width)
-        self._width, self._depth = width, depth
-        self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
-        self._coverages: dict[tuple[int, int], DecayingRate] = {}  # by shortest context and number of guesses
-        self._layers: list[Layer] = []
-        self._per_token = 0.0  # cost of the work outside the pass, per token of the pass
-        self._rounds = self._units = 0.0  # fading sums over the last passes: rounds, and cost
+    # ------------------------------------------------------------------ the guesses of a pass
 
     def plan(
         self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int
@@ -163,10 +151,11 @@ class BeamPlan:
         """
         common = reduce(common_ancestor, [node for _, node in live])
         if common is not self._trunk:
-            self.drafter.commit(common.path()[self._trunk.length - common.length :])
+            self._commit(common.path()[self._trunk.length - common.length :])
             self._trunk = common
-        self._layers = self._draft(live, min(rounds, self._depth), room, leaves)
-        layers = self._layers[: self._count_best_layers(sum(node.likely is None for _, node in live))]
+        n_missing = sum(node.likely is None for _, node in live)
+        self._layers = self._draft(live, min(rounds, self._depth), room, room + n_missing, leaves)
+        layers = self._layers[: self._count_best_layers(n_missing)]
         new = [node for _, unknown, _ in layers for node in unknown]
         known_nodes = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
         # Forget nodes that were drafted but are not sent, and nodes that were sent earlier but are no longer needed.
@@ -175,18 +164,18 @@ class BeamPlan:
             node.children = {token: child for token, child in node.children.items() if child in needed_nodes}
         return new, known_nodes
 
-    def _draft(self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int) -> list[Layer]:
+    def _draft(self, live: Sequence[tuple[float, Node]], rounds: int, room: int, size: int, leaves: int) -> list[Layer]:
         layers: list[Layer] = []
         front, chance, tips = live, 1.0, len(live)
-        size = room + sum(node.likely is None for _, node in live)
-        price = self._price()
+        # A further round must be likely enough to justify one more token in the pass.
+        price = MarginalCost(self._rate(), [slope + self._per_token for slope in self._times.slopes(SIZES)])
         for _ in range(rounds):
             results: list[tuple[float, Node, int]] = []
             contexts: list[int] = []
             for score, node in front:
                 likely = node.likely
                 if likely is None:
-                    likely, context = self.drafter.guess(node)
+                    likely, context = self._guess(node)
                     contexts.append(context)
                 results += [(score + logprob, node, token) for token, logprob in likely]
             results.sort(key=lambda result: -result[0])
@@ -243,10 +232,6 @@ class BeamPlan:
     def _cost(self, size: int) -> float:
         """Return the cost of a pass and of the work outside it, in plain passes."""
         return self._times.ratio(size) + self._times.change_now(size) + self._per_token * size
-
-    def _price(self) -> MarginalCost:
-        """Return the cost of one more token in a pass, which a further round must be likely enough to justify."""
-        return MarginalCost(self._rate(), [slope + self._per_token for slope in self._times.slopes(SIZES)])
 
     def learn(self, size: int, seconds: float, other_seconds: float, rounds: Sequence[Sequence[Node]]) -> None:
         """Learn the result of the last planned pass, of `size` tokens.

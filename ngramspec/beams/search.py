@@ -4,14 +4,14 @@ Beam search keeps the `beams` most likely texts. The score of a text is the sum 
 probabilities, by the softmax of the target's raw logits; there is no length penalty. A round expands each live text by
 every token and keeps the best `beams` of all the results. Among equal scores, the text that ranked higher is preferred,
 then the larger logit, then the lower token id. A result is finished if its last token ends generations or completes a
-stop string, and it is not expanded in later rounds. The search continues for at most `max_tokens` rounds. Scores only
-fall, so the search ends early when `beams` texts are finished and no live text scores more than the last of them.
+stop string, and it is not expanded in later rounds. Scores only fall, so the search ends early when `beams` texts are
+finished and no live text scores more than the last of them.
 
 Without drafts every round costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
-model, here a `BeamPlan`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A round
-costs no pass if all nodes that it chooses are among them. There are three additions. Known rows replace guesses.
-Drafted nodes that were not reached yet stay in the cache. And a text without a row does not delay a round if enough
-results of the other texts score more.
+model, here a `BeamPlan`, run ahead with a separate beam search, and evaluate all its nodes in one pass. A round costs
+no pass if all nodes that it chooses are among them. There are three additions. Known rows replace guesses. Drafted
+nodes that were not reached yet stay in the cache. And a text without a row does not delay a round if enough results of
+the other texts score more.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
-from ngramspec.backend import Logits, Progress, Vocabulary
+from ngramspec.backend import Logits, Progress
 from ngramspec.beams.draft import BeamPlan
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError, PromptError
 from ngramspec.decoding.text import TextStream
+from ngramspec.llama.branches import Cells
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
 from ngramspec.tokens import Node, TopLogprobs
 
 if TYPE_CHECKING:
-    from ngramspec.llama.cache_tree import CacheTree
     from ngramspec.llama.target import Target
 
 DRAFT_MAX = 16  # default maximum number of rounds of a draft
@@ -57,91 +57,6 @@ class Beam(NamedTuple):
 
 
 Extension = tuple[float, Beam, int]  # extended text: new score, text before the extension, added token
-
-
-class BeamState:
-    """The state of one search, which keeps `beams` texts after the node of the prompt, `root`, for `limit` rounds."""
-
-    def __init__(
-        self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str], limit: int, out_of: StopReason
-    ) -> None:
-        self._vocabulary, self._beams, self._out_of = vocabulary, beams, out_of
-        self._stream = TextStream(stop, controls=vocabulary.controls if stop else {})
-        self.live = [Beam(0.0, root, self._stream if stop else None)]  # texts that continue, the best one first
-        self._finished: list[tuple[Beam, StopReason]] = []
-        self.rounds_left = limit
-
-    @property
-    def is_open(self) -> bool:
-        """True if there may be another round."""
-        return bool(self.live) and self.rounds_left > 0
-
-    def extensions(self, read: Callable[[Node], TopLogprobs | None]) -> list[Extension] | None:
-        """Return the best `beams` results of a round, the best one first; `None` if the round needs a missing row.
-
-        `read` returns at least the target's `beams` most likely tokens after a node; `None` if that row is missing.
-        """
-        candidates: list[Extension] = []
-        missing = -math.inf
-        for beam in self.live:
-            likely = read(beam.node)
-            if likely is None:
-                missing = max(missing, beam.score)
-            else:
-                candidates += [(beam.score + logprob, beam, token) for token, logprob in likely]
-        candidates.sort(key=lambda extension: -extension[0])  # equal scores stay in the order of texts and tokens
-        del candidates[self._beams :]
-        # No extension of a text scores more than the text.
-        enough = len(candidates) == self._beams and candidates[-1][0] > missing
-        return candidates if enough or missing == -math.inf else None
-
-    def advance(self, extensions: Sequence[Extension]) -> list[Node]:
-        """Continue with these texts, and return the last nodes of the live ones."""
-        live: list[Beam] = []
-        finished = list(self._finished)
-        children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}
-        for score, beam, token in extensions:
-            node = children[beam.node][token] = beam.node.child(token)
-            stop: StopReason | None = "eog" if self._vocabulary.is_eog(token) else None
-            stream = deepcopy(beam.stream)
-            if stream is not None:
-                stream.push(self._piece(token))
-                stop = "stop" if stream.stop_string is not None else stop
-            new_beam = Beam(score, node, stream)
-            if stop is None:
-                live.append(new_beam)
-            else:
-                finished.append((new_beam, stop))
-        for parent, new_children in children.items():
-            parent.children = new_children
-        finished.sort(key=lambda entry: -entry[0].score)
-        del finished[self._beams :]
-        if len(finished) == self._beams:
-            live = [beam for beam in live if beam.score > finished[-1][0].score]
-        self.live, self._finished = live, finished
-        self.rounds_left -= 1
-        return [beam.node for beam in live]
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """Return the best texts so far."""
-        out_of = None if self.rounds_left else self._out_of
-        beams: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
-        beams.sort(key=lambda entry: -entry[0].score)
-        return [self._hypothesis(beam, stop) for beam, stop in beams[: self._beams] if beam.node.parent is not None]
-
-    def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
-        stream, tokens = deepcopy(self._stream), tuple(beam.node.path())
-        text = "".join([stream.push(self._piece(token)) for token in tokens]) + stream.finish()
-        # A complete stop string may have been held back because a longer one that began before it was still possible.
-        return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)
-
-    def _piece(self, token: int) -> bytes:
-        """Return the bytes of a token; those that end a text have none, except for stop strings that name them."""
-        named = self._stream.pieces.get(token)
-        return named or (b"" if self._vocabulary.is_eog(token) else self._vocabulary.piece(token))
-
-
-# --------------------------------------------------------------------------- the search
 
 
 class BeamSearch:
@@ -176,10 +91,11 @@ class BeamSearch:
             raise ValueError(f"draft_max must be at least 1, got {draft_max}")
         self.target, self.beams, self.stored, self.draft_max = target, beams, stored, draft_max
         self._clock = clock
+        self._is_eog = target.vocabulary.is_eog
         self.stats = Stats()
-        self._plan: BeamPlan | None = None  # drafts of the current search
-        self._state: BeamState | None = None
-        self._rows: dict[Node, Logits] = {}
+        self._live: list[Beam] = []  # texts that continue, the best one first
+        self._finished: list[tuple[Beam, StopReason]] = []
+        self._rows: dict[Node, Logits] = {}  # of the last pass
 
     def run(
         self,
@@ -208,16 +124,13 @@ class BeamSearch:
         # A single text ends when the context is full, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
             raise PromptError(self._too_large_message(len(prompt), max_tokens or 1, room))
-        limit = min(max_tokens or room, room)
-        out_of: StopReason = "length" if max_tokens == limit else "context"
+        self._rounds_left = min(max_tokens or room, room)
+        self._limit_reason: StopReason = "length" if max_tokens == self._rounds_left else "context"
+        self._stream = TextStream(stop, controls=self.target.vocabulary.controls if stop else {})
         root = Node(None, -1, len(prompt))
+        self._live, self._finished = [Beam(0.0, root, self._stream if stop else None)], []
         self.stats, self._plan = Stats(), None
-        self._state = BeamState(self.target.vocabulary, self.beams, root, stop, limit, out_of)
-        return self._run(list(prompt), self._state, progress)
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """Return the best texts so far, at most `beams`, the best one first."""
-        return self._state.hypotheses() if self._state is not None else []
+        return self._run(list(prompt), root, progress)
 
     def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
         n_required = prompt_tokens + self.beams * max_tokens
@@ -228,33 +141,50 @@ class BeamSearch:
             f" {self.target.n_ctx}; try {' or '.join(changes)}"
         )
 
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return the best texts so far, at most `beams`, the best one first."""
+        texts: list[tuple[Beam, StopReason | None]] = [*self._finished]
+        texts += [(beam, None if self._rounds_left else self._limit_reason) for beam in self._live]
+        texts.sort(key=lambda text: -text[0].score)
+        return [self._hypothesis(beam, stop) for beam, stop in texts[: self.beams] if beam.node.parent is not None]
+
+    def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
+        stream, tokens = deepcopy(self._stream), tuple(beam.node.path())
+        text = "".join([stream.push(self._piece(token)) for token in tokens]) + stream.finish()
+        # A complete stop string may have been held back because a longer one that began before it was still possible.
+        return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)
+
+    def _piece(self, token: int) -> bytes:
+        """Return the bytes of a token; those that end a text have none, except for stop strings that name them."""
+        named = self._stream.pieces.get(token)
+        return named or (b"" if self._is_eog(token) else self.target.vocabulary.piece(token))
+
     # ------------------------------------------------------------------ passes
 
-    def _run(self, prompt: list[int], state: BeamState, progress: Progress | None) -> Generator[None]:
-        target, stats, clock = self.target, self.stats, self._clock
+    def _run(self, prompt: list[int], root: Node, progress: Progress | None) -> Generator[None]:
+        sequence, stats, clock = self.target.sequences[0], self.stats, self._clock
         started_at = clock()
-        root = state.live[0].node
-        likely = root.likely = self._find_top_tokens(target.sequences[0].prefill(prompt, progress=progress))
+        likely = root.likely = self._find_top_tokens(sequence.prefill(prompt, progress=progress))
         stats.prefill_seconds = clock() - started_at
-        self._take_rounds(state)
+        self._take_rounds()
         stats.tokens = 0  # the row of the first round comes from the prefill
         yield
-        if not state.is_open:
+        if not self._is_open:
             return
         if self.stored is not None:
-            is_eog = target.vocabulary.is_eog
-            self._plan = BeamPlan(prompt, root, self.stored.times, self.beams, self.draft_max, is_eog)
-            self._plan.drafter.observe_row(root, likely)
-        tree = target.tree(root)
+            times = self.stored.times
+            self._plan = BeamPlan(prompt, root, times, self.beams, self.draft_max, self._is_eog)
+            self._plan.observe_row(root, likely)
+        cells = Cells(self.target.passes, root, self.target.n_seq, is_windowed=self.target.weights.window > 0)
         try:
-            while state.is_open:
+            while self._is_open:
                 started_at = clock()
-                nodes = self._choose(tree, state)
+                nodes = self._choose(cells)
                 submitted_at = clock()
-                rows = tree.evaluate(nodes)
+                rows = cells.evaluate(nodes)
                 finished_at = clock()
                 self._rows = dict(zip(nodes, rows, strict=True))
-                rounds = self._take_rounds(state)
+                rounds = self._take_rounds()
                 other_seconds = clock() - finished_at + submitted_at - started_at
                 if self._plan is not None:
                     self._plan.learn(len(nodes), finished_at - submitted_at, other_seconds, rounds)
@@ -265,37 +195,85 @@ class BeamSearch:
                 yield
         finally:
             self._rows = {}
-            tree.close()
+            cells.clear()
             if self.stored is not None:
                 self.stored.save()
 
-    def _take_rounds(self, state: BeamState) -> list[list[Node]]:
+    def _choose(self, cells: Cells) -> list[Node]:
+        """Return the nodes that the next pass evaluates, and remove nodes that are no longer needed from the cache."""
+        nodes = [beam.node for beam in self._live]
+        missing = [node for node in nodes if self._read(node) is None]
+        needed_nodes = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
+        ahead: list[Node] = []
+        if self._plan is not None:
+            if cells.is_windowed:  # the cache must not keep nodes ahead of the texts
+                for node in nodes:
+                    node.children = {}
+            self._read_all([*nodes])
+            live, room = [(beam.score, beam.node) for beam in self._live], cells.max_batch - len(missing)
+            ahead, known_nodes = self._plan.plan(live, self._rounds_left - 1, room, cells.leaves)
+            needed_nodes += known_nodes
+            self.stats.drafted += len(ahead)
+        cells.keep(needed_nodes)
+        return missing + ahead
+
+    # ------------------------------------------------------------------ rounds
+
+    @property
+    def _is_open(self) -> bool:
+        """True if there may be another round."""
+        return bool(self._live) and self._rounds_left > 0
+
+    def _take_rounds(self) -> list[list[Node]]:
         """Take all rounds whose rows are known; return the last tokens of the live texts after each round."""
         rounds: list[list[Node]] = []
-        while state.is_open and (extensions := state.extensions(self._read)) is not None:
-            nodes = state.advance(extensions)
+        while self._is_open and (extensions := self._extensions()) is not None:
+            nodes = self._advance(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
             rounds.append(nodes)
         self.stats.tokens += len(rounds)
         return rounds
 
-    def _choose(self, tree: CacheTree, state: BeamState) -> list[Node]:
-        """Return the nodes that the next pass evaluates, and remove nodes that are no longer needed from the cache."""
-        nodes = [beam.node for beam in state.live]
-        missing = [node for node in nodes if self._read(node) is None]
-        needed_nodes = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
-        ahead: list[Node] = []
-        if self._plan is not None:
-            if tree.windowed:  # the cache must not keep nodes ahead of the texts
-                for node in nodes:
-                    node.children = {}
-            self._read_all([*nodes])
-            live, room = [(beam.score, beam.node) for beam in state.live], tree.max_batch - len(missing)
-            ahead, known_nodes = self._plan.plan(live, state.rounds_left - 1, room, tree.leaves)
-            needed_nodes += known_nodes
-            self.stats.drafted += len(ahead)
-        tree.keep(needed_nodes)
-        return missing + ahead
+    def _extensions(self) -> list[Extension] | None:
+        """Return the results of a round, the best one first; `None` if the round needs a missing row."""
+        candidates: list[Extension] = []
+        missing = -math.inf
+        for beam in self._live:
+            likely = self._read(beam.node)
+            if likely is None:
+                missing = max(missing, beam.score)
+            else:
+                candidates += [(beam.score + logprob, beam, token) for token, logprob in likely]
+        candidates.sort(key=lambda extension: -extension[0])  # equal scores stay in the order of texts and tokens
+        del candidates[self.beams :]
+        # No extension of a text scores more than the text.
+        enough = len(candidates) == self.beams and candidates[-1][0] > missing
+        return candidates if enough or missing == -math.inf else None
+
+    def _advance(self, extensions: Sequence[Extension]) -> list[Node]:
+        """Continue with these texts, and return the last nodes of the live ones."""
+        live: list[Beam] = []
+        children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self._live}
+        for score, beam, token in extensions:
+            node = children[beam.node][token] = beam.node.child(token)
+            stop: StopReason | None = "eog" if self._is_eog(token) else None
+            stream = deepcopy(beam.stream)
+            if stream is not None:
+                stream.push(self._piece(token))
+                stop = "stop" if stream.stop_string is not None else stop
+            if stop is None:
+                live.append(Beam(score, node, stream))
+            else:
+                self._finished.append((Beam(score, node, stream), stop))
+        for parent, new_children in children.items():
+            parent.children = new_children
+        self._finished.sort(key=lambda entry: -entry[0].score)
+        del self._finished[self.beams :]
+        if len(self._finished) == self.beams:
+            live = [beam for beam in live if beam.score > self._finished[-1][0].score]
+        self._live = live
+        self._rounds_left -= 1
+        return [beam.node for beam in live]
 
     # ------------------------------------------------------------------ rows
 
@@ -307,7 +285,7 @@ class BeamSearch:
                 return None
             node.likely = self._find_top_tokens(row)
             if self._plan is not None:
-                self._plan.drafter.observe_row(node, node.likely)
+                self._plan.observe_row(node, node.likely)
         return node.likely
 
     def _read_all(self, nodes: list[Node]) -> None:

@@ -50,6 +50,8 @@ class Passes:
             learn from its time.
     """
 
+    max_rows = MAX_EVALUATE
+
     def __init__(
         self,
         context: Any,
@@ -213,6 +215,20 @@ class Passes:
         if status != 0:
             raise TargetError(f"llama_decode returned {status} for {len(rows)} tokens of several sequences")
         return self.fetch()
+
+    def length(self, sequence: int) -> int:
+        """Return the number of tokens in a sequence."""
+        return int(llama.llama_memory_seq_pos_max(self.memory, sequence)) + 1
+
+    def share(self, source: int, sequence: int, end: int) -> None:
+        """Let a sequence share the cells of another one, from its own end up to `end`."""
+        if (length := self.length(sequence)) < end:
+            llama.llama_memory_seq_cp(self.memory, source, sequence, length, end)
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Keep the first `length` tokens in a sequence; -1 means all sequences."""
+        if not llama.llama_memory_seq_rm(self.memory, sequence, length, -1):
+            raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")
 
     def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[TokenStates, int, Sequence[int]]]:
         """Request hidden states from the next pass, if that is allowed and a head needs them.

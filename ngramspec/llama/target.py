@@ -37,8 +37,8 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.llama.adapters import Lora, set_adapters
+from ngramspec.llama.branches import BranchingSequence
 from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType
-from ngramspec.llama.cache_tree import BranchingSequence, CacheTree
 from ngramspec.llama.context_size import advise_smaller_size, choose_context_size
 from ngramspec.llama.contexts import (
     FLASH_TYPES,
@@ -61,7 +61,6 @@ from ngramspec.llama.setting_trials import SettingTrials
 from ngramspec.llama.weights import Weights
 from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
 from ngramspec.sampling.option import allow_choices, allow_int_range
-from ngramspec.tokens import Node
 
 LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
 
@@ -111,8 +110,8 @@ class Target(NativeObject):
             a GPU, "auto" means the fastest. Except with "off", `threads` that may change are fixed if bits depend on
             their number.
         repack: Whether weights may be reordered for CPU kernels.
-        n_seq: Maximum number of llama.cpp sequences that share the cells of a single text. `tree` and branches need
-            several. `None` means as many as branches need on a GPU, if they may pay there, and 1 otherwise.
+        n_seq: Maximum number of llama.cpp sequences that share the cells of a single text, for beam search and
+            branches. `None` means as many as branches need on a GPU, if they may pay there, and 1 otherwise.
         draft_max: Maximum draft length in tokens. The cache keeps as many snapshots of a recurrent state, or fewer if
             the machine is short of memory; `None` means SNAPSHOTS.
         head: Whether to also load the model's own head, which drafts for its sequences, if the file contains one that
@@ -367,7 +366,7 @@ class Target(NativeObject):
             governor=self.governor,
             returns_early=self.weights.on_gpu,
         )
-        self._passes = passes
+        self.passes = passes
         self.returns_early = passes.returns_early
         self.n_ctx = self.vocabulary.n_ctx = n_ctx
         if self._leaves:
@@ -442,13 +441,13 @@ class Target(NativeObject):
             )
         # llama.cpp puts sequences into one batch if their numbers follow each other.
         order = sorted(parts, key=lambda part: part.sequence.number)
-        append(self._passes, [(own[sequence.number], tokens, rows) for sequence, tokens, rows in order])
+        append(self.passes, [(own[sequence.number], tokens, rows) for sequence, tokens, rows in order])
         # Map each sequence's number to the end of its rows in the logits of the pass.
         ends = dict(zip((part.sequence.number for part in order), accumulate(part.rows for part in order), strict=True))
         self._submitted = [(ends[part.sequence.number], part.rows) for part in parts]
 
     def fetch_together(self) -> list[Logits]:
-        logits = self._passes.fetch()
+        logits = self.passes.fetch()
         return [logits[end - rows : end] for end, rows in self._submitted]
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
@@ -471,29 +470,6 @@ class Target(NativeObject):
         """True if several continuations can share a prefix in the cache; recurrent states cannot be shared."""
         return self.weights.can_pool and not self.weights.is_recurrent
 
-    def tree(self, root: Node) -> CacheTree:
-        """Return a tree of continuations of the cached tokens; nothing else may be evaluated until it is closed.
-
-        Args:
-            root: Root of the tree, which stands for all tokens in the cache.
-
-        Raises:
-            ValueError: The target was loaded for one sequence, its KV cache cannot branch, or the length of `root` is
-                not that of the cache.
-        """
-        self.weights.check_open()
-        if self.n_seq < 2 or not self.can_branch:
-            raise ValueError(
-                "a tree needs a target with n_seq above 1 and a memory that is not recurrent, nor read in blocks"
-            )
-        sequence = self.sequences[0]
-        sequence.settle()
-        if root.length != len(sequence.tokens) or not sequence.tokens:
-            raise ValueError(
-                f"the root of a tree stands for {root.length} tokens, but the cache contains {len(sequence.tokens)}"
-            )
-        return CacheTree(self._passes, root, count=self.n_seq, windowed=self.weights.window > 0)
-
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
@@ -501,7 +477,7 @@ class Target(NativeObject):
         for embedder in self._embedders:
             embedder.close()
         if self._ctx:
-            self._passes.close()
+            self.passes.close()
             self._ctx = None
         if self.heads is not None:
             self.heads.close()

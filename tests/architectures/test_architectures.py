@@ -22,8 +22,8 @@ from ngramspec.cost.trial_passes import time_passes
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import list_checks
+from ngramspec.llama.branches import BranchingSequence
 from ngramspec.llama.cache import Cache
-from ngramspec.llama.cache_tree import BranchingSequence
 from ngramspec.llama.target import Target
 
 KINDS = ("llama", "qwen3moe", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2")

@@ -55,7 +55,7 @@ class Timed:
         now, drafter = self.clock.perf_counter, None
         loading: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off", "head": cost is not None}
         target = self._opened.enter_context(Target(file, texts=texts, **loading))
-        self._charge(target._passes, 1.0)
+        self._charge(target.passes, 1.0)
         if (heads := target.heads) is not None and cost is not None:
             self._charge(heads, cost)
             shared = cast(SharedModel, heads)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mock_branching import MockBranchingTarget
 from support.mock_target import Clock, plain_generate
-from support.mock_tree import MockBranchingTarget
 
 from ngramspec.beams.search import SEQUENCES, BeamSearch, Hypothesis
 from ngramspec.cost.fixed_curves import make_fixed_curve
@@ -115,7 +115,7 @@ def test_beam_search_with_drafts_returns_reference_hypotheses(
     assert drafted.stats.passes <= plain.stats.passes
     assert drafted.stats.accepted <= drafted.stats.drafted
     assert drafted.stats.passes == len(target.batches) - plain.stats.passes
-    assert all(tree.closed for tree in target.trees)
+    assert target.is_clean
     assert target.tokens == PROMPT
 
 
@@ -299,7 +299,7 @@ def test_beam_search_with_nan_logits_raises_bad_logits() -> None:
     target = Broken()
     with pytest.raises(BadLogits, match="nan"), np.errstate(invalid="ignore"):
         search(target, 2, True, max_tokens=20)
-    assert target.trees[-1].closed
+    assert target.is_clean
 
 
 @pytest.mark.parametrize("passes", [0, 1, 7])
@@ -315,5 +315,5 @@ def test_beam_search_after_interruption_returns_current_hypotheses(passes: int) 
     assert {one.stop for one in found} == {None}
     run.close()
     assert made.hypotheses() == found
-    assert all(tree.closed for tree in target.trees)
+    assert target.is_clean
     assert target.tokens == PROMPT

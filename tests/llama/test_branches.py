@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,10 @@ import pytest
 from support.hold_pass import hold_one_pass
 from support.tiny_models import write_model
 
+from ngramspec.beams.search import BeamSearch
 from ngramspec.data import TargetError
-from ngramspec.llama.cache_tree import Branch, BranchingSequence
+from ngramspec.llama.branches import Branch, BranchingSequence
 from ngramspec.llama.target import LEAVES, Target
-from ngramspec.tokens import Node
 
 OPTIONS = {"n_ctx": 512, "threads": 1, "exact": "on", "n_seq": 1 + LEAVES}
 
@@ -79,9 +78,10 @@ def test_target_ask_removes_branches_before_next_evaluation(target: Target) -> N
     assert target.sequences[0].leaves == LEAVES
     assert target.sequences[0].tokens == [5, 6, 7, 8, 9]
     row = np.array(target.sequences[0].evaluate([13]))
-    root = Node(None, -1, 6)
-    with closing(target.tree(root)) as tree:
-        assert (tree.evaluate([root.child(4), root.child(5)]) != 0).any()
+    search = BeamSearch(target, 2)
+    for _ in search.run(target.sequences[0].tokens, max_tokens=4):
+        pass
+    assert len(search.hypotheses()) == 2
     target.sequences[0].rollback(3)
     target.sequences[0].evaluate([8, 9])
     assert (target.sequences[0].evaluate([13]) == row).all()

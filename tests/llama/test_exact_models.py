@@ -28,7 +28,7 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama import target as target_module
-from ngramspec.llama.cache_tree import Branch
+from ngramspec.llama.branches import Branch
 from ngramspec.llama.target import LEAVES, Target
 from ngramspec.models.find import smollm
 from ngramspec.sampling.distribution import Logprobs

@@ -253,7 +253,7 @@ def test_sequence_prefill_synchronizes_chunks_if_decode_returns_early(
     waits: list[Any] = []
     monkeypatch.setattr(llama, "llama_synchronize", waits.append)
     with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off") as target:
-        target._passes.returns_early = returns_early
+        target.passes.returns_early = returns_early
         chunks = list(target.sequences[1].reading(range(1, 101), max_chunk=lambda: 20))
         assert len(chunks) == 5
         assert len(waits) == (5 if returns_early else 0)

@@ -325,7 +325,7 @@ def test_target_rejects_use_by_two_threads(demo: Target, monkeypatch: pytest.Mon
                 call()
         # The other thread may have begun between a check and the pass.
         with pytest.raises(RuntimeError, match="two threads at once"):
-            demo._passes.decode([(demo.sequences[0].cache, [1], 1)])
+            demo.passes.decode([(demo.sequences[0].cache, [1], 1)])
         go_on.set()
         row = first.result().copy()
     assert demo.sequences[0].tokens == text
