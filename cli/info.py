@@ -1,17 +1,14 @@
-"""`ngramspec info`: the costs of drafts, the model and the machine; parts of other reports on these."""
+"""`ngramspec info`: the costs of drafts, the model and the machine."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
 
-import ngramspec
 from ngramspec import machine
 from ngramspec.cost import times as pass_times
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses
@@ -21,7 +18,6 @@ from ngramspec.cost.times import FEW, SIZES, STEEP, PassTimes
 from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import CpuLoad, logical_cores, process_load
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.instruments.tuning.typical import typical_gain
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -31,12 +27,13 @@ from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import load_tuned
 from ngramspec.models.find import QUANTISATION
+from ngramspec.quants.costs import quant_note
+from ngramspec.quants.typical import typical_gain
 from ngramspec.sampling.option import option
 
 from .conditions import BUSY
 from .console import MAX_COLUMNS, guard_stdout, note, printable
 from .options import Model, find, open_target
-from .tune_quants import quant_note
 from .view import print_report, report_console, tuning_line
 
 _DRAFTED = 4  # tokens of a call with a usual draft
@@ -130,7 +127,7 @@ def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed:
             f"A {QUANTISATION} file of this model would be faster, because llama.cpp reorders its weights for this CPU;"
             " ngramspec tune --quants compares the types."
         )
-    elif not is_disturbed and (line := quant_note(target, load.gpu_layers, cost + 1)):
+    elif not is_disturbed and (line := quant_note(target.weights, load.gpu_layers, cost + 1)):
         sentence = line.removeprefix("note: ")
         yield f"{sentence[0].upper()}{sentence[1:]}."
     else:
@@ -291,46 +288,3 @@ def _advice(target: Target, classes: int) -> str:
         "In a CPU build without llamafile's kernels, more sizes agree:"
         ' CMAKE_ARGS="-DGGML_LLAMAFILE=off" pip install --force-reinstall --no-cache-dir llama-cpp-python'
     )
-
-
-# --------------------------------------------------------------------------- in other reports
-
-
-def exact_mode(sizes: Sequence[int] | None) -> str:
-    """Describe exact mode with its batch sizes; `None` or an empty sequence means single tokens."""
-    return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
-
-
-def provenance(target: Target) -> dict[str, Any]:
-    """Return the program, date, machine, build and model as JSON."""
-    return {
-        "ngramspec": ngramspec.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.name(),
-        "devices": [asdict(device) for device in target.weights.devices],
-        "placement": target.weights.plan.summary(target.weights.layers),
-        "build": build(),
-        "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
-        "model": {
-            "path": str(target.weights.path),
-            "name": target.weights.name,
-            "architecture": target.weights.architecture,
-            "description": target.weights.description,
-            "size_bytes": target.weights.size_bytes,
-            "parameters": target.weights.n_params,
-            "can_rollback": target.sequences[0].can_rollback,
-        },
-    }
-
-
-def load_settings(target: Target) -> dict[str, Any]:
-    """Return the settings that loading the model determined as JSON."""
-    return {
-        "context": target.n_ctx,
-        "threads": target.weights.present.threads,
-        "threads_batch": target.weights.present.threads_batch,
-        "threads_now": target.governor.state._asdict(),
-        "micro_batch": target.n_batch,
-        "flash_attn": target.flash_attn,
-        "cache_types": target.weights.present.cache_types,
-    }

@@ -1,47 +1,42 @@
-"""`ngramspec tune --quants`: the cost of each quantisation of a model on this machine, and advice derived from it."""
+"""`ngramspec tune --quants`: the cost of each quantisation of a model on this machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
 
 import ngramspec
 from ngramspec import machine
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.data import ModelError, NGramSpecError
-from ngramspec.instruments.reports.report import Table as Figures
-from ngramspec.instruments.tuning.quants import (
-    MAX_SPREAD,
-    PRECISION,
-    QUANTISATIONS,
-    SIZES,
-    QuantCost,
-    QuantTiming,
-    advice,
-    keep_costs,
-    load_costs,
-    recommend,
-)
+from ngramspec.instruments.reports.report import Report
 from ngramspec.llama.devices import build, quantisation
-from ngramspec.llama.synthetic import PROMPT, SyntheticModels, measurement_path
-from ngramspec.llama.target import Target
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import Settings
 from ngramspec.models.gguf import read_header
-from ngramspec.models.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
+from ngramspec.quants.costs import (
+    MAX_SPREAD,
+    PRECISION,
+    QUANTISATIONS,
+    QuantTiming,
+    advise,
+    costs_path,
+    keep_costs,
+    recommend,
+    table_section,
+)
+from ngramspec.quants.models import SyntheticModels
+from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
 from ngramspec.sampling.option import options
 
 from .conditions import Load
 from .console import defer_signals, note, reraise, usage_error
 from .options import find
 from .output import Output, command_line
-from .view import figures_table, print_report, run_timed
+from .view import print_report, report_parts, run_timed
 
 DEPTH = 256
 """Default number of tokens in the context before each pass."""
@@ -53,7 +48,9 @@ _USED |= {"cache_type_v", "no_mmap", "no_repack", "ignore_tuned"}
 
 def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth: int, output: Output) -> None:
     """Measure the quantisations of a model or of a shape, show the results, and store them for `quant_note`."""
-    _check(load)
+    for name, option in options(LoadSettings).items():
+        if name in LOADING and name not in _USED and getattr(load, name) != getattr(LoadSettings(), name):
+            usage_error(f"{option.flags[0]} cannot be combined with --quants")
     label, shape, path = _find_shape(load, model)
     threads = load.threads or usable_cores()
     settings = Settings(
@@ -65,14 +62,13 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         cache_types=(load.cache_type_k, load.cache_type_v),
     )
     deadline = time.monotonic() + time_limit
-    own = None if path is None else _own(path)
+    kind = None if path is None else read_header(path).metadata.get("general.file_type")
+    own = quantisation(kind) if isinstance(kind, int) else None
     names = [*QUANTISATIONS, *([own] if own in PRECISION and own not in QUANTISATIONS else [])]
     note(f"measuring {len(names)} quantisations for at most about {time_limit:g} seconds")
     others = Load()
     with SyntheticModels(shape, names, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
-        timing = QuantTiming(
-            models.seconds, models.files, models.outputs, shape.layers, models.layers, PROMPT, deadline
-        )
+        timing = QuantTiming(models, shape.layers, deadline)
         outcome = run_timed(_steps(models, timing), time_limit)
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
@@ -84,16 +80,23 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
             " nothing is recommended or saved; measure on an idle machine"
         )
     elif costs and outcome.error is None:
-        keep_costs(measurement_path(shape, load.gpu_layers), costs)
+        keep_costs(costs_path(shape, load.gpu_layers), costs)
     conclusions = [recommend(costs)] if costs and is_steady else []
     steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
-    if is_steady and (line := advice(own, steepness, costs)):
+    if is_steady and (line := advise(own, steepness, costs)):
         conclusions.append(line)
-    heading = [
-        f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
-        f"{machine.name()}; {_threads(settings)}, {depth} tokens of context; {others}",
-        command_line("tune", [model], {"--quants": True, "--time-limit": time_limit, "--context-depth": depth}, load),
-    ]
+    batches = "" if settings.threads_batch == threads else f" ({settings.threads_batch} for batches)"
+    values = {"--quants": True, "--time-limit": time_limit, "--context-depth": depth}
+    report = Report(
+        "Quantisations",
+        command_line("tune", [model], values, load),
+        sections=[table_section(timing, costs)] if costs else [],
+        setup=[
+            f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
+            f"{machine.name()}; {threads} threads{batches}, {depth} tokens of context; {others}",
+        ],
+        details=conclusions if costs else ["Interrupted before the end of the first round: no results."],
+    )
     document = {
         "ngramspec": ngramspec.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -106,31 +109,14 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "timed_layers": models.layers,
         "steady": is_steady,
         "other_cores": others.cores,
-        "command": heading[-1],
+        "command": report.command,
         "rounds": timing.rounds,
         "spread": timing.spread,
-        "quantisations": {cost.name: _figures(cost) for cost in costs},
+        "quantisations": {cost.name: cost.to_json() for cost in costs},
         "conclusions": conclusions,
     }
-    output.write(lambda: print_report([*heading, *_table(timing, costs), *conclusions]), lambda: document)
+    output.write(lambda: print_report([*report_parts(report)]), lambda: document)
     reraise(outcome)
-
-
-def quant_note(target: Target, gpu_layers: int, steepness: float) -> str | None:
-    """Return a note if the quantisation of a loaded model is slow in batches here; `steepness` is T(4) / T(1)."""
-    try:
-        shape = shape_of(target.weights.path)
-    except ModelError:  # such as a mixture of experts, whose batches are expensive in every quantisation
-        return None
-    return advice(target.weights.quantisation, steepness, load_costs(measurement_path(shape, gpu_layers)))
-
-
-def _check(load: LoadSettings) -> None:
-    """End the program if a setting of another kind is changed, because it would have no effect."""
-    plain, specs = LoadSettings(), options(LoadSettings)
-    for name in LOADING:
-        if name not in _USED and getattr(load, name) != getattr(plain, name):
-            usage_error(f"{specs[name].flags[0]} cannot be combined with --quants")
 
 
 def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path | None]:
@@ -161,50 +147,3 @@ def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
             break
         yield name
     yield from timing.run()
-
-
-def _own(path: Path) -> str | None:
-    kind = read_header(path).metadata.get("general.file_type")
-    return quantisation(kind) if isinstance(kind, int) else None
-
-
-def _threads(settings: Settings) -> str:
-    batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
-    return f"{settings.threads} threads{batches}"
-
-
-# --------------------------------------------------------------------------- output
-
-
-def _figures(cost: QuantCost) -> dict[str, Any]:
-    return {
-        "size_bytes": cost.size_bytes,
-        "seconds": {str(size): seconds for size, seconds in cost.seconds.items()},
-        "tokens_per_second": cost.speed,
-        "tokens_per_second_with_drafts": cost.draft_speed,
-        "prompt_tokens_per_second": 1 / cost.prompt_seconds,
-    }
-
-
-def _table(timing: QuantTiming, costs: Sequence[QuantCost]) -> list[str | Table]:
-    if not costs:
-        return ["Interrupted before the end of the first round: no results."]
-    ratios = SIZES[1:]
-    headings = ["quantisation", "MiB", "tokens/s", "with drafts", *(f"T({n})/T(1)" for n in ratios), "prompt tokens/s"]
-    rows = [
-        [
-            cost.name,
-            f"{cost.size_bytes / 2**20:,.0f}",
-            f"{cost.speed:,.1f}",
-            f"{cost.draft_speed:,.1f}",
-            *(f"{cost.seconds[n] / cost.seconds[1]:.2f}" for n in ratios),
-            f"{1 / cost.prompt_seconds:,.0f}",
-        ]
-        for cost in costs
-    ]
-    return [
-        figures_table(Figures(headings, rows)),
-        f"T(n) is the time of a pass over n tokens. Measured with random weights in {timing.timed_layers} of"
-        f" {timing.layers} layers and in the output layer: minima of {timing.rounds} rounds; medians are up to"
-        f" {timing.spread:.0%} higher. With drafts: modelled, for text that repeats as much as typical answers.",
-    ]

@@ -27,7 +27,7 @@ LAYERS = (
     ("decoding",),
     ("loading",),
     ("batching", "beams", "dropin", "instruments"),
-    ("__init__", "llm_plugin", "server"),
+    ("__init__", "llm_plugin", "quants", "server"),
     ("cli",),
 )
 """Layers from the lowest to the highest. `__init__` contains the public names of `import ngramspec`."""
@@ -44,7 +44,7 @@ SHELVES = {
         "backend",
     ),
     "models": ("llama", "models", "loading", "chat"),
-    "instruments": ("instruments",),
+    "instruments": ("instruments", "quants"),
     "surfaces": ("cli", "server", "batching", "dropin", "llm_plugin"),
 }
 """Rooms by purpose; rooms that are missing here are used by several shelves. A shelf only imports from earlier shelves,

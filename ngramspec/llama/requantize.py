@@ -97,14 +97,20 @@ def requantize(source: Path, target: Path) -> None:
         ModelError: llama.cpp cannot convert the file.
         OSError: The target cannot be written.
     """
-    params = llama.llama_model_quantize_default_params()
-    params.ftype = bindings.file_types(llama)[f"LLAMA_FTYPE_MOSTLY_{QUANTISATION}"]
-    params.allow_requantize = True
-    params.nthread = usable_cores()
-    failed = llama.llama_model_quantize(os.fsencode(source), os.fsencode(target), params) != 0
+    is_done = quantize(source, target, QUANTISATION)
     if not _is_complete(target):  # llama.cpp does not report every failed write
         raise OSError("the disk may be full")
-    if failed:
+    if not is_done:
         raise ModelError(bindings.last_complaint())
     with target.open("rb+") as file:
         os.fsync(file.fileno())
+
+
+def quantize(source: Path, target: Path, name: str) -> bool:
+    """Write a model file in the quantisation of this name, and return True if llama.cpp reports that it succeeded."""
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = bindings.file_types(llama)[f"LLAMA_FTYPE_MOSTLY_{name}"]
+    params.allow_requantize = True
+    params.nthread = usable_cores()
+    bindings.log_tail.clear()
+    return bool(llama.llama_model_quantize(os.fsencode(source), os.fsencode(target), params) == 0)

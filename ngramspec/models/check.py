@@ -17,28 +17,22 @@ from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 """Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
 
-# These are values of general.architecture, as in llama.cpp's src/llama-arch.cpp.
-_ENCODERS = frozenset({"t5encoder", "gemma-embedding", "llama-embed"})
-_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-_VOICES = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
+_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})  # values of general.architecture, from llama-arch.cpp
 
 _OLD = "from before GGUF; use a GGUF version of the model"
-_CONVERT = "convert it to GGUF first"
 _SIGNATURES = {
     b"lmgg": f"is a ggml file {_OLD}",
     b"fmgg": f"is a ggmf file {_OLD}",
     b"tjgg": f"is a ggjt file {_OLD}",
     b"algg": "is a ggla adapter (LoRA) from before GGUF, not a model",
-    b"PK\x03\x04": f"looks like a PyTorch checkpoint (or another zip archive); {_CONVERT}",
-    b"\x80\x02": f"looks like a pickled PyTorch checkpoint; {_CONVERT}",
+    b"PK\x03\x04": "looks like a PyTorch checkpoint (or another zip archive); convert it to GGUF first",
+    b"\x80\x02": "looks like a pickled PyTorch checkpoint; convert it to GGUF first",
     b"\x80\x04": "looks like a Python pickle; convert the model to GGUF first",
     b"\x89HDF": "looks like an HDF5 (Keras) file; convert the model to GGUF first",
     b"\x1f\x8b": "looks like a gzip archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "looks like a zstd archive; unpack it first",
     b"version https://git-lfs": "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
 }
-_PEEK = 512
 _EDGE = 1 << 16
 _A, _B = ".lora_a", ".lora_b"
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
@@ -69,8 +63,7 @@ def read_edges(path: Path, size: int) -> bytes:
 def check_model_file(path: Path) -> GGUFHeader:
     """Check that `path` is a complete GGUF file of a model that can generate text, split or not; return its header.
 
-    Raises:
-        ModelError: The file cannot be used; the message contains its name, what is wrong and what to do.
+    The message of the ModelError for any other file contains its name, what is wrong and what to do.
     """
     header = check_complete(path)
     parts = header.metadata.get("split.count", 0)
@@ -104,9 +97,6 @@ def check_adapter_file(path: Path, model: Path) -> None:
     """Check that `path` is a complete LoRA adapter that llama.cpp can apply to the model in the file `model`.
 
     llama.cpp itself reports only some errors, and ends the process on the others.
-
-    Raises:
-        ModelError: The adapter cannot be used; the message contains its name, what is wrong and what to do.
     """
     header = check_complete(path, "adapter")
     base = [check_complete(part) for part in parts_of(model)]
@@ -154,11 +144,7 @@ def _check_pair(
 
 
 def check_complete(path: Path, what: str = "model") -> GGUFHeader:
-    """Return the header of a complete GGUF file, with or without weights; `what` is the noun for it in messages.
-
-    Raises:
-        ModelError: The file does not exist, is not GGUF or is truncated.
-    """
+    """Return the header of a complete GGUF file, with or without weights; `what` is the noun for it in messages."""
     try:
         if path.is_dir():
             raise ModelError(_describe_folder(path))
@@ -171,7 +157,7 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
         if not path.is_file():
             raise ModelError(f"{path} is not a regular file; pass a .gguf file")
         with path.open("rb") as file:
-            start = file.read(_PEEK)
+            start = file.read(512)
         if not start:
             raise ModelError(f"{path} is empty; download it again")
         if not start.startswith(MAGIC):
@@ -208,6 +194,7 @@ def _describe_content(start: bytes) -> str:
 def _check_kind(path: Path, kind: object, architecture: object) -> None:
     """Reject GGUF files that cannot generate text."""
     name = architecture if isinstance(architecture, str) else ""
+    embeds = f"is an encoder ({name}): it computes embeddings and cannot generate text"
     for is_refused, reason in (
         (
             kind == "mmproj" or name == "clip",
@@ -216,15 +203,12 @@ def _check_kind(path: Path, kind: object, architecture: object) -> None:
         (kind == "adapter", "is a LoRA adapter, not a model; pass its model, and the adapter with --lora"),
         (kind == "imatrix", "is an importance matrix, not a model"),
         (not name, "has no general.architecture; it is not a language model"),
-        (
-            name in _ENCODERS or "bert" in name,
-            f"is an encoder ({name}): it computes embeddings and cannot generate text",
-        ),
+        (name in ("t5encoder", "gemma-embedding", "llama-embed") or "bert" in name, embeds),
         (name == "t5", "is an encoder-decoder model (t5); only decoder-only models are supported"),
         (name in _HEADS, f"is a draft layer for another model ({name}) and cannot run alone; pass that model"),
-        (name in _VOICES, f"generates audio ({name}), not text"),
+        (name in ("wavtokenizer-dec", "qwen3tts", "pockettts"), f"generates audio ({name}), not text"),
         (
-            name in _DIFFUSION,
+            name in ("dream", "llada", "llada-moe", "rnd1"),
             f"is a diffusion model ({name}), which does not decode token by token",
         ),
     ):

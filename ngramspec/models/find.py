@@ -49,17 +49,9 @@ def resolve(
 ) -> ModelSource:
     """Find a model by its name, download it if necessary, and check it.
 
-    Args:
-        name: Path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, `ollama:NAME:TAG`,
-            `lmstudio:PUBLISHER/MODEL`, `smollm2`, or `smollm2:QUANT` for the installed file itself. `None` means the
-            model in NGRAMSPEC_MODEL; if that is not set, SmolLM2 if installed, and otherwise the demo model.
-        env: Environment variables: NGRAMSPEC_MODEL, OLLAMA_MODELS, LLAMA_CACHE, and huggingface_hub's HF_ENDPOINT,
-            HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE. huggingface_hub finds access tokens itself.
-        progress: Function that is called with the progress of downloads.
-        convert: Function that chooses the file of `smollm2`.
-
-    Raises:
-        ModelError: The model does not exist or cannot be used; the message is one line with what to do.
+    README.md lists the names. `None` means the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2 if installed, and
+    otherwise the demo model. `env` are environment variables, `progress` is called during downloads, and `convert`
+    chooses the file of `smollm2`. The message of a ModelError is one line with what to do.
     """
     if name is None:
         name = env.get(MODEL_VARIABLE)
@@ -101,11 +93,7 @@ def is_model_argument(text: str) -> bool:
 
 
 def check_model(name: str, path: Path) -> GGUFHeader:
-    """Check the file of a named model, and return its header.
-
-    Raises:
-        ModelError: The file cannot be used.
-    """
+    """Check the file of a named model, and return its header."""
     header = check_model_file(path)
     # Ollama stores the vision part of a model in the same file.
     vision = f"{header.metadata.get('general.architecture')}.vision."
@@ -145,11 +133,7 @@ def _smollm_file() -> Path | None:
 
 
 def demo_model() -> ModelSource:
-    """Return the model inside this package.
-
-    Raises:
-        ModelError: The installation lacks the model.
-    """
+    """Return the model inside this package."""
     path = _demo_file()
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
@@ -203,11 +187,7 @@ def _used_files() -> set[Path]:
 
 
 def find_ollama(name: str, env: Mapping[str, str]) -> Path:
-    """Return the file of a model that Ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`, maybe with a tag.
-
-    Raises:
-        ModelError: Ollama has not pulled the model.
-    """
+    """Return the file of a model that Ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`, or with a tag."""
     model_name = name.removeprefix(OLLAMA)
     full = model_name if ":" in model_name.rpartition("/")[2] else f"{model_name}:latest"
     models = {model.removeprefix(OLLAMA): path for model, path in list_ollama(env)}
@@ -253,11 +233,7 @@ def _blob(manifest: Path, blobs: Path) -> Path | None:
 
 
 def find_lm_studio(name: str) -> Path:
-    """Return the (first) GGUF file of a model that LM Studio has downloaded, chosen as for `hf:` names.
-
-    Raises:
-        ModelError: LM Studio has no such model.
-    """
+    """Return the (first) GGUF file of a model that LM Studio has downloaded, chosen as for `hf:` names."""
     model, _, file_or_quant = name.removeprefix(LM_STUDIO).partition(":")
     models = _lm_studio_models()
     if model not in models:

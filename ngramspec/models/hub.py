@@ -29,7 +29,6 @@ Progress = Callable[[str, int, int | None], None]
 
 _NAME = re.compile(PREFIX + r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<wanted>[^:\s][^:]*))?")
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that huggingface_hub accepts as true
-_LIST_TIMEOUT = 10.0  # timeout in seconds, huggingface_hub's own default for other requests
 _REPO_PREFIX = "models--"  # prefix of a repository's folder in the cache
 
 _HINT = re.compile("mmproj|imatrix|mtp|eagle3|dflash|dspark")
@@ -42,19 +41,17 @@ _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
 )
 _MAX_NAMES = 12
+_GATED = (
+    "{0}: access to {1} must be granted first; accept its terms at {2}/{1}, then log in with `hf auth login`"
+    " or set HF_TOKEN"
+)
 
 
 def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -> tuple[Path, str]:
-    """Get the GGUF file of an `hf:` name, with all of its parts.
+    """Get the GGUF file of an `hf:` name, with all of its parts; return the (first) path and a short name for people.
 
     Files already in the local cache are not downloaded again. Only the cache is used if the hub cannot be reached,
-    HF_HUB_OFFLINE is set, or the extra `hub` is not installed. For the arguments see `ngramspec.models.find.resolve`.
-
-    Returns:
-        Path of the (first) file, and a short name for people.
-
-    Raises:
-        ModelError: The file is not available.
+    HF_HUB_OFFLINE is set, or the extra `hub` is not installed.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -93,11 +90,11 @@ def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
     from huggingface_hub import HfApi, errors
 
     try:
-        info = HfApi(endpoint=endpoint).model_info(repo, timeout=_LIST_TIMEOUT)
+        info = HfApi(endpoint=endpoint).model_info(repo, timeout=10.0)  # huggingface_hub's default for other requests
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is not a valid name: {_line(error)}") from error
     except errors.GatedRepoError as error:
-        raise _access_error(name, repo, endpoint) from error
+        raise ModelError(_GATED.format(name, repo, endpoint)) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
             f"{name}: the repository {repo} does not exist on {endpoint}, or it is "
@@ -117,16 +114,9 @@ def _download(name: str, repo: str, endpoint: str, file: str, cache: Path, progr
     try:
         return Path(hf_hub_download(repo, file, endpoint=endpoint, cache_dir=cache, tqdm_class=bar))
     except errors.GatedRepoError as error:
-        raise _access_error(name, repo, endpoint) from error
+        raise ModelError(_GATED.format(name, repo, endpoint)) from error
     except Exception as error:  # see _list_files
         raise ModelError(f"{name}: cannot download {file}: {_line(error)}") from error
-
-
-def _access_error(name: str, repo: str, endpoint: str) -> ModelError:
-    return ModelError(
-        f"{name}: access to {repo} must be granted first; accept its terms at "
-        f"{endpoint}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
-    )
 
 
 def _line(error: Exception) -> str:
@@ -149,7 +139,7 @@ def _bar_class(file: str, progress: Progress | None) -> type:
                 progress(file, int(self.n), None if self.total is None else int(self.total))
 
         def update_transfer(self, step: float) -> None:
-            """Ignore bytes on the network, which are counted separately: only those on the disk are reported."""
+            """Ignore bytes on the network: only those on the disk are reported."""
 
         def __enter__(self) -> Bar:
             return self
@@ -227,20 +217,11 @@ def _gguf_files(repo_folder: Path) -> dict[str, Path]:
 def choose(
     paths: Iterable[str], file_or_quant: str | None, local: Mapping[str, Path] = MappingProxyType({})
 ) -> list[str]:
-    """Choose the files to load from a repository.
+    """Choose the files of a model in a repository, in the order of its parts; `local` are those on this disk by path.
 
-    Args:
-        paths: Paths of the repository's files.
-        file_or_quant: File name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in
-            any case. `None` means one of `PREFERRED_QUANTS`, and otherwise any. If several models match, the first is
-            chosen as in llama.cpp.
-        local: Files on this disk, by their paths in the repository.
-
-    Returns:
-        Files of the model in the order of its parts.
-
-    Raises:
-        ModelError: No model matches, several have the given file name, or a part is missing.
+    `file_or_quant` is a file name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in
+    any case. `None` means one of `PREFERRED_QUANTS`, and otherwise any. If several models match, the first is chosen as
+    in llama.cpp.
     """
     models: dict[str, list[str]] = {}  # paths of a model's files in order, by the path of the first
     for file in sorted(path for path in paths if is_model(path, local.get(path))):

@@ -17,11 +17,11 @@ from support.cli_runner import DEMO, run
 from support.signals import signal_at
 
 from ngramspec.llama.settings_timer import SettingsTimer
-from ngramspec.llama.synthetic import measurement_path
 from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.machine import Measure, Settings, Tuned, load_tuned, save_tuned
-from ngramspec.models.shape import shape_of
+from ngramspec.quants.costs import costs_path
+from ngramspec.quants.shape import shape_of
 
 TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
@@ -125,7 +125,7 @@ def test_complete_uses_tuned_settings_until_reset(home: dict[str, str]) -> None:
     assert "tuned: -t 1 -tb 2 --no-mmap (" in used.err
     assert "tuned: --no-mmap (" in run(home, *COMPLETE, "-t", "1", stdin=TEXT).err
     assert "tuned" not in run(home, *COMPLETE, "--ignore-tuned", stdin=TEXT).err
-    quants = measurement_path(shape_of(DEMO), LoadSettings().gpu_layers)
+    quants = costs_path(shape_of(DEMO), LoadSettings().gpu_layers)
     quants.parent.mkdir(parents=True)
     quants.touch()
     forgotten = run(home, "tune", "--reset").ok()

@@ -17,11 +17,11 @@ from support.cli_runner import DEMO, run
 from support.signals import signal_at
 from support.tiny_gguf import write_changed_demo
 
-from ngramspec.instruments.tuning import quants
-from ngramspec.instruments.tuning.quants import QUANTISATIONS, SIZES, QuantCost, keep_costs
-from ngramspec.llama.synthetic import SyntheticModels, measurement_path
 from ngramspec.llama.target import Target
-from ngramspec.models.shape import QuantisedShape, parse_shape, shape_of
+from ngramspec.quants import costs as quants
+from ngramspec.quants.costs import QUANTISATIONS, SIZES, QuantCost, costs_path, keep_costs, quant_note
+from ngramspec.quants.models import SyntheticModels
+from ngramspec.quants.shape import parse_shape, shape_of
 
 TINY = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
 QUANTS = ["tune", "--quants", "-t", "1", "--time-limit", "5", "-ngl", "0"]
@@ -30,7 +30,7 @@ QUANTS = ["tune", "--quants", "-t", "1", "--time-limit", "5", "-ngl", "0"]
 def prepare(models: SyntheticModels) -> Iterator[str]:
     """Yield a name as the real method does, without writing or loading models."""
     yield "loading"
-    models.files.update({name: QuantisedShape(100, "output") for name in models._quantisations})
+    models.files.update(dict.fromkeys(models._quantisations, (100, "output")))
     models.outputs["output"] = "Q4_0"
 
 
@@ -59,12 +59,12 @@ def test_it_compares_all_quantisations_of_a_shape(
         assert min(one["tokens_per_second"], one["prompt_tokens_per_second"]) > 0
         assert one["tokens_per_second_with_drafts"] >= 0.95 * one["tokens_per_second"]
     assert found["conclusions"] == [line for line in done.out.splitlines() if line.startswith("Recommended: ")]
-    assert measurement_path(parse_shape(TINY), 0).exists()
+    assert costs_path(parse_shape(TINY), 0).exists()
     command = f"ngramspec tune {TINY} --quants --time-limit 5.0 --context-depth 256 -ngl 0 -t 1"
     assert found["command"] == command
     assert command in done.out.splitlines()
     run(home, "tune", TINY, "--reset", "-ngl", "0").ok()
-    assert not measurement_path(parse_shape(TINY), 0).exists()
+    assert not costs_path(parse_shape(TINY), 0).exists()
 
 
 @pytest.mark.usefixtures("_quick")
@@ -78,7 +78,7 @@ def test_a_disturbed_measurement_is_shown_but_not_stored(
     done = run(home, *QUANTS, TINY, "--json", "-")
     assert (done.json["steady"], done.json["conclusions"]) == (False, [])
     assert "measure on an idle machine" in done.err
-    assert not measurement_path(parse_shape(TINY), 0).exists()
+    assert not costs_path(parse_shape(TINY), 0).exists()
 
 
 def costs(path: Path) -> None:
@@ -96,12 +96,12 @@ def costs(path: Path) -> None:
 def test_quant_note_names_a_faster_quantisation_once_the_costs_are_known(tiny: Path) -> None:
     slow = "note: a batch of 4 tokens costs 2.5 times one token here"
     with Target(tiny, n_ctx=512, threads=1) as target:
-        assert tune_quants.quant_note(target, 0, 2.5) == (
+        assert quant_note(target.weights, 0, 2.5) == (
             f"{slow}; ngramspec tune --quants measures whether another quantisation of this model is faster"
         )
-        costs(measurement_path(shape_of(tiny), 0))
+        costs(costs_path(shape_of(tiny), 0))
         better = f"{slow}, but 1.3 times in a file with Q4_0 (ngramspec tune --quants)"
-        assert [tune_quants.quant_note(target, 0, steepness) for steepness in (2.5, 1.9)] == [better, None]
+        assert [quant_note(target.weights, 0, steepness) for steepness in (2.5, 1.9)] == [better, None]
 
 
 def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, str]) -> None:
@@ -109,7 +109,7 @@ def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, s
         done = run(home, *QUANTS, TINY, "--json", "-")
     assert done.code == 130, done.err
     assert json.loads(done.out)["quantisations"] == {}
-    assert not measurement_path(parse_shape(TINY), 0).exists()
+    assert not costs_path(parse_shape(TINY), 0).exists()
 
 
 @pytest.mark.parametrize(

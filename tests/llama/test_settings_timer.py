@@ -15,7 +15,7 @@ pytest.importorskip("llama_cpp")
 from support.tiny_models import write_model
 
 from ngramspec.data import TargetError
-from ngramspec.instruments.tuning.candidates import candidates
+from ngramspec.instruments.tuning.search import candidates
 from ngramspec.llama import settings_timer
 from ngramspec.llama.settings_timer import SettingsTimer
 from ngramspec.llama.target import Target

@@ -1,4 +1,4 @@
-"""Search for faster settings within a time limit (`Tuning`); README.md describes the method.
+"""Search for faster settings within a time limit (`Tuning`), and the report on it; README.md describes the method.
 
 The search has three stages. It times every setting twice, which also warms it up. Then candidates and the present
 settings are timed in pairs. Finally all winners together are compared with the present settings, in new pairs.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
+from typing import Any
 
-from ngramspec.cost.paired import CHANCE, Paired, compare_pairs, pairs_needed
+from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE, Paired, compare_pairs, pairs_needed
 from ngramspec.data import ModelError, NGramSpecError, TargetError
-from ngramspec.instruments.tuning.candidates import Candidate
-from ngramspec.machine import MIN_PREFILL, Measure, Settings
+from ngramspec.instruments.reports.report import Section, Table
+from ngramspec.machine import DEEP, DRAFTS, LONG_READING, MIN_PREFILL, READING, SINGLE, Measure, Settings, flags
 
 MIN_GAIN = 1.03
 """Minimum speed of a candidate relative to the present settings. Less does not justify an unusual setting."""
@@ -52,6 +53,53 @@ Times = Mapping[Measure, float]
 
 Timer = Callable[[Settings, Measure], float]
 """Function that measures one time; it raises TargetError or ModelError if the settings do not work on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A setting that may be faster than the present one."""
+
+    parameter: str  # name of the setting that changes; at most one candidate per parameter is recommended
+    change: Mapping[str, Any]  # values of the changed settings, by name
+    measures: Sequence[Measure]  # measures that may change
+    advice: bool = False  # whether it is reported but never applied, because it changes logits by more than rounding
+
+
+def candidates(
+    present: Settings, *, physical: int, logical: int, on_cpu: bool, flash_free: bool, quantised_cache: bool
+) -> dict[str, Candidate]:
+    """Return the candidates to compare with the present settings, by their command line options.
+
+    `on_cpu` means that the CPU may compute a part of the model, `flash_free` that flash attention can be switched on
+    and off, and `quantised_cache` that the cache can have 8 bits per value.
+    """
+    whole = (SINGLE, *DRAFTS, READING)
+    attention = (SINGLE, DRAFTS[0], READING, *DEEP)  # more affected in longer contexts
+    result: dict[str, Candidate] = {}
+
+    def add(parameter: str, measures: Sequence[Measure], advice: bool = False, **change: Any) -> None:
+        settings = replace(present, **change)
+        if settings != present:
+            result[flags(settings.changes(present))] = Candidate(parameter, change, measures, advice)
+
+    if on_cpu:
+        # On a machine with many cores a few threads saturate the memory.
+        counts = {physical, logical, max(1, physical // 2), max(1, 3 * physical // 4)}
+        for count in sorted(counts | ({physical // 4} if physical >= 16 else set()), reverse=True):
+            add("threads", (SINGLE,), threads=count)
+        for count in dict.fromkeys((logical, physical)):
+            add("threads_batch", (*DRAFTS, READING), threads_batch=count)
+    if flash_free:
+        add("flash_attn", attention, flash_attn="on" if present.flash_attn == "off" else "off")
+    if on_cpu:
+        add("weights", whole, mmap=False)
+        add("weights", whole, repack=False)
+    if quantised_cache:
+        add("cache_types", attention, advice=True, cache_types=("q8_0", "q8_0"))
+    if present.flash_attn != "off" and present.micro_batch is None:
+        for size in (256, 1024):
+            add("micro_batch", (LONG_READING,), micro_batch=size)
+    return result
 
 
 class _OutOfTime(Exception):  # noqa: N818, because it is not an error
@@ -95,6 +143,10 @@ class Comparison:
         lost = sum(ratio <= 1 for ratio in self._ratios)
         return lost <= MAX_LOSSES and len(self.pairs) < pairs_needed(MAX_LOSSES, self.chance)
 
+    def to_json(self, depth: int) -> dict[str, Any]:
+        speed, each = self.speed, {m.label(depth): asdict(paired) for m, paired in self.each.items()}
+        return {"speed": asdict(speed) if speed else None, "each": each, "gains": self.gains}
+
 
 @dataclass(slots=True)
 class Tuning:
@@ -120,8 +172,7 @@ class Tuning:
     def run(self) -> Iterator[str]:
         """Run the search, and yield the name of each setting before it is timed.
 
-        Raises:
-            NGramSpecError: The times of the present settings disagree, so nothing can be compared.
+        It raises NGramSpecError if the times of the present settings disagree, so that nothing can be compared.
         """
         self._start, self._was_busy = self.clock(), not self.is_quiet()
         yield from self._try()
@@ -225,8 +276,7 @@ class Tuning:
 
     def _check_steady(self) -> None:
         """Raise NGramSpecError if the times of the present settings disagree."""
-        present = self._present_times()
-        middle = self.times
+        present, middle = self._present_times(), self.times
         ratios = sorted(seconds / middle[m] for m, times in present.items() for seconds in times)
         tenth = len(ratios) // 10
         if len(ratios) >= MIN_TIMES and (spread := ratios[-1 - tenth] / ratios[tenth]) > STEADY:
@@ -273,3 +323,47 @@ class Tuning:
             return None
         change = self.together.candidate.change
         return None if self._was_busy and THREADS & change.keys() else replace(self.present, **change)
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def table_section(tuning: Tuning, depth: int) -> Section:
+    """Return the section with the times of the present settings and all ratios; `depth` is that of the long context."""
+    compared = tuning.comparisons | ({f"{TOGETHER}, new pairs": tuning.together} if tuning.together else {})
+    rows = [["current settings, ms", *(f"{seconds * 1e3:.2f}" for seconds in tuning.times.values()), "", "", ""]]
+    for name, comparison in compared.items():
+        if (speed := comparison.speed) is not None:
+            each = comparison.each
+            ratios = [f"{each[measure].median:.2f}" if measure in each else "" for measure in tuning.times]
+            ends = "-" if speed.interval is None else "{:.2f}-{:.2f}".format(*speed.interval)
+            rows.append([name, *ratios, f"{speed.median:.2f}", ends, str(speed.pairs)])
+    labels = [measure.label(depth) for measure in tuning.times]
+    headings = ["speed (current = 1)", *labels, "overall", "from-to", "pairs"]
+    about = "medians of pairs; prefill is per token; from-to is the interval for the median of many more pairs."
+    return Section("Speed of settings", about, [Table(headings, rows)])
+
+
+def conclusions(tuning: Tuning, advice: Sequence[str], *, applied: bool) -> Iterator[str]:
+    """Yield lines on what was left out, the advice, and at the end the recommendation."""
+    for name, reason in tuning.left_out.items():
+        if reason != NO_TIME:
+            yield f"Not compared: {name}: {reason}."
+    if late := [name for name, reason in tuning.left_out.items() if reason == NO_TIME]:
+        yield f"Not compared for lack of time (raise --time-limit): {', '.join(late)}."
+    yield from advice
+    best = tuning.best_settings
+    if not tuning.complete:
+        yield "Interrupted: these are the results so far; there is no recommendation."
+    elif best is not None and tuning.together is not None:
+        yield "The recommendation may change the rounding of logits, and so texts at near-ties of two tokens."
+        yield f"Recommended: {flags(best.changes(tuning.present))}, {tuning.together.speed} where it matters."
+        yield (
+            "Saved: other commands use it for this model; ngramspec tune --reset deletes it."
+            if applied
+            else "Not saved: --apply saves it for this model and machine."
+        )
+    elif tuning.comparisons:
+        yield f"{NO_DIFFERENCE.capitalize()}, so nothing is recommended or saved."
+    else:
+        yield "No settings could be compared."

@@ -13,8 +13,7 @@ import pytest
 
 from ngramspec.cost.paired import CHANCE, pairs_needed
 from ngramspec.data import NGramSpecError, TargetError
-from ngramspec.instruments.tuning.candidates import Candidate, candidates
-from ngramspec.instruments.tuning.search import MAX_LOSSES, Tuning
+from ngramspec.instruments.tuning.search import MAX_LOSSES, Candidate, Tuning, candidates
 from ngramspec.machine import SINGLE, Measure, Settings, Tuned, flags, load_tuned, save_tuned
 
 PRESENT = Settings(4, 4)

@@ -9,6 +9,7 @@ README.md describes the method.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 import time
@@ -16,13 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ngramspec import machine
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import STEEP
-from ngramspec.data import decode
-from ngramspec.instruments.tuning.typical import typical_gain
-from ngramspec.models.shape import QuantisedShape
-from ngramspec.storage import read_cache, write_cache_json
+from ngramspec.data import ModelError, decode
+from ngramspec.instruments.reports.report import Section, Table
+from ngramspec.llama.bindings import init_backend
+from ngramspec.llama.devices import build, gpu_identity
+from ngramspec.llama.weights import Weights
+from ngramspec.quants.models import PROMPT, SyntheticModels
+from ngramspec.quants.shape import Shape, shape_of
+from ngramspec.quants.typical import typical_gain
+from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 SIZES = (1, 2, 4, 8, 16)
 """Numbers of tokens in the timed passes."""
@@ -58,10 +66,7 @@ PRECISION = (
 """Quantisations that can be measured, about from the least to the most precise, by llama.cpp's published perplexities.
 Those with fewer bits require statistics of a text, and are not recommended."""
 
-MORE_PRECISE = "Q5_0"  # first one in PRECISION with more than four bits per weight
-
-Timer = Callable[[str, int], float]
-"""Function that returns the seconds of a pass, by the name of a model and the number of tokens."""
+MORE_PRECISE = PRECISION.index("Q5_0")  # first one with more than four bits per weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,6 @@ class QuantCost:
         return self.seconds[4] / self.seconds[1]
 
     @property
-    def speed(self) -> float:
-        """Tokens per second without drafts."""
-        return 1 / self.seconds[1]
-
-    @property
     def draft_speed(self) -> float:
         """Tokens per second with drafts."""
         return self.gain / self.seconds[1]
@@ -94,20 +94,26 @@ class QuantCost:
         """Time of a typical request (see `REQUEST`)."""
         return REQUEST * self.prompt_seconds + ANSWER / self.draft_speed
 
+    @property
+    def precision(self) -> int:
+        return PRECISION.index(self.name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "size_bytes": self.size_bytes,
+            "seconds": {str(size): seconds for size, seconds in self.seconds.items()},
+            "tokens_per_second": 1 / self.seconds[1],
+            "tokens_per_second_with_drafts": self.draft_speed,
+            "prompt_tokens_per_second": 1 / self.prompt_seconds,
+        }
+
 
 @dataclass(slots=True)
 class QuantTiming:
-    """Interleaved timing of models that contain some layers of each quantisation, or an output layer.
+    """Interleaved timing of models; after an interruption it contains the times so far."""
 
-    After an interruption it contains the times so far.
-    """
-
-    timer: Timer  # function that times a pass
-    files: Mapping[str, QuantisedShape]  # quantisations of the whole model
-    outputs: Mapping[str, str]  # quantisation of the one layer in front of each output layer
+    models: SyntheticModels  # models that contain some layers of each quantisation, or an output layer
     layers: int  # number of layers of the whole model
-    timed_layers: int  # number of layers in the model of a quantisation
-    prompt: int  # number of tokens in a timed prompt
     deadline: float  # time by `clock` after which no round begins, except the first ones
     clock: Callable[[], float] = time.monotonic
     rounds: int = 0  # number of finished rounds
@@ -115,57 +121,70 @@ class QuantTiming:
 
     def run(self) -> Iterator[str]:
         """Time all models in rounds, and yield a text before each group of passes."""
-        duration = 0.0
+        duration, names = 0.0, [*self.models.files, *self.models.outputs]
         while self.rounds < MIN_ROUNDS or (self.rounds < MAX_ROUNDS and self.clock() + duration < self.deadline):
             start = self.clock()
-            names = [*self.files, *self.outputs]
             turn = self.rounds % len(names)
             for size in SIZES:
                 yield f"T({size})"
                 # Passes of different models alternate, so that each reads its weights from memory and not from a cache.
                 for number in range(RUN):
                     for name in names[turn:] + names[:turn]:
-                        self._time(name, size, counts=number > 0)
+                        seconds = self.models.seconds(name, size)
+                        if number:
+                            self.times.setdefault((name, size), []).append(seconds)
             yield "prompts"
-            for name in self.files:
-                self._time(name, self.prompt)
+            for name in self.models.files:
+                self.times.setdefault((name, PROMPT), []).append(self.models.seconds(name, PROMPT))
             self.rounds += 1
             duration = self.clock() - start
-
-    def _time(self, name: str, size: int, *, counts: bool = True) -> None:
-        seconds = self.timer(name, size)
-        if counts:
-            self.times.setdefault((name, size), []).append(seconds)
 
     @property
     def spread(self) -> float:
         """Largest difference between the median and the minimum of one-token passes, as a part of the minimum."""
-        one_token_times = [times for (name, size), times in self.times.items() if size == 1 and name in self.files]
-        return max((statistics.median(times) / min(times) - 1 for times in one_token_times), default=0.0)
+        times = [self.times[name, 1] for name in self.models.files if (name, 1) in self.times]
+        return max((statistics.median(of) / min(of) - 1 for of in times), default=0.0)
 
     def costs(self) -> list[QuantCost]:
         """Return the costs of the whole model, ordered by size; empty before the end of the first round."""
-        if not self.rounds:
-            return []
-        return sorted(map(self._cost, self.files), key=lambda cost: cost.size_bytes)
-
-    def _cost(self, name: str) -> QuantCost:
-        output = self.files[name].output
-        seconds = {size: self._layers(name, size) + self._output(output, size) for size in SIZES}
-        # A prompt needs the logits of one token.
-        prompt = (self._layers(name, self.prompt) + self._output(output, 1)) / self.prompt
-        return QuantCost(name, self.files[name].size_bytes, seconds, prompt, typical_gain(make_fixed_curve(seconds)))
+        costs = []
+        for name, (size_bytes, output) in self.models.files.items() if self.rounds else ():
+            seconds = {size: self._layers(name, size) + self._output(output, size) for size in SIZES}
+            # A prompt needs the logits of one token.
+            prompt = (self._layers(name, PROMPT) + self._output(output, 1)) / PROMPT
+            costs.append(QuantCost(name, size_bytes, seconds, prompt, typical_gain(make_fixed_curve(seconds))))
+        return sorted(costs, key=lambda cost: cost.size_bytes)
 
     def _layers(self, name: str, size: int) -> float:
-        return self.layers / self.timed_layers * min(self.times[name, size])
+        return self.layers / self.models.layers * min(self.times[name, size])
 
     def _output(self, output: str, size: int) -> float:
         """Return the time of an output layer: that of its model without the one layer in front of it."""
-        layer = min(self.times[self.outputs[output], size]) / self.timed_layers
+        layer = min(self.times[self.models.outputs[output], size]) / self.models.layers
         return max(0.0, min(self.times[output, size]) - layer)
 
 
-# --------------------------------------------------------------------------- conclusions
+def table_section(timing: QuantTiming, costs: Sequence[QuantCost]) -> Section:
+    """Return the section with all costs."""
+    ratios = SIZES[1:]
+    headings = ["quantisation", "MiB", "tokens/s", "with drafts", *(f"T({n})/T(1)" for n in ratios), "prompt tokens/s"]
+    rows = [
+        [
+            cost.name,
+            f"{cost.size_bytes / 2**20:,.0f}",
+            f"{1 / cost.seconds[1]:,.1f}",
+            f"{cost.draft_speed:,.1f}",
+            *(f"{cost.seconds[n] / cost.seconds[1]:.2f}" for n in ratios),
+            f"{1 / cost.prompt_seconds:,.0f}",
+        ]
+        for cost in costs
+    ]
+    about = (
+        f"T(n) is the time of a pass over n tokens. Measured with random weights in {timing.models.layers} of"
+        f" {timing.layers} layers and in the output layer: minima of {timing.rounds} rounds; medians are up to"
+        f" {timing.spread:.0%} higher. With drafts: modelled, for text that repeats as much as typical answers."
+    )
+    return Section("Quantisations", about, [Table(headings, rows)])
 
 
 def recommend(costs: Sequence[QuantCost]) -> str:
@@ -177,8 +196,8 @@ def recommend(costs: Sequence[QuantCost]) -> str:
     if ratio >= FASTER:
         line += f", {ratio:.1f} times as fast as {slowest.name}"
     line += f" for a prompt of {REQUEST:,} tokens and an answer of {ANSWER}"
-    precise = [cost for cost in costs if _precision(cost) >= PRECISION.index(MORE_PRECISE)]
-    if precise and _precision(best) < PRECISION.index(MORE_PRECISE):
+    precise = [cost for cost in costs if cost.precision >= MORE_PRECISE]
+    if precise and best.precision < MORE_PRECISE:
         precise_best = _fastest(precise)
         ratio = best.request_seconds / precise_best.request_seconds
         line += f"; more precise: {precise_best.name}, {ratio:.2f} times as fast"
@@ -188,21 +207,14 @@ def recommend(costs: Sequence[QuantCost]) -> str:
 def _fastest(costs: Sequence[QuantCost]) -> QuantCost:
     """Return the most precise of the usual quantisations that are about as fast as the fastest one."""
     costs = [cost for cost in costs if cost.name in QUANTISATIONS] or costs
-    min_seconds = min(cost.request_seconds for cost in costs)
-    return max((cost for cost in costs if min_seconds >= ALIKE * cost.request_seconds), key=_precision)
+    limit = min(cost.request_seconds for cost in costs) / ALIKE
+    return max((cost for cost in costs if cost.request_seconds <= limit), key=lambda cost: cost.precision)
 
 
-def _precision(cost: QuantCost) -> int:
-    return PRECISION.index(cost.name)
-
-
-def advice(quantisation: str | None, steepness: float, costs: Sequence[QuantCost]) -> str | None:
+def advise(quantisation: str | None, steepness: float, costs: Sequence[QuantCost]) -> str | None:
     """Return a note on a quantisation that is slow in batches on this machine; `None` if it is not slow.
 
-    Args:
-        quantisation: Name of the model's quantisation; `None` means unknown.
-        steepness: Measured T(4) / T(1) of the model.
-        costs: Costs of the quantisations of this shape; empty if they were not measured.
+    `steepness` is the measured T(4) / T(1) of the model. Without `costs`, those of this shape were not measured.
     """
     if not STEEP <= steepness < IMPOSSIBLE:
         return None
@@ -224,25 +236,31 @@ def advice(quantisation: str | None, steepness: float, costs: Sequence[QuantCost
     )
 
 
-# --------------------------------------------------------------------------- storage
+def quant_note(weights: Weights, gpu_layers: int, steepness: float) -> str | None:
+    """Return the note of `advise` on a loaded model, with the stored costs of its shape."""
+    try:
+        shape = shape_of(weights.path)
+    except ModelError:  # such as a mixture of experts, whose batches are expensive in every quantisation
+        return None
+    return advise(weights.quantisation, steepness, load_costs(costs_path(shape, gpu_layers)))
 
 
-@dataclass(frozen=True, slots=True)
-class QuantCosts:
-    """Stored costs."""
-
-    costs: tuple[QuantCost, ...]
+def costs_path(shape: Shape, n_gpu_layers: int) -> Path:
+    """Return the file of the costs of a shape; it depends on the build and on the machine."""
+    init_backend()
+    conditions = f"{shape.text} {build()} {machine.name()}{gpu_identity()} ngl={n_gpu_layers}"
+    return cache_folder("quants") / f"{hashlib.blake2b(conditions.encode(), digest_size=12).hexdigest()}.json"
 
 
 def keep_costs(path: Path, costs: Sequence[QuantCost]) -> None:
-    """Store the costs for `advice`; errors are ignored."""
-    write_cache_json(path, asdict(QuantCosts(tuple(costs))))
+    """Store the costs for `quant_note`; errors are ignored."""
+    write_cache_json(path, {"costs": [asdict(cost) for cost in costs]})
 
 
 def load_costs(path: Path) -> Sequence[QuantCost]:
     """Return the stored costs; empty if nothing is stored, or the file is invalid."""
-    with suppress(ValueError):
-        costs = decode(QuantCosts, json.loads(read_cache(path) or "")).costs
+    with suppress(ValueError, TypeError, KeyError):
+        costs = [decode(QuantCost, cost) for cost in json.loads(read_cache(path) or "")["costs"]]
         if all(cost.seconds.keys() >= set(SIZES) and cost.name in PRECISION for cost in costs):
             return costs
     return ()

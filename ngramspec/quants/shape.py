@@ -1,14 +1,9 @@
-"""`Shape`: the dimensions of a dense transformer, which determine the size and the time of its decode calls.
-
-parse_shape("qwen2.5-1.5b")
-parse_shape("layers=28,embd=1536,ff=8960,heads=12,kv_heads=2,head_dim=128,vocab=151936,tied=yes")
-shape_of(path)      # of the model in a GGUF file
-"""
+"""`Shape`: the dimensions of a dense transformer, which determine the size and the time of its decode calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +11,10 @@ from ngramspec.data import ModelError
 from ngramspec.models.check import parts_of
 from ngramspec.models.gguf import read_header
 
-MULTIPLE = 32  # number of weights that the smallest blocks of llama.cpp's quantisations contain
-
-MAX_LAYERS, MAX_WIDTH = 512, 2**20  # limits of llama.cpp's loader and of sensible sizes
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Dimensions of a transformer without experts, as in Llama.
-
-    Raises:
-        ValueError: A dimension is out of range.
-    """
+    """Dimensions of a transformer without experts, as in Llama; it raises a ValueError for one that is out of range."""
 
     layers: int  # number of layers without the output layer
     embd: int  # width of the hidden state
@@ -39,10 +26,11 @@ class Shape:
     tied: bool = False  # whether the output layer has the weights of the token embeddings
 
     def __post_init__(self) -> None:
+        # llama.cpp loads at most 512 layers, and its smallest blocks of quantised weights contain 32.
         for name, least, most, multiple in (
-            ("layers", 1, MAX_LAYERS, 1),
-            ("embd", MULTIPLE, MAX_WIDTH, MULTIPLE),
-            ("ff", MULTIPLE, MAX_WIDTH, MULTIPLE),
+            ("layers", 1, 512, 1),
+            ("embd", 32, 2**20, 32),
+            ("ff", 32, 2**20, 32),
             ("heads", 1, 1024, 1),
             ("kv_heads", 1, 1024, 1),
             ("head_dim", 2, 1024, 2),
@@ -54,16 +42,14 @@ class Shape:
                 raise ValueError(f"{name} must be from {least} to {most}{steps}, got {value}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
-        if self.heads * self.head_dim % MULTIPLE:
-            raise ValueError(
-                f"heads times head_dim must be a multiple of {MULTIPLE}, got {self.heads} times {self.head_dim}"
-            )
+        if self.heads * self.head_dim % 32:
+            raise ValueError(f"heads times head_dim must be a multiple of 32, got {self.heads} times {self.head_dim}")
 
     @property
     def text(self) -> str:
         """The dimensions as `parse_shape` reads them."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ",".join(f"{name}={_YES_NO[value] if name == 'tied' else value}" for name, value in values.items())
+        words = asdict(self) | {"tied": "yes" if self.tied else "no"}
+        return ",".join(f"{name}={word}" for name, word in words.items())
 
     @property
     def parameters(self) -> int:
@@ -86,15 +72,7 @@ class Shape:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class QuantisedShape:
-    """A shape in a quantisation."""
-
-    size_bytes: int  # size of all tensors
-    output: str  # name of the output layer, equal for quantisations whose output layers have the same type
-
-
-_YES_NO = {True: "yes", False: "no"}
+NAMES = [field.name for field in fields(Shape)]
 
 SHAPES: Mapping[str, Shape] = {
     "smollm2-135m": Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True),
@@ -121,53 +99,40 @@ _FORM = "layers=28,embd=1536,ff=8960,heads=12,kv_heads=2,head_dim=128,vocab=1519
 
 def is_shape(text: str) -> bool:
     """Return True if a text is the name of a shape, or lists dimensions."""
-    return text.lower() in SHAPES or text.partition("=")[0] in [f.name for f in fields(Shape)]
+    return text.lower() in SHAPES or text.partition("=")[0] in NAMES
 
 
 def parse_shape(text: str) -> Shape:
-    """Return the shape of a name in `SHAPES`, or of a list of dimensions, of which head_dim and tied are optional.
+    """Return the shape of a name in `SHAPES`, or of a list of dimensions; raise a ValueError if it is neither.
 
-    Raises:
-        ValueError: The text is neither.
+    kv_heads, head_dim and tied are optional.
     """
     if text.lower() in SHAPES:
         return SHAPES[text.lower()]
     values: dict[str, Any] = {}
-    names = [f.name for f in fields(Shape)]
     for item in text.split(","):
         name, _, value = item.partition("=")
-        if name not in names:
+        if name not in NAMES:
             raise ValueError(f"{item!r} is not a dimension; use the form {_FORM}")
         if name in values:
             raise ValueError(f"{name} is listed twice")
-        values[name] = _parse_tied(value) if name == "tied" else _parse_number(name, value)
-    values.setdefault("kv_heads", values.get("heads"))
-    if "head_dim" not in values and values.get("heads"):
-        values["head_dim"] = values.get("embd", 0) // values["heads"]
-    if missing := [name for name in names if values.get(name) is None and name != "tied"]:
+        if name == "tied":
+            if value not in ("yes", "no"):
+                raise ValueError(f"tied must be yes or no, got {value!r}")
+            values[name] = value == "yes"
+        elif value.isascii() and value.isdecimal() and len(value) < 10:
+            values[name] = int(value)
+        else:
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if values.get("heads"):
+        values = {"kv_heads": values["heads"], "head_dim": values.get("embd", 0) // values["heads"]} | values
+    if missing := [name for name in NAMES[:-1] if name not in values]:
         raise ValueError(f"the shape lacks {', '.join(missing)}; use the form {_FORM}")
     return Shape(**values)
 
 
-def _parse_tied(value: str) -> bool:
-    for truth, word in _YES_NO.items():
-        if value == word:
-            return truth
-    raise ValueError(f"tied must be yes or no, got {value!r}")
-
-
-def _parse_number(name: str, value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) < 10):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return int(value)
-
-
 def shape_of(path: Path) -> Shape:
-    """Return the shape of the model in a GGUF file, which was checked.
-
-    Raises:
-        ModelError: The model is not a dense transformer like Llama.
-    """
+    """Return the shape of the model in a GGUF file, which was checked; raise a ModelError if it is not like Llama."""
     headers = [read_header(part) for part in parts_of(path)]
     metadata = headers[0].metadata
     tensors = {name: shape for header in headers for name, shape in header.shapes.items()}
@@ -176,18 +141,17 @@ def shape_of(path: Path) -> Shape:
     def number(key: str, default: int | None = None) -> int:
         value = metadata.get(f"{kind}.{key}", default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ModelError(_unlike(path, f"{key} is not one number for all layers"))
+            raise ValueError(f"{key} is not one number for all layers")
         return value
 
-    if number("expert_count", 0):
-        raise ModelError(_unlike(path, "a mixture of experts"))
-    expected = [f"blk.0.{name}.weight" for name in ("attn_output", "ffn_down")]
-    if any(name not in tensors for name in ("token_embd.weight", *expected)):
-        raise ModelError(_unlike(path, f"{kind} has other layers"))
-    embd, heads = number("embedding_length"), number("attention.head_count")
-    if not heads:
-        raise ModelError(_unlike(path, f"{kind} has no attention"))
     try:
+        if number("expert_count", 0):
+            raise ValueError("a mixture of experts")
+        if not {"token_embd.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"} <= tensors.keys():
+            raise ValueError(f"{kind} has other layers")
+        embd, heads = number("embedding_length"), number("attention.head_count")
+        if not heads:
+            raise ValueError(f"{kind} has no attention")
         return Shape(
             layers=number("block_count"),
             embd=embd,
@@ -199,8 +163,5 @@ def shape_of(path: Path) -> Shape:
             tied="output.weight" not in tensors,
         )
     except ValueError as error:
-        raise ModelError(_unlike(path, str(error))) from error
-
-
-def _unlike(path: Path, reason: str) -> str:
-    return f"{path.name} is not a dense transformer like Llama ({reason}); pass a shape such as qwen2.5-1.5b instead"
+        what = f"{path.name} is not a dense transformer like Llama ({error})"
+        raise ModelError(f"{what}; pass a shape such as qwen2.5-1.5b instead") from error

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from ngramspec.data import ModelError, TargetError
-from ngramspec.instruments.tuning.quants import PRECISION
-from ngramspec.llama import bindings, synthetic
-from ngramspec.llama.synthetic import PROMPT, SyntheticModels, measurement_path
+from ngramspec.llama.requantize import quantize
 from ngramspec.machine import Settings
 from ngramspec.models.gguf import read_header
-from ngramspec.models.shape import Shape
-from ngramspec.models.write_gguf import Repeated, write_gguf
+from ngramspec.quants import models as synthetic
+from ngramspec.quants.costs import PRECISION, costs_path
+from ngramspec.quants.models import F32, PROMPT, SyntheticModels, make_metadata, write_gguf
+from ngramspec.quants.shape import Shape
 
 SHAPES = {
     "tied": Shape(8, 256, 256, 4, 2, 64, 64, tied=True),
@@ -40,9 +40,8 @@ def quantised(shape: Shape, name: str, folder: Path) -> Path:
     source, path = folder / "source.gguf", folder / f"{name}.gguf"
     rng = np.random.default_rng(1)
 
-    def tensor(*size: int) -> Repeated:
-        raw = rng.standard_normal(size, np.float32).tobytes()
-        return Repeated(0, size, raw, len(raw))
+    def tensor(*size: int) -> tuple[int, tuple[int, ...], bytes]:
+        return F32, size, rng.standard_normal(size, np.float32).tobytes()
 
     tensors = {"token_embd.weight": tensor(shape.embd, shape.vocab), "output_norm.weight": tensor(shape.embd)}
     if not shape.tied:
@@ -50,10 +49,8 @@ def quantised(shape: Shape, name: str, folder: Path) -> Path:
     for i in range(shape.layers):
         tensors |= {f"blk.{i}.{part}.weight": tensor(*size) for part, size in shape.matrices.items()}
         tensors |= {f"blk.{i}.{norm}_norm.weight": tensor(shape.embd) for norm in ("attn", "ffn")}
-    write_gguf(source, synthetic._metadata(shape, shape.layers, shape.vocab), tensors)
-    params = llama.llama_model_quantize_default_params()
-    params.ftype = bindings.file_types(llama)[f"LLAMA_FTYPE_MOSTLY_{name}"]
-    assert llama.llama_model_quantize(os.fsencode(source), os.fsencode(path), params) == 0
+    write_gguf(source, make_metadata(shape, shape.layers, shape.vocab), tensors)
+    assert quantize(source, path, name)
     return path
 
 
@@ -67,7 +64,7 @@ def test_sizes_are_those_of_quantised_models(name: str, tmp_path: Path) -> None:
             params = llama.llama_model_default_params()
             params.n_gpu_layers = 0
             model = llama.llama_model_load_from_file(os.fsencode(quantised(shape, kind, tmp_path)), params)
-            assert models.files[kind].size_bytes == llama.llama_model_size(model), kind
+            assert models.files[kind][0] == llama.llama_model_size(model), kind
             llama.llama_model_free(model)
 
 
@@ -98,7 +95,7 @@ def test_passes_are_timed_and_files_deleted() -> None:
         assert folder.exists()
         for name in ("Q4_0", "Q4_K_M", *models.outputs):
             assert all(models.seconds(name, size) > 0 for size in (1, 16, PROMPT))
-        trial = models._open["Q4_0"][1]
+        trial = models._open["Q4_0"].trial
         rows = trial.evaluate([1, 2], 2)
         assert np.isfinite(rows).all()
     assert not folder.exists()
@@ -123,5 +120,5 @@ def test_failures_of_llama_cpp_are_reported(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_measurements_of_another_shape_are_stored_separately() -> None:
-    paths = {measurement_path(shape, layers) for shape in SHAPES.values() for layers in (-1, 0)}
+    paths = {costs_path(shape, layers) for shape in SHAPES.values() for layers in (-1, 0)}
     assert len(paths) == 6

@@ -6,37 +6,40 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ngramspec.cost.fixed_curves import find_curves, make_fixed_curve
-from ngramspec.instruments.tuning.quants import (
+from ngramspec.quants.costs import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     RUN,
     SIZES,
     QuantCost,
     QuantTiming,
-    advice,
+    advise,
     keep_costs,
     load_costs,
     recommend,
 )
-from ngramspec.instruments.tuning.typical import typical_gain
-from ngramspec.models.shape import QuantisedShape
+from ngramspec.quants.models import PROMPT, SyntheticModels
+from ngramspec.quants.typical import typical_gain
 
-LAYERS, TIMED, PROMPT = 28, 4, 100
+LAYERS, TIMED = 28, 4
 LAYER: Mapping[str, float] = {"Q4_0": 0.001, "Q4_1": 0.002, "Q8_0": 0.003}  # seconds of a layer in a one-token pass
 OUTPUT: Mapping[str, float] = {"wide": 0.010, "wider": 0.015}  # the same of an output layer
 FILES = {
-    "Q8_0": QuantisedShape(800, "wider"),
-    "Q4_0": QuantisedShape(400, "wide"),
-    "Q4_1": QuantisedShape(450, "wide"),
+    "Q8_0": (800, "wider"),
+    "Q4_0": (400, "wide"),
+    "Q4_1": (450, "wide"),
 }
 
 
 class Machine:
     """Machine whose passes take a time by model and size; noise only adds to it."""
+
+    files, outputs, layers = FILES, {"wide": "Q4_0", "wider": "Q8_0"}, TIMED
 
     def __init__(self) -> None:
         self.now, self.calls = 0.0, list[tuple[str, int]]()
@@ -48,14 +51,13 @@ class Machine:
         self.calls.append((name, size))
         noise = 1.5 if len(self.calls) % 7 == 0 else 1.0
         layers = TIMED if name in LAYER else 1
-        own = name if name in LAYER else {"wide": "Q4_0", "wider": "Q8_0"}[name]
+        own = self.outputs.get(name, name)
         took = noise * growth(size) * (layers * LAYER[own] + OUTPUT.get(name, 0.0))
         self.now += took
         return took
 
     def timing(self, deadline: float) -> QuantTiming:
-        outputs = {"wide": "Q4_0", "wider": "Q8_0"}
-        return QuantTiming(self.seconds, FILES, outputs, LAYERS, TIMED, PROMPT, deadline, self.clock)
+        return QuantTiming(cast("SyntheticModels", self), LAYERS, deadline, self.clock)
 
 
 def growth(size: int) -> float:
@@ -68,13 +70,13 @@ def test_costs_are_those_of_the_whole_model() -> None:
     costs = timing.costs()
     assert [cost.name for cost in costs] == ["Q4_0", "Q4_1", "Q8_0"], "ordered by size"
     for cost in costs:
-        single = LAYERS * LAYER[cost.name] + OUTPUT[FILES[cost.name].output]
-        assert cost.size_bytes == FILES[cost.name].size_bytes
+        single = LAYERS * LAYER[cost.name] + OUTPUT[FILES[cost.name][1]]
+        assert cost.size_bytes == FILES[cost.name][0]
         assert cost.seconds == pytest.approx({size: growth(size) * single for size in SIZES})
-        prompt = LAYERS * LAYER[cost.name] * growth(PROMPT) + OUTPUT[FILES[cost.name].output]
+        prompt = LAYERS * LAYER[cost.name] * growth(PROMPT) + OUTPUT[FILES[cost.name][1]]
         assert cost.prompt_seconds == pytest.approx(prompt / PROMPT)
         assert cost.steepness == pytest.approx(growth(4))
-        assert cost.draft_speed == pytest.approx(cost.gain * cost.speed)
+        assert cost.draft_speed == pytest.approx(cost.gain / cost.seconds[1])
     assert timing.spread < 0.5, "a median is not affected by one slow pass in seven"
 
 
@@ -150,43 +152,43 @@ def test_recommend_names_the_fastest_and_a_more_precise_quantisation() -> None:
 
 
 def test_advice_names_a_faster_quantisation_of_about_the_same_size() -> None:
-    line = advice("Q4_1", 2.8, COSTS)
+    line = advise("Q4_1", 2.8, COSTS)
     assert line is not None
     assert line.startswith(
         "note: a batch of 4 tokens costs 2.8 times one token here (Q4_1); with IQ4_NL, this model would"
     )
     assert "answer about 1.8 times as fast, and read prompts 4.6 times as fast" in line
-    line = advice("Q8_0", 2.2, COSTS)
+    line = advise("Q8_0", 2.2, COSTS)
     assert line is not None
     assert "with Q6_K, " in line, "a file of half the size is no replacement"
 
 
 def test_advice_is_silent_if_batches_are_cheap_or_nothing_is_faster() -> None:
-    assert advice("Q4_1", 1.9, COSTS) is None
-    assert advice("Q4_1", 5.4, COSTS) is None, "more than four passes over one token: the measurement was disturbed"
-    assert advice("Q4_0", 2.5, COSTS) is None
-    assert advice("Q6_K", 2.5, COSTS) is None
-    assert advice("Q3_K_S", 2.5, [cost for cost in COSTS if cost.name == "Q4_1"]) is None
+    assert advise("Q4_1", 1.9, COSTS) is None
+    assert advise("Q4_1", 5.4, COSTS) is None, "more than four passes over one token: the measurement was disturbed"
+    assert advise("Q4_0", 2.5, COSTS) is None
+    assert advise("Q6_K", 2.5, COSTS) is None
+    assert advise("Q3_K_S", 2.5, [cost for cost in COSTS if cost.name == "Q4_1"]) is None
 
 
 def test_advice_without_a_cost_of_the_own_quantisation() -> None:
     for name in ("Q4_1", None):
-        line = advice(name, 2.54, [])
+        line = advise(name, 2.54, [])
         assert line is not None
         assert "a batch of 4 tokens costs 2.5 times one token here; ngramspec tune --quants measures" in line
-    line = advice("Q3_K_S", 2.54, COSTS)
+    line = advise("Q3_K_S", 2.54, COSTS)
     assert line is not None
     assert line.endswith("2.5 times one token here, but 1.4 times in a file with IQ4_NL (ngramspec tune --quants)")
 
 
 def test_costs_are_stored_and_invalid_files_ignored(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
-    assert load_costs(path) == ()
+    assert not load_costs(path)
     keep_costs(path, COSTS)
     assert list(load_costs(path)) == COSTS
     keep_costs(path, [replace(COSTS[0], name="Q9")])
-    assert load_costs(path) == ()
+    assert not load_costs(path)
     keep_costs(path, [replace(COSTS[0], seconds={1: 1.0})])
-    assert load_costs(path) == ()
+    assert not load_costs(path)
     path.write_text("[")
-    assert load_costs(path) == ()
+    assert not load_costs(path)

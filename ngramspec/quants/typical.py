@@ -13,12 +13,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from ngramspec.cost.times import PassTimes
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.instruments.replay.replay import Recording, Replay
 
-TOKENS = 2000  # length of the simulated answer
 RIGHT, WRONG = 1, 2  # token ids of a guess; the answer repeats the first
 
 _PRIOR = json.loads(Path(__file__).with_name("acceptance.json").read_bytes())
@@ -40,14 +40,7 @@ class TypicalDrafter(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._chain.clear()
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
+    def propose(self, limit: int, *_arguments: Any, **_options: Any) -> Draft:
         while len(self._chain) < limit and (not self._chain or self._chain[-1][0]):
             self._extend()
         guesses = [guess for guess in self._chain[:limit] if guess[0]]
@@ -78,4 +71,4 @@ class TypicalDrafter(Drafter):
 def typical_gain(curve: PassTimes) -> float:
     """Return the speed with drafts / the speed of plain decoding, on typical text with these costs of a pass."""
     replay = Replay(TypicalDrafter(), curve=curve)
-    return replay.run(Recording("typical", "1", [RIGHT], [RIGHT] * TOKENS)).speedup(curve)
+    return replay.run(Recording("typical", "1", [RIGHT], [RIGHT] * 2000)).speedup(curve)

@@ -1,0 +1,1 @@
+"""The costs of a model's quantisations on this machine, for `ngramspec tune --quants`."""

@@ -1,0 +1,229 @@
+"""`SyntheticModels`: some layers of a shape with random weights in several quantisations, whose decode calls are timed.
+
+llama.cpp's quantiser selects the type of every tensor. It quantises a file with all layers, in which every matrix has
+two rows, because quantising whole matrices takes minutes. The loaded models repeat these two rows, which takes the same
+time as other weights.
+
+The layers of a quantisation have a small vocabulary. The output layer is a separate model: one layer with the whole
+vocabulary. Most quantisations share its type.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import psutil
+
+from ngramspec.data import ModelError, TargetError
+from ngramspec.llama.bindings import last_complaint
+from ngramspec.llama.requantize import quantize
+from ngramspec.llama.timed_model import TimedModel
+from ngramspec.machine import Settings
+from ngramspec.models.gguf import BLOCKS, MAGIC, read_header
+from ngramspec.quants.shape import Shape
+
+PROMPT = 128  # number of tokens in a timed prompt
+
+MIN_LAYER_BYTES = 96 * 2**20
+"""Minimum bytes of the layers that are loaded, as Q4_0: more than the cache of most processors contains."""
+
+FEWEST_LAYERS = 2  # minimum number of loaded layers, because half of them have larger types in mixed quantisations
+
+ROWS = 2  # rows of each quantised matrix; llama.cpp does not quantise a matrix with one row
+
+SPARE = 2**30  # bytes of RAM and disk that must stay free
+
+F32, Q4_0 = 0, 2  # ggml.h, enum ggml_type
+
+Part = tuple[str, Sequence[int], int]
+"""A model to load: its quantisation, the numbers of its layers in the whole model, and the size of its vocabulary."""
+
+Tensors = dict[str, tuple[int, tuple[int, ...], bytes]]
+"""ggml type, shape (number of columns, then of rows) and the bytes of some rows, which are repeated, by name."""
+
+
+class SyntheticModels:
+    """Models with random weights; `close` frees them and deletes their files.
+
+    A negative `n_gpu_layers` means all, and `depth` is the number of tokens in the context before each pass.
+
+    Attributes:
+        layers: Number of layers in the model of a quantisation.
+        files: Size in bytes and output layer of the whole model, by quantisation; empty before `prepare`. Quantisations
+            whose output layers have the same type share one.
+        outputs: Quantisation of the layer in front of each output layer, by the name of the output layer.
+    """
+
+    def __init__(
+        self, shape: Shape, quantisations: Sequence[str], settings: Settings, *, n_gpu_layers: int, depth: int
+    ) -> None:
+        self._shape, self._quantisations, self._settings = shape, quantisations, settings
+        self._n_gpu_layers, self._depth = n_gpu_layers, depth
+        layer_bytes = sum(_bytes(Q4_0, *size) for size in shape.matrices.values())
+        self.layers = min(shape.layers, max(FEWEST_LAYERS, -(-MIN_LAYER_BYTES // layer_bytes)))
+        self.files: dict[str, tuple[int, str]] = {}
+        self.outputs: dict[str, str] = {}
+        self._rows: dict[str, dict[str, tuple[int, bytes]]] = {}  # type and rows of the tensors, by quantisation
+        self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-quants-", ignore_cleanup_errors=True)
+        self._open: dict[str, TimedModel] = {}
+
+    def prepare(self) -> Iterator[str]:
+        """Write and load the models, and yield the name of each before it is written.
+
+        It raises ModelError if the machine lacks memory or disk space, and TargetError if llama.cpp fails.
+        """
+        yield "quantising"
+        shape, source = self._shape, self._path("source")
+        rng = np.random.default_rng(0)
+        tensors: Tensors = {}
+        for name, (columns, _) in self._matrices(range(shape.layers), shape.vocab).items():
+            values = rng.standard_normal((ROWS, columns), np.float32) * np.float32(0.02)
+            tensors[name] = F32, (columns, ROWS), values.tobytes()
+        write_gguf(source, make_metadata(shape, shape.layers, shape.vocab), tensors)
+        for name in self._quantisations:
+            self._quantise(source, name)
+        parts: dict[str, Part] = {
+            name: (name, self._spread_layers(name), min(256, shape.vocab)) for name in self._quantisations
+        }
+        for output, name in self.outputs.items():
+            parts[output] = name, self._spread_layers(name)[:1], shape.vocab
+        self._check_room(sum(map(self._part_bytes, parts.values())))
+        for number, (name, part) in enumerate(parts.items()):
+            yield f"loading {name}"
+            path = self._path(f"part{number}")
+            self._write_part(path, part)
+            options = {"n_gpu_layers": self._n_gpu_layers, "depth": self._depth, "prompt": PROMPT}
+            self._open[name] = TimedModel(path, self._settings, **options)
+            if os.name == "posix":  # Windows does not delete files that are open
+                path.unlink()
+
+    def seconds(self, name: str, size: int) -> float:
+        """Return the time of a pass of a quantisation or output layer; see `TrialContext.seconds`."""
+        return self._open[name].trial.seconds(size)
+
+    def close(self) -> None:
+        for model in self._open.values():
+            model.close()
+        self._open.clear()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _path(self, name: str) -> Path:
+        return Path(self._folder.name) / f"{name}.gguf"
+
+    def _matrices(self, layers: Sequence[int], vocab: int) -> dict[str, tuple[int, int]]:
+        """Return (columns, rows) of the matrices of these layers, of the token embeddings and of the output layer."""
+        matrices = {f"blk.{i}.{name}.weight": size for i in layers for name, size in self._shape.matrices.items()}
+        tables = ["token_embd.weight"] if self._shape.tied else ["token_embd.weight", "output.weight"]
+        return dict.fromkeys(tables, (self._shape.embd, vocab)) | matrices
+
+    def _quantise(self, source: Path, name: str) -> None:
+        path, shape = self._path("quantised"), self._shape
+        if not quantize(source, path, name):
+            raise TargetError(f"llama.cpp cannot quantise this shape to {name} ({last_complaint()})")
+        places, contents = read_header(path).places, path.read_bytes()
+        rows = self._rows[name] = {}
+        size = 4 * shape.embd * (2 * shape.layers + 1)  # of the norms
+        for tensor, (columns, count) in self._matrices(range(shape.layers), shape.vocab).items():
+            kind, start = places[tensor]
+            rows[tensor] = kind, contents[start : start + _bytes(kind, columns, ROWS)]
+            size += _bytes(kind, columns, count)
+        output = f"output layer {rows['token_embd.weight' if shape.tied else 'output.weight'][0]}"
+        self.files[name] = size, output
+        self.outputs.setdefault(output, name)
+
+    def _spread_layers(self, name: str) -> list[int]:
+        """Return the numbers of the layers to load, so that each mixture of types has its share."""
+        rows, count = self._rows[name], self._shape.layers
+
+        def mixture(layer: int) -> list[int]:
+            return [rows[f"blk.{layer}.{matrix}.weight"][0] for matrix in self._shape.matrices]
+
+        layers = sorted(range(count), key=mixture)
+        return [layers[(2 * i + 1) * count // (2 * self.layers)] for i in range(self.layers)]
+
+    def _part_bytes(self, part: Part) -> int:
+        name, layers, vocab = part
+        matrices = self._matrices(layers, vocab)
+        return sum(_bytes(self._rows[name][tensor][0], *size) for tensor, size in matrices.items())
+
+    def _check_room(self, n_bytes: int) -> None:
+        free = {"memory": psutil.virtual_memory().available, "disk space": shutil.disk_usage(self._folder.name).free}
+        for what, amount in free.items():
+            if amount < n_bytes + SPARE:
+                raise ModelError(
+                    f"measuring this shape needs {(n_bytes + SPARE) / 2**30:.1f} GiB of {what}, but only"
+                    f" {amount / 2**30:.1f} GiB are free; pass a smaller shape"
+                )
+
+    def _write_part(self, path: Path, part: Part) -> None:
+        quantisation, layers, vocab = part
+        matrices = self._matrices(range(len(layers)), vocab)
+        tensors: Tensors = {}
+        for name, original in zip(matrices, self._matrices(layers, vocab), strict=True):
+            kind, rows = self._rows[quantisation][original]
+            tensors[name] = kind, matrices[name], rows
+        norms = [f"blk.{i}.{name}" for i in range(len(layers)) for name in ("attn_norm", "ffn_norm")]
+        ones = np.ones(self._shape.embd, np.float32).tobytes()
+        for name in (*norms, "output_norm"):
+            tensors[f"{name}.weight"] = F32, (self._shape.embd,), ones
+        write_gguf(path, make_metadata(self._shape, len(layers), vocab), tensors)
+
+
+def _bytes(kind: int, columns: int, rows: int = 1) -> int:
+    weights, size = BLOCKS[kind]
+    return columns // weights * size * rows
+
+
+def make_metadata(shape: Shape, layers: int, vocab: int) -> Mapping[str, str | int | float]:
+    return {
+        "general.architecture": "llama",
+        "llama.block_count": layers,
+        "llama.context_length": 4096,
+        "llama.embedding_length": shape.embd,
+        "llama.feed_forward_length": shape.ff,
+        "llama.attention.head_count": shape.heads,
+        "llama.attention.head_count_kv": shape.kv_heads,
+        "llama.attention.key_length": shape.head_dim,
+        "llama.attention.value_length": shape.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": 1e-6,
+        "llama.rope.dimension_count": shape.head_dim,
+        "llama.vocab_size": vocab,
+        "tokenizer.ggml.model": "no_vocab",
+    }
+
+
+def write_gguf(path: Path, metadata: Mapping[str, str | int | float], tensors: Tensors) -> None:
+    """Write a GGUF file, version 3 (see `ngramspec.models.gguf`); numbers become u32 or f32. Raises OSError."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode("ascii")
+
+    with path.open("wb") as file:
+        file.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
+        for key, value in metadata.items():
+            if isinstance(value, str):
+                content = struct.pack("<I", 8) + text(value)
+            else:
+                content = struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
+            file.write(text(key) + content)
+        offset = 0
+        for name, (kind, shape, _) in tensors.items():
+            file.write(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset))
+            offset += -(-_bytes(kind, *shape) // 32) * 32
+        for kind, shape, rows in tensors.values():
+            file.write(bytes(-file.tell() % 32))
+            np.resize(np.frombuffer(rows, np.uint8), _bytes(kind, *shape)).tofile(file)
+        file.write(bytes(-file.tell() % 32))
