@@ -6,73 +6,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from ngramspec.cost.paired import CHANCE
+from ngramspec.data import encode
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.instruments.benchmark.figures import summarise, verdicts
-from ngramspec.instruments.benchmark.report import benchmark_report, text_sections
+from ngramspec.instruments.benchmark.against import SHARED_SETTINGS, Pair, RemoteServer, against_report, compare
+from ngramspec.instruments.benchmark.figures import Summary, benchmark_report, summarise
 from ngramspec.instruments.benchmark.runs import Benchmark
-from ngramspec.instruments.benchmark.server_comparison import SHARED_SETTINGS, Pair, RemoteServer, compare_with_server
 from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import LoadedModel, model_tuning_path, open_target
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
 from ngramspec.machine import load_tuned
 from ngramspec.memory.memory import DEFAULT
-from ngramspec.models.find import ModelSource
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.option import allow_range, option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.user_class import FORM, is_user_class
 
-from .bench_view import document, show, show_against
-from .conditions import NO_MEMORY, Conditions
-from .console import Outcome, defer_signals, note, pluralize, reraise, usage_error
-from .info import exact_mode, provenance
+from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, provenance
+from .console import defer_signals, note, pluralize, reraise, usage_error
 from .options import PROMPTS, Model, find, flags_in_errors, open_resolved
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
-from .view import run_counted, slow_core, tuning_line
+from .view import print_report, report_parts, run_counted, slow_core, tuning_line
 
 OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
 
 ALL = "all"
-REPEATS = 3
-
-
-def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
-    """Return a new drafter like the one that was opened, and a new policy; both without learned state."""
-    drafter = loaded_model.decoder.drafter
-    if isinstance(drafter, ModelDrafter | HybridDrafter):
-        drafter = drafter.fresh_copy()
-    elif drafter is not None:
-        drafter = make_drafter(drafter.name, memory=loaded_model.memory, vocabulary=loaded_model.target.vocabulary)
-    return drafter, make_policy(policy, loaded_model.settings.draft_max)
-
-
-def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
-    """Return the settings with the first requested policy, and the other policies."""
-    if policy not in (*POLICIES, ALL) and not is_user_class(policy):
-        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
-    first, *rest = POLICIES if policy == ALL else [policy]
-    if rest and load.no_draft:
-        usage_error("--policy all cannot be combined with --no-draft")
-    with flags_in_errors():
-        return replace(load, policy=first), rest
-
-
-def _open(source: ModelSource, load: LoadSettings, sampling: Sampling) -> LoadedModel:
-    loaded_model = open_resolved(source, load, learn=False)
-    check_sampling(loaded_model.target.vocabulary, sampling)
-    if loaded_model.memory is not None and loaded_model.memory.n_stored_tokens:
-        note(f"also drafting from a memory of {loaded_model.memory.n_stored_tokens} tokens; --no-memory disables it")
-    return loaded_model
 
 
 def bench(
@@ -135,20 +101,17 @@ def bench(
     output = Output(as_json, post)
     source = find(model, load)
     tuning = tuning_line(load_tuned(model_tuning_path(source.path, load)), left_out=load.ignore_tuned)
-    loaded_model = _open(source, load, sampling_settings)
-    load, memory = loaded_model.settings, loaded_model.memory
-    target, decoder = loaded_model.target, loaded_model.decoder
+    loaded_model = open_resolved(source, load, learn=False)
+    target, memory, load = loaded_model.target, loaded_model.memory, loaded_model.settings
+    check_sampling(target.vocabulary, sampling_settings)
+    memory_name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
+    if memory and memory_name:
+        note(f"also drafting from a memory of {memory.n_stored_tokens} tokens; --no-memory disables it")
     cases, skipped = prepare(target.vocabulary, selection, predict, target.n_ctx)
-    ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
-    default = None
-    if target.exact == "on":
-        with defer_signals():  # the notes are those of the first target
-            second = open_target(source.path, ordinary, **target.weights.plan.arguments)
-        default = SpeculativeDecoder(second, drafter=None, exact="off")
-    settings = predict, repeat or REPEATS, sampling_settings, acceptance, default, more_policies
-    benchmark = Benchmark(decoder, cases, *settings, make_untrained=partial(_make_untrained, loaded_model))
-    name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
-    drafted_from = f"memory {name}, {memory.n_stored_tokens} tokens" if memory and name else NO_MEMORY
+    default = _open_ordinary(target, source.path, load) if target.exact == "on" else None
+    settings = predict, repeat or 3, sampling_settings, acceptance, default, more_policies
+    benchmark = Benchmark(loaded_model.decoder, cases, *settings, make_untrained=partial(_make_untrained, loaded_model))
+    drafted_from = f"memory {memory_name}, {memory.n_stored_tokens} tokens" if memory and memory_name else NO_MEMORY
     conditions = Conditions(target, source.label, load.exact, drafted_from)
     own = {
         "--prompts": prompts,
@@ -158,41 +121,70 @@ def bench(
         "--repeat": None if against else benchmark.repeat,
         "--policy": None if policy == "cost" else policy,
         "-s": None if sampling_settings.greedy else sampling_settings.seed,
-        "--memory": name,
-        "--no-memory": load.no_memory or (memory is not None and name is None),
+        "--memory": memory_name,
+        "--no-memory": load.no_memory or (memory is not None and memory_name is None),
         "--against": against,
     }
     command = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
-    heading = _heading(benchmark, sampling_settings)
     if against is not None:
+        pairs: list[Pair] = []
         server = RemoteServer(against, target.vocabulary)
-        reraise(_run_against(server, target, benchmark, conditions, [*heading, command], output))
+        outcome = run_counted(_ask(benchmark, server, pairs), len(cases), "warming up")
+        if pairs:
+            setup = [*conditions.lines, *_heading(benchmark)]
+            comparison = against_report(server.url, command, setup, pairs, len(cases))
+            found = {"against": server.url, "conditions": conditions.to_json(command), "pairs": pairs}
+            output.write(lambda: print_report([*report_parts(comparison)]), lambda: provenance(target) | found)
+        reraise(outcome)
         return
     note(
         f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
         + (f", skipped: {len(skipped)}" if skipped else "")
     )
     outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
-    policies = benchmark.policies
-    summaries = {policy: summarise(benchmark.runs_of(policy), CHANCE / len(policies)) for policy in policies}
-    runs = pluralize(benchmark.repeat, "run")
+    summaries = summarise(benchmark.runs, list(benchmark.policies))
     order = "in rotating order; every repeat begins with a fresh drafter"
-    heading += [f"{runs} with and without drafts per prompt, {order}", f"tuned: {tuning}"]
-    more = list(text_sections(benchmark)) if post.html else []
+    runs = f"{pluralize(benchmark.repeat, 'run')} with and without drafts per prompt, {order}"
+    setup = [*conditions.lines, *_heading(benchmark), runs, f"tuned: {tuning}"]
+    title = f"{source.label}: decoding with and without drafts"
+    report = benchmark_report(title, conditions.origin, command, setup, benchmark, summaries, skipped)
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
         "load": asdict(load),
         "memory": {"name": load.memory or DEFAULT, "tokens": memory.n_stored_tokens} if memory else None,
         "conditions": conditions.to_json(command),
     }
-    report = benchmark_report(source.label, conditions.origin, command, benchmark, summaries, more)
-    verdict = "\n".join(verdicts(summaries, benchmark.caveat))
-    output.write(
-        lambda: show(benchmark, report, [*conditions.lines, *heading, command], skipped, verdict),
-        lambda: inputs | document(target, benchmark, summaries, skipped, sampling_settings),
-        lambda: report,
-    )
+    document = inputs | provenance(target) | _document(target, benchmark, summaries)
+    document |= {"verdict": "\n".join(report.details[-len(benchmark.policies) :]), "skipped": skipped}
+    output.write(lambda: print_report([*report_parts(report)]), lambda: document, lambda: report)
     reraise(outcome)
+
+
+def _check_against(sampling: Sampling, excluded: Mapping[str, object]) -> None:
+    """End the program if the server does not support the sampling or an option applies only to ngramspec's runs."""
+    if conflicts := [f"--{name}" for name, value in excluded.items() if value]:
+        usage_error(f"--against cannot be combined with {', '.join(conflicts)}")
+    if sampling != Sampling(**{name: getattr(sampling, name) for name in SHARED_SETTINGS}):
+        usage_error("--against supports only the sampling options --temp, --top-k, --top-p, --min-p and -s")
+
+
+def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
+    """Return the settings with the first requested policy, and the other policies."""
+    if policy not in (*POLICIES, ALL) and not is_user_class(policy):
+        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
+    first, *rest = POLICIES if policy == ALL else [policy]
+    if rest and load.no_draft:
+        usage_error("--policy all cannot be combined with --no-draft")
+    with flags_in_errors():
+        return replace(load, policy=first), rest
+
+
+def _open_ordinary(target: Target, path: Path, load: LoadSettings) -> SpeculativeDecoder:
+    """Load the model of a target in exact mode again, without that mode, for plain decoding."""
+    with defer_signals():  # the notes are those of the first target
+        ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
+        second = open_target(path, ordinary, **target.weights.plan.arguments)
+    return SpeculativeDecoder(second, drafter=None, exact="off")
 
 
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:
@@ -204,67 +196,68 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
     return [p for c in selected_categories for p in [p for p in prompts if p.category == c][:limit]]
 
 
+def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
+    """Return a new drafter like the one that was opened, and a new policy; both without learned state."""
+    drafter = loaded_model.decoder.drafter
+    if isinstance(drafter, ModelDrafter | HybridDrafter):
+        drafter = drafter.fresh_copy()
+    elif drafter is not None:
+        drafter = make_drafter(drafter.name, memory=loaded_model.memory, vocabulary=loaded_model.target.vocabulary)
+    return drafter, make_policy(policy, loaded_model.settings.draft_max)
+
+
+def _heading(benchmark: Benchmark) -> Iterator[str]:
+    decoder, sampling = benchmark.drafted, benchmark.sampling
+    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}, seed {sampling.seed}"
+    drafter = decoder.drafter.name if decoder.drafter else "none"
+    policies = ("policy " if len(benchmark.policies) == 1 else "policies ") + ", ".join(benchmark.policies)
+    yield f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run"
+    if decoder.exactness.bit_identical:
+        yield exact_mode(decoder.exactness.sizes)
+    if decoder.drafter and (slow := slow_core()) is not None:
+        yield slow
+
+
 def _runs(benchmark: Benchmark) -> Iterator[str]:
     benchmark.warm_up()
     for run in benchmark.measure():
         yield f"{run.category}/{run.prompt}"
 
 
-def _heading(benchmark: Benchmark, sampling: Sampling) -> list[str]:
-    decoder = benchmark.drafted
-    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}, seed {sampling.seed}"
-    drafter = decoder.drafter.name if decoder.drafter else "none"
-    policies = ("policy " if len(benchmark.policies) == 1 else "policies ") + ", ".join(benchmark.policies)
-    lines = [
-        f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run",
-    ]
-    if decoder.exactness.bit_identical:
-        lines.append(exact_mode(decoder.exactness.sizes))
-    if decoder.drafter and (slow := slow_core()) is not None:
-        lines.append(slow)
-    return lines
+def _ask(benchmark: Benchmark, server: RemoteServer, pairs: list[Pair]) -> Iterator[str]:
+    """Run every prompt on the server and the first decoder of a benchmark, and collect the pairs of answers."""
+    # If the server is not reachable, the benchmark fails here, before a minute of measuring.
+    server.ask(benchmark.cases[0].tokens[:2], 2, benchmark.sampling)
+    benchmark.warm_up()
+    benchmark.forget()
+    arguments = benchmark.cases, benchmark.max_tokens, benchmark.sampling, benchmark.acceptance
+    for pair in compare(benchmark.drafted, server, *arguments):
+        pairs.append(pair)
+        yield f"{pair['category']}/{pair['prompt']}"
 
 
-# --------------------------------------------------------------------------- against a running server
-
-
-def _check_against(sampling: Sampling, exclusive_options: Mapping[str, object]) -> None:
-    """End the program if the server does not support the sampling or an option applies only to ngramspec's runs."""
-    if conflicts := [f"--{name}" for name, value in exclusive_options.items() if value]:
-        usage_error(f"--against cannot be combined with {', '.join(conflicts)}")
-    if sampling != Sampling(**{name: getattr(sampling, name) for name in SHARED_SETTINGS}):
-        usage_error("--against supports only the sampling options --temp, --top-k, --top-p, --min-p and -s")
-
-
-def _run_against(
-    server: RemoteServer,
-    target: Target,
-    benchmark: Benchmark,
-    conditions: Conditions,
-    heading: Sequence[str],
-    output: Output,
-) -> Outcome:
-    """Run every prompt on the server and the first decoder of a benchmark, and show the results, even if incomplete."""
-    pairs: list[Pair] = []
-
-    def ask() -> Iterator[str]:
-        sampling = benchmark.sampling
-        # If the server is not reachable, the benchmark fails here, before a minute of measuring.
-        server.ask(benchmark.cases[0].tokens[:2], 2, sampling)
-        benchmark.warm_up()
-        benchmark.forget()
-        arguments = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance
-        for pair in compare_with_server(benchmark.drafted, server, *arguments):
-            pairs.append(pair)
-            yield f"{pair['category']}/{pair['prompt']}"
-
-    outcome = run_counted(ask(), len(benchmark.cases), "warming up")
-    if pairs:
-        output.write(
-            lambda: show_against(server, pairs, [*conditions.lines, *heading], len(benchmark.cases)),
-            lambda: (
-                provenance(target)
-                | {"against": server.url, "conditions": conditions.to_json(heading[-1]), "pairs": pairs}
-            ),
-        )
-    return outcome
+def _document(target: Target, benchmark: Benchmark, summaries: Sequence[Summary]) -> dict[str, Any]:
+    """Return all measurements as JSON."""
+    decoder, sampling = benchmark.drafted, benchmark.sampling
+    return {
+        "complete": benchmark.complete,
+        "settings": {
+            "max_tokens": benchmark.max_tokens,
+            "repeat": benchmark.repeat,
+            "sampling": encode(asdict(sampling)),
+            "acceptance": benchmark.acceptance.rule(sampling),
+            "lossy": benchmark.acceptance.lossy,
+            "drafter": decoder.drafter.name if decoder.drafter else None,
+            "policies": list(benchmark.policies),
+            "exact": decoder.exact,
+            "exact_sizes": decoder.kernels.exact_sizes,
+            **load_settings(target),
+            "decoder": "one with and one without drafts for all prompts, in order; each repeat starts untrained",
+        },
+        "pass_costs": {policy: decoder.times.to_json() for policy, decoder in benchmark.policies.items()},
+        "probe": encode(decoder.kernels.probe),
+        "summaries": [asdict(summary) for summary in summaries],
+        "differences": benchmark.differences,
+        "prefills": benchmark.prefills,
+        "runs": [run.to_json() for run in benchmark.runs],
+    }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -46,30 +49,30 @@ class Load:
 class Conditions:
     """Conditions of a measurement that begins now.
 
-    Args:
-        target: Model that is measured.
-        file: Name of the model for the user.
-        exact: Value of --exact.
-        memory: Memory that drafts come from.
+    `file` is the name of the model for the user, `exact` the value of --exact, and `memory` describes the memory that
+    drafts come from.
     """
 
     def __init__(self, target: Target, file: str, exact: str, memory: str = NO_MEMORY) -> None:
-        self._weights, self._context, self._file = target.weights, target.n_ctx, file
-        self.exact, self.memory, self.load = exact, memory, Load()
+        self._target, self._file = target, file
+        self._exact, self._memory, self.load = exact, memory, Load()
+        self._context = target.n_ctx
 
     @property
-    def _settings(self) -> str:
-        return f"{pluralize(self._weights.present.threads, 'thread')}; --exact {self.exact}; {self.load}; {self.memory}"
+    def _facts(self) -> tuple[str, str]:
+        """Kinds of GPU that the model uses, or "CPU"; and the settings."""
+        weights = self._target.weights
+        gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in weights.plan.gpus)
+        threads = pluralize(weights.present.threads, "thread")
+        settings = f"{threads}; --exact {self._exact}; {self.load}; {self._memory}"
+        return ", ".join(gpus) if weights.on_gpu else "CPU", settings
 
     @property
     def lines(self) -> list[str]:
         """One line about the model, one about the machine, and one about settings and load."""
-        weights = self._weights
-        return [
-            f"{self._file}: {weights.description}, {weights.size_bytes / 2**20:,.0f} MiB, context {self._context}",
-            f"{machine.name()}; {self._backend}",
-            self._settings,
-        ]
+        weights, (backend, settings) = self._target.weights, self._facts
+        model = f"{self._file}: {weights.description}, {weights.size_bytes / 2**20:,.0f} MiB, context {self._context}"
+        return [model, f"{machine.name()}; {backend}", settings]
 
     @property
     def origin(self) -> str:
@@ -78,23 +81,60 @@ class Conditions:
         enabled = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
         build_text = f"{version} ({enabled})" if enabled else version
         own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if find_uncompiled_modules() else "")
-        model = f"{self._file} ({self._weights.description})"
-        return "; ".join([model, machine.name(), self._backend, build_text, own, self._settings])
-
-    @property
-    def _backend(self) -> str:
-        """Kinds of GPU that the model uses, or "CPU"."""
-        gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in self._weights.plan.gpus)
-        return ", ".join(gpus) if self._weights.on_gpu else "CPU"
+        backend, settings = self._facts
+        model = f"{self._file} ({self._target.weights.description})"
+        return "; ".join([model, machine.name(), backend, build_text, own, settings])
 
     def to_json(self, command: str) -> dict[str, Any]:
         """Return the conditions as JSON, with the command that repeats the measurement."""
         return {
             "model_file": self._file,
-            "threads": self._weights.present.threads,
-            "exact": self.exact,
-            "memory": self.memory,
+            "threads": self._target.weights.present.threads,
+            "exact": self._exact,
+            "memory": self._memory,
             "other_cores": self.load.cores,
             "cores": logical_cores(),
             "command": command,
         }
+
+
+def exact_mode(sizes: Sequence[int] | None) -> str:
+    """Describe exact mode with its batch sizes; `None` or an empty sequence means single tokens."""
+    return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
+
+
+def provenance(target: Target) -> dict[str, Any]:
+    """Return the program, date, machine, build and model as JSON."""
+    weights = target.weights
+    return {
+        "ngramspec": ngramspec.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.name(),
+        "devices": [asdict(device) for device in weights.devices],
+        "placement": weights.plan.summary(weights.layers),
+        "build": build(),
+        "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
+        "model": {
+            "path": str(weights.path),
+            "name": weights.name,
+            "architecture": weights.architecture,
+            "description": weights.description,
+            "size_bytes": weights.size_bytes,
+            "parameters": weights.n_params,
+            "can_rollback": target.sequences[0].can_rollback,
+        },
+    }
+
+
+def load_settings(target: Target) -> dict[str, Any]:
+    """Return the settings that loading the model determined as JSON."""
+    present = target.weights.present
+    return {
+        "context": target.n_ctx,
+        "threads": present.threads,
+        "threads_batch": present.threads_batch,
+        "threads_now": target.governor.state._asdict(),
+        "micro_batch": target.n_batch,
+        "flash_attn": target.flash_attn,
+        "cache_types": present.cache_types,
+    }

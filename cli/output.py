@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ngramspec.instruments.reports.render import html, markdown
+from ngramspec.instruments.reports.render import html, markdown, svg
 from ngramspec.instruments.reports.report import Report
-from ngramspec.instruments.reports.svg import svg
 from ngramspec.sampling.option import option, options
 from ngramspec.storage import atomic_path
 

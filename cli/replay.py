@@ -20,7 +20,7 @@ from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.instruments.replay.comparison import MEASURED_CURVE, CurveComparison, replay_report
 from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts, sample
-from ngramspec.instruments.reports.report import draft_section
+from ngramspec.instruments.reports.report import MAX_LISTED, draft_section
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import model_key
@@ -32,17 +32,12 @@ from .conditions import Conditions
 from .console import fail, note, pluralize, prefill_bar, reraise, usage_error
 from .options import find, open_target, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
-from .view import MAX_LISTED, print_report, run_counted, section_parts, slow_core
+from .view import print_report, report_parts, run_counted, slow_core
 
 FRONT = 512
 """Number of context tokens for timing the passes of --model."""
 
-FLAT = "flat"
-"""Cost curve of last resort."""
-
 _CURVES = ", ".join(CURVES)
-
-NO_MODEL_NOTE = "no --vocab or --model given; using the tokenizer of"
 
 POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", *PLACEMENT, "rpc", "threads")
 """Names of the settings for the policy and for --model."""
@@ -113,13 +108,6 @@ def replay(
     if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
         usage_error("-c, -ngl, --device and other options for loading a model require --model")
 
-    def make_replay(cost_curve: PassTimes) -> Replay:
-        # Each replay needs a new drafter without learned state.
-        new_drafter = make_drafter(drafter, memory=memory == "on")
-        return Replay(
-            new_drafter, load.policy, load.draft_max, curve=cost_curve, piece=vocabulary.piece if include_text else None
-        )
-
     try:
         Replay(make_drafter(drafter), load.policy, load.draft_max, curve=find_curves("flat")["flat"])
     except ValueError as error:
@@ -129,38 +117,36 @@ def replay(
     output = Output(as_json, post)
     with ExitStack() as stack:
         transcripts = _read(files, strict=strict)
-        target = source = None
+        target = None
         if model is not None:
             source = find(model, load)
             target = stack.enter_context(open_target(source, load))
-        vocabulary: Vocabulary = (
-            target.vocabulary
-            if target and not vocab
-            else stack.enter_context(open_vocabulary(vocab, None, NO_MODEL_NOTE))
-        )
+        if target is not None and vocab is None:
+            vocabulary = target.vocabulary
+        else:
+            no_model = "no --vocab or --model given; using the tokenizer of"
+            vocabulary = stack.enter_context(open_vocabulary(vocab, None, no_model))
         recordings = _record(transcripts, vocabulary, limit)
-        if target is not None and source is not None:
+        if target is not None:
             responses = [row.response for row in transcripts.usable[:FRONT]]
             curves[MEASURED_CURVE], sources[MEASURED_CURVE] = _measure_curve(target, source.label, responses)
         elif not curves and (stored := load_last_times(model_key(vocabulary.path))) is not None:
             curves[MEASURED_CURVE], sources[MEASURED_CURVE] = freeze(stored), f"{vocabulary.path.name} on this machine"
         elif not curves:
-            curves, sources[FLAT] = find_curves(FLAT), "an upper bound: a batch costs the same as one token"
-            note(f"using the cost curve {FLAT}: {sources[FLAT]}; --model MODEL uses the costs of a model here")
-        replays = {name: make_replay(cost_curve) for name, cost_curve in curves.items()}
+            curves, sources["flat"] = find_curves("flat"), "an upper bound: a batch costs the same as one token"
+            note(f"using the cost curve flat: {sources['flat']}; --model MODEL uses the costs of a model here")
+        piece = vocabulary.piece if include_text else None
+        replays = {
+            # Each replay needs a new drafter without learned state.
+            name: Replay(
+                make_drafter(drafter, memory=memory == "on"), load.policy, load.draft_max, curve=costs, piece=piece
+            )
+            for name, costs in curves.items()
+        }
         comparison = CurveComparison(recordings, drafter, replays)
         names = (recording.category for recording in comparison.run())
         outcome = run_counted(names, len(recordings), "replaying")
         drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
-        document = {
-            "ngramspec": ngramspec.__version__,
-            "files": files,
-            "vocabulary": str(vocabulary.path),
-            "model": None if target is None else str(target.weights.path),
-            "settings": {**drafting, "memory": memory, "limit": limit},
-            "skipped": {"broken": len(transcripts.broken), "empty": transcripts.empty},
-            **comparison.document(),
-        }
         own = {
             "--vocab": vocab,
             "--curve": curve,
@@ -169,16 +155,22 @@ def replay(
             "--limit": limit,
             "--strict": strict,
         }
-        command = command_line("replay", files, own, load)
-        description = f"The first answer of each category, on the curve {next(iter(curves))}."
-        texts = [draft_section(description, comparison.texts, vocabulary.piece)] if include_text else []
-        report = replay_report(document, len(recordings), vocabulary.path.name, command, sources, texts)
-        heading = [report.origin, command, *report.notes, *filter(None, [slow_core()])]
-        output.write(
-            lambda: print_report([*heading, *section_parts(report.sections), "", report.headline]),
-            lambda: document | {"headline": report.headline, "command": command},
-            lambda: report,
-        )
+        document = {
+            "ngramspec": ngramspec.__version__,
+            "files": files,
+            "vocabulary": str(vocabulary.path),
+            "model": None if target is None else str(target.weights.path),
+            "settings": {**drafting, "memory": memory, "limit": limit},
+            "skipped": {"broken": len(transcripts.broken), "empty": transcripts.empty},
+            **comparison.document(),
+            "command": command_line("replay", files, own, load),
+        }
+        about = f"The first answer of each category, on the curve {next(iter(curves))}."
+        texts = draft_section(about, comparison.texts, vocabulary.piece) if include_text else None
+        warnings = [*filter(None, [slow_core()])]
+        report = replay_report(document, len(recordings), vocabulary.path.name, sources, warnings, texts)
+        document["headline"] = report.headline
+        output.write(lambda: print_report([*report_parts(report)]), lambda: document, lambda: report)
     reraise(outcome)
 
 

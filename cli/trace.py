@@ -21,6 +21,7 @@ from rich.text import Text
 
 from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.data import NGramSpecError, encode, get_reason
+from ngramspec.instruments.reports.report import MAX_LISTED
 from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
@@ -28,7 +29,7 @@ from ngramspec.steps import Stats, Step
 
 from .answer_line import format_gain, format_speed
 from .console import capture_outcome, fail, guard_stdout, note, printable, reraise, usage_error, write_stdout
-from .view import ACCEPTED, CORRECTION, MAX_LISTED, REFUSED
+from .view import ACCEPTED, CORRECTION, REFUSED
 
 MAX_LINE_BYTES = 1 << 26
 """Maximum number of bytes per read, so that a file that is not a trace cannot fill the memory."""

@@ -11,23 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ngramspec.drafting import find_uncompiled_modules
-from ngramspec.instruments.prompts import SkippedPrompt
-from ngramspec.instruments.reports import report
+from ngramspec.instruments.reports.report import Report
+from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.machine import Tuned, flags
 
 from .console import MAX_COLUMNS, Outcome, capture_outcome, printable, progress_bar, write_stdout
-
-MAX_LISTED = 10
-"""Maximum number of differences, skipped prompts and broken lines shown.
-
-The rest are only counted; --json contains all of them.
-"""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
@@ -58,24 +52,28 @@ def print_report(parts: Sequence[RenderableType]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-def figures_table(data: report.Table) -> Table:
+def figures_table(data: Figures) -> Table:
     """Return a table of figures with narrow columns, so that most tables fit in 80 columns; totals are bold."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column, heading in enumerate(data.headings):
-        table.add_column(heading, justify="left" if column < data.text else "right", no_wrap=column < data.text)
+        justify: JustifyMethod = "left" if column < data.text else "right"
+        table.add_column(heading, justify=justify, no_wrap=column == 0, overflow="fold")
     for number, row in enumerate(data.rows):
-        cells = [*map(printable, row[: data.text]), *row[data.text :]]
-        table.add_row(*cells, style="bold" if number >= len(data.rows) - data.totals else None)
+        style = "bold" if number >= len(data.rows) - data.totals else None
+        table.add_row(*map(printable, row), style=style)
     return table
 
 
-def section_parts(sections: Iterable[report.Section]) -> Iterator[RenderableType]:
-    """Yield the tables of a report with their headings and descriptions; only the HTML page has charts and texts."""
-    for section in sections:
-        if tables := [figures_table(figure) for figure in section.figures if isinstance(figure, report.Table)]:
+def report_parts(report: Report) -> Iterator[RenderableType]:
+    """Yield the lines and tables of a report; only the HTML page has charts and texts."""
+    yield from (*report.setup, report.command)
+    for section in report.sections:
+        if tables := [figures_table(figure) for figure in section.figures if isinstance(figure, Figures)]:
             yield ""
             yield f"{section.heading}: {section.about}"
             yield from tables
+    yield ""
+    yield from (*report.notes, *(report.details or filter(None, [report.headline])))
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
@@ -140,16 +138,3 @@ def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:
         return "no; ngramspec tune finds the fastest settings"
     what = f"{flags(tuning.changes)}, {1 / tuning.ratio:.2f} times as fast where it matters ({tuning.date})"
     return f"{what}; {'ignored here' if left_out else 'ngramspec tune --reset deletes it'}"
-
-
-def limit_lines(lines: Sequence[str], rest: str) -> list[str]:
-    """Return the first `MAX_LISTED` of many lines and a line with their number, which ends with `rest`."""
-    return [*lines[:MAX_LISTED], f"{len(lines)} {rest}"] if len(lines) > MAX_LISTED else list(lines)
-
-
-def format_skipped(prompts: Sequence[SkippedPrompt]) -> list[str]:
-    """Return lines on the skipped prompts and the reasons."""
-    return limit_lines(
-        [f"skipped {prompt['category']}/{prompt['id']}: {prompt['reason']}" for prompt in prompts],
-        "prompts skipped in total",
-    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ngramspec.instruments.reports.report import Bar, Bars, Report, Table
-from ngramspec.instruments.reports.svg import svg
+from ngramspec.instruments.reports.render import svg
+from ngramspec.instruments.reports.report import Bar, Bars, Report
 
 README = Path(__file__).parents[1] / "README.md"
 HEADINGS = ["cost curve", "plain", "best other", "ngramspec"]
@@ -29,7 +29,7 @@ def draw_chart(readme: str) -> str:
     origin = "Simulated on 1,047 recorded conversations with the batch costs of each machine"
     note = "best other: of 62 configurations of llama.cpp's, vLLM's, Arctic's, SAM's and other drafters."
     chart = Bars(about, bars, even=(1.0, "plain decoding"))
-    return svg(Report("Speed-up from drafting", Table([], []), chart, origin, "ngramspec replay", notes=[note]))
+    return svg(Report("Speed-up from drafting", "ngramspec replay", origin, bars=chart, notes=[note]))
 
 
 if __name__ == "__main__":

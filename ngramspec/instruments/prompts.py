@@ -16,14 +16,17 @@ from __future__ import annotations
 import importlib.resources
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from ngramspec.data import NGramSpecError
+from ngramspec.instruments.reports.report import limit_lines
 from ngramspec.storage import utf8
 
 if TYPE_CHECKING:
@@ -34,42 +37,95 @@ PACKAGE = "ngramspec_prompts"
 ROLES = ("assistant", "system", "tool", "user")
 
 
-@dataclass(frozen=True, slots=True)
+def _check_text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+
+
+def _check_message(message: dict[str, str]) -> dict[str, str]:
+    if message.keys() != {"role", "content"}:
+        raise ValueError(f"must have the keys role and content, got {', '.join(message)}")
+    if message["role"] not in ROLES:
+        raise ValueError(f"role must be one of {', '.join(ROLES)}, got {message['role']!r}")
+    _check_text(message["content"])
+    return message
+
+
+Message = Annotated[dict[str, str], AfterValidator(_check_message)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Prompt:
     """A prompt; exactly one of `text` and `messages` is set."""
 
-    id: str  # unique within its category
-    category: str  # kind of text, by which a benchmark groups its results
-    text: str | None = None  # raw text to continue without a chat template
-    # Messages of a chat, each with "role" and "content"; a system message comes first.
-    messages: tuple[dict[str, str], ...] | None = None
+    id: Text  # unique within its category
+    category: Text  # kind of text, by which a benchmark groups its results
+    text: Text | None = None  # raw text to continue without a chat template
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None  # a system message comes first
+    system: Text | None = None  # system message of a file, which is added to `messages`
+
+    def __post_init__(self) -> None:
+        roles = [message["role"] for message in self.messages or ()]
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("requires either text or messages")
+        if self.text is not None and self.system is not None:
+            raise ValueError("a system message requires messages, not text")
+        if "system" in roles[0 if self.system is not None else 1 :]:
+            raise ValueError("has two system messages" if roles[0] == "system" else "a system message must come first")
+        if self.system is not None:
+            system = {"role": "system", "content": self.system}
+            object.__setattr__(self, "messages", (system, *(self.messages or ())))
+            object.__setattr__(self, "system", None)
+
+
+class _File(BaseModel, extra="forbid"):
+    category: Text
+    source: Text | None = None
+    licence: Text | None = None
+    prompts: list[dict[str, Any]]
+
+
+_MESSAGES = {"missing": "is missing"} | dict.fromkeys(("unexpected_keyword_argument", "extra_forbidden"), "unknown key")
+
+
+def _validate(kind: Any, data: object, where: str) -> Any:
+    """Return the data as an instance of a type; an NGramSpecError names the place of the first error, from 1."""
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        message = _MESSAGES.get(first["type"], first["msg"].removeprefix("Value error, "))
+        raise NGramSpecError(": ".join(filter(None, (where, place.lstrip("."), message)))) from None
 
 
 def load_prompts(path: Path | None) -> list[Prompt]:
     """Return all prompts of a file or folder, sorted by file name, and within a file in the given order.
 
-    In a folder, hidden files, subfolders, empty files, files that are not UTF-8 text, and files named README or
-    LICENCE/LICENSE are skipped.
-
-    Args:
-        path: File or folder; `None` means the packaged prompts.
-
-    Raises:
-        NGramSpecError: The file does not exist, cannot be read, is malformed, or contains no prompts.
+    `None` means the packaged prompts. In a folder, hidden files, subfolders, empty files, files that are not UTF-8
+    text, and files named README or LICENCE/LICENSE are skipped. An NGramSpecError means that there is no such file, or
+    that it cannot be read, is malformed, or contains no prompts.
     """
     if path is None:
         prompts = _load_packaged()
     elif path.is_dir():
         prompts = _load_folder(path)
-    else:
-        _require(path.is_file(), f"no such file or folder of prompts: {path}")
+    elif path.is_file():
         prompts = _load_file(path, path.stem)
+    else:
+        raise NGramSpecError(f"no such file or folder of prompts: {path}")
     where = path or PACKAGE
-    _require(prompts, f"{where} contains no prompts")
+    if not prompts:
+        raise NGramSpecError(f"{where} contains no prompts")
     keys: set[tuple[str, str]] = set()
     for prompt in prompts:
         key = prompt.category, prompt.id
-        _require(key not in keys, f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
+        if key in keys:
+            raise NGramSpecError(f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
         keys.add(key)
     return prompts
 
@@ -104,11 +160,18 @@ def _load_file(file: Path | Traversable, category: str) -> list[Prompt]:
         text = _read(file)
     except UnicodeError as error:
         raise NGramSpecError(f"{file.name} is {error}") from error
-    if file.name.endswith(".toml"):
-        return _parse_toml(text, file.name)
     if file.name.endswith(".jsonl"):
         return list(_parse_jsonl(text, file.name))
-    _require(text.strip(), f"{file.name} is empty")
+    if file.name.endswith(".toml"):
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise NGramSpecError(f"{file.name} is not valid TOML: {error}") from error
+        content = _validate(_File, data, file.name)
+        prompts = [{"category": content.category} | entry for entry in content.prompts]
+        return [_validate(Prompt, entry, f"{file.name}, prompt {n}") for n, entry in enumerate(prompts, 1)]
+    if not text.strip():
+        raise NGramSpecError(f"{file.name} is empty")
     return [Prompt(file.name, category, text=text)]
 
 
@@ -123,21 +186,6 @@ def _read(file: Path | Traversable) -> str:
     return text
 
 
-def _parse_toml(text: str, where: str) -> list[Prompt]:
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise NGramSpecError(f"{where} is not valid TOML: {error}") from error
-    _check_keys(data, ("category", "licence", "prompts", "source"), where)
-    for key in {"source", "licence"} & data.keys():
-        _string(data, key, where)
-    category = _string(data, "category", where)
-    entries = data.get("prompts")
-    if not isinstance(entries, list):
-        raise NGramSpecError(f"{where} has no [[prompts]]")
-    return [_prompt(entry, category, f"{where}, prompt {number}") for number, entry in enumerate(entries, 1)]
-
-
 def _parse_jsonl(text: str, where: str) -> Iterator[Prompt]:
     # splitlines() would also split at U+2028 and other characters that JSON strings may contain.
     for number, line in enumerate(text.split("\n"), 1):
@@ -145,66 +193,18 @@ def _parse_jsonl(text: str, where: str) -> Iterator[Prompt]:
             continue
         place = f"{where}, line {number}"
         try:
-            entry = json.loads(line)
+            data = json.loads(line)
         except ValueError as error:
             raise NGramSpecError(f"{place} is not valid JSON: {error}") from error
-        _require(isinstance(entry, dict), f"{place} is not a JSON object")
-        category = _string(entry, "category", place)
-        yield _prompt({k: v for k, v in entry.items() if k != "category"}, category, place)
+        yield _validate(Prompt, data, place)
 
 
-def _prompt(entry: Any, category: str, where: str) -> Prompt:
-    _require(isinstance(entry, dict), f"{where} is not a table of keys and values")
-    _check_keys(entry, ("id", "messages", "system", "text"), where)
-    name = _string(entry, "id", where)
-    _require(("text" in entry) != ("messages" in entry), f"{where} ({name}) requires either text or messages")
-    if "text" in entry:
-        _require("system" not in entry, f"{where} ({name}): a system message requires messages, not text")
-        return Prompt(name, category, text=_string(entry, "text", where))
-    messages = _messages(entry["messages"], f"{where} ({name})")
-    if "system" in entry:
-        _require(messages[0]["role"] != "system", f"{where} ({name}) has two system messages")
-        messages.insert(0, {"role": "system", "content": _string(entry, "system", where)})
-    return Prompt(name, category, messages=tuple(messages))
-
-
-def _messages(value: Any, where: str) -> list[dict[str, str]]:
-    _require(isinstance(value, list) and value, f"{where}: messages must be a list of at least one message")
-    for number, message in enumerate(value, 1):
-        place = f"{where}, message {number}"
-        _require(isinstance(message, dict), f"{place} is not a table with role and content")
-        _check_keys(message, ("content", "role"), place)
-        role = _string(message, "role", place)
-        _require(role in ROLES, f"{place}: role must be one of {', '.join(ROLES)}, got {role!r}")
-        _require(role != "system" or number == 1, f"{place}: a system message must come first")
-        _string(message, "content", place)
-    return [dict(message) for message in value]
-
-
-def _string(table: dict[str, Any], key: str, where: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise NGramSpecError(f"{where}: {key} must be a non-empty string")
-    return value
-
-
-def _check_keys(table: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    for key in sorted(table.keys() - set(allowed)):
-        raise NGramSpecError(f"{where}: unknown key {key!r}; known keys: {', '.join(allowed)}")
-
-
-def _require(condition: object, message: str) -> None:
-    if not condition:
-        raise NGramSpecError(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """A prompt as token ids."""
 
     category: str
     id: str
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
 
 
 SkippedPrompt = dict[str, str]
@@ -216,17 +216,8 @@ def prepare(
 ) -> tuple[list[Case], list[SkippedPrompt]]:
     """Tokenize prompts, and skip those that the chat template rejects or that are too long for the context.
 
-    Args:
-        tokenizer: Vocabulary of the model.
-        prompts: Prompts to tokenize.
-        max_tokens: Number of tokens to generate after each prompt.
-        n_ctx: Size of the context; `None` means no limit.
-
-    Returns:
-        Cases to run, and skipped prompts.
-
-    Raises:
-        NGramSpecError: All prompts were skipped.
+    `max_tokens` are generated after each prompt, and `None` as `n_ctx` means no limit. An NGramSpecError means that all
+    prompts were skipped.
     """
     cases: list[Case] = []
     skipped_prompts: list[SkippedPrompt] = []
@@ -236,10 +227,11 @@ def prepare(
                 tokens = tokenizer.tokenize(prompt.text)
             else:
                 tokens = tokenizer.chat_prompt(prompt.messages or ())
-            _require(tokens, "no tokens")
-            is_short_enough = n_ctx is None or len(tokens) + max_tokens <= n_ctx
-            message = f"{len(tokens)} tokens and {max_tokens} to generate do not fit in a context of {n_ctx}"
-            _require(is_short_enough, message)
+            if not tokens:
+                raise NGramSpecError("no tokens")
+            if n_ctx is not None and len(tokens) + max_tokens > n_ctx:
+                size = f"{len(tokens)} tokens and {max_tokens} to generate"
+                raise NGramSpecError(f"{size} do not fit in a context of {n_ctx}")
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
         except NGramSpecError as error:
             skipped_prompts.append({"category": prompt.category, "id": prompt.id, "reason": str(error)})
@@ -249,3 +241,9 @@ def prepare(
             f"all {len(skipped_prompts)} prompts were skipped; {first['category']}/{first['id']}: {first['reason']}"
         )
     return cases, skipped_prompts
+
+
+def format_skipped(prompts: Sequence[SkippedPrompt]) -> list[str]:
+    """Return lines on the skipped prompts and the reasons."""
+    lines = [f"skipped {prompt['category']}/{prompt['id']}: {prompt['reason']}" for prompt in prompts]
+    return limit_lines(lines, "prompts skipped in total")

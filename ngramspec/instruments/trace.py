@@ -41,11 +41,8 @@ from ngramspec.storage import utf8
 
 VERSION = 3
 
-TOP = 5
-"""Number of entries of a q that are written: the most likely ones. The entry of the draft token is written too."""
-
-CONTEXT = 12
-"""Number of context tokens that are written with a pass."""
+TOP = 5  # number of likely entries of a q that are written, in addition to that of the draft token
+CONTEXT = 12  # number of context tokens that are written with a pass
 
 _MARK = "ngramspec_trace"
 _ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
@@ -96,8 +93,7 @@ its end, as the last line does after a crash."""
 class TraceWriter:
     """Writer of a trace, which truncates the file first. Each pass is flushed to the operating system by `add`.
 
-    Raises:
-        NGramSpecError: The file cannot be opened, or a method cannot write it.
+    An NGramSpecError means that the file cannot be opened or written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -121,25 +117,22 @@ class TraceWriter:
             self._write({_MARK: VERSION, **encode(dated_header)})
 
     def add(self, step: Step) -> None:
-        """Write a step of the generation that began.
-
-        Raises:
-            ValueError: `begin` was not called, or the step was generated without `return_decisions=True`.
-            NGramSpecError: The file cannot be written.
-        """
+        """Write a step of the generation that began; it must have been generated with `return_decisions=True`."""
         if self._piece is None or not step.decisions:
             raise ValueError(
                 "a trace needs begin() before add(), and steps that were generated with return_decisions=True"
             )
         step = _brief(step)
-        tokens = sorted({*self._context, *_tokens_of(step)})
+        draft = step.verified_draft
+        numbers = {*self._context, *step.tokens, *step.drafted, *draft.tokens, *(one.token for one in step.decisions)}
+        numbers |= {entry.token for entry in step.logprobs}
+        tokens = sorted(numbers.union(*draft.q, *(dict(entry.top) for entry in step.logprobs)))
         texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
         always = {name: encode(getattr(step, name)) for name in _ALWAYS}
         self._write({**always, **encode(step), "context": list(self._context), "texts": texts})
         self._context.extend(step.tokens)
 
     def close(self) -> None:
-        """Close the file."""
         with self._reporting():
             self._file.close()
 
@@ -177,23 +170,8 @@ def _brief(step: Step) -> Step:
     return replace(step, verified_draft=Draft(draft.tokens, tuple(distributions), *details))
 
 
-def _tokens_of(step: Step) -> set[int]:
-    tokens = {
-        *step.tokens,
-        *step.drafted,
-        *step.verified_draft.tokens,
-        *(decision.token for decision in step.decisions),
-    }
-    tokens |= {entry.token for entry in step.logprobs}
-    return tokens.union(*step.verified_draft.q, *(dict(entry.top) for entry in step.logprobs))
-
-
 def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:
-    """Yield the content of each line of a trace as soon as the line has arrived.
-
-    Raises:
-        NGramSpecError: The lines are not a trace, or the trace has another version.
-    """
+    """Yield the content of each line of a trace as soon as it has arrived; raise an NGramSpecError if it is not one."""
     has_header = False
     for number, line in enumerate(lines, 1):
         if not line.strip():

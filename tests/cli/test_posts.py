@@ -77,7 +77,7 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
         for s in found["summaries"]
     ]
     shown = {n: f"{cost:.2f}" for n, cost in found["pass_costs"]["fixed"]["ratios"].items() if int(n) in SIZES}
-    assert costs == [["", *shown], ["measured", *shown.values()]]
+    assert costs == [["tokens", "measured"], *map(list, shown.items())]
     assert {kind for kind, _ in page.spans[3:]} >= {"refused"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg", "prompts.jsonl"]
 

@@ -1,21 +1,25 @@
-"""Figures of a benchmark's runs, by category and overall.
+"""Figures of a benchmark's runs, by policy and category, and the report on them.
 
 A *round* contains the runs of one prompt in one repeat, drafted with one policy. Unfinished rounds are omitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE, Paired, compare_pairs, pairs_needed
-from ngramspec.instruments.benchmark.runs import Kind, Run
-from ngramspec.instruments.reports.report import OVERALL
+from ngramspec.instruments.benchmark.runs import Benchmark, Kind, Run
+from ngramspec.instruments.prompts import SkippedPrompt, format_skipped
+from ngramspec.instruments.reports import report as reports
+from ngramspec.instruments.reports.report import OVERALL, Bar, Report, Section, Table, figure, limit_lines
 from ngramspec.steps import Stats
 
 Round = dict[Kind, Run]
+
+UNCLEAR = "not clear"
+"""Text in place of a gain that noise may explain."""
 
 
 def median_of(figures: Iterable[float | None]) -> float | None:
@@ -26,8 +30,9 @@ def median_of(figures: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of one category, or of all."""
+    """The figures of one policy in one category, or in all."""
 
+    policy: str
     category: str  # name of the category, or `OVERALL`
     prompts: int  # number of prompts with at least one finished round
     rounds: int  # number of finished rounds
@@ -43,51 +48,42 @@ class Summary:
     exact_price: float | None  # plain speed with / without exact mode, median; `None` if not measured
     stats: Stats  # counters of the drafted runs
     identical: int  # number of prompts with equal drafted and plain output in every finished round
+    tokens_per_pass: float
+    acceptance_rate: float | None
+    # Accepted / tested at each position of a draft; a position is tested if all before it were accepted.
+    acceptance_by_position: list[float | None]
+    share_of_passes_without_draft: float | None
 
     @property
     def is_clear(self) -> bool:
         """True if the pairs show more than noise."""
         return self.gain is not None and (self.gain.is_faster or self.gain.is_slower)
 
-    @property
-    def share_without_draft(self) -> float | None:
-        """Share of target passes without a draft."""
-        return self.stats.passes_without_draft / self.stats.passes if self.stats.passes else None
 
-    @property
-    def acceptance_by_position(self) -> list[float | None]:
-        """Accepted / tested at each position of a draft; a position is tested if all before it were accepted."""
-        pairs = zip(self.stats.accepted_at, self.stats.tested_at, strict=True)
-        return [n_accepted / n_tested if n_tested else None for n_accepted, n_tested in pairs]
+def summarise(runs: Sequence[Run], policies: Sequence[str] = ("cost",)) -> list[Summary]:
+    """Return the summaries of each policy by category, in order of appearance, the overall one last.
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "tokens_per_pass": self.stats.tokens_per_pass,
-            "acceptance_rate": self.stats.acceptance_rate,
-            "acceptance_by_position": self.acceptance_by_position,
-            "share_of_passes_without_draft": self.share_without_draft,
-        }
-
-
-def summarise(runs: Iterable[Run], chance: float = CHANCE) -> list[Summary]:
-    """Return one summary per category, in order of appearance, and the overall one; [] if no round is finished.
-
-    Args:
-        runs: Runs of one policy, and those that it is compared with (see `Benchmark.runs_of`).
-        chance: Maximum probability that noise is reported as an overall gain, or as a gain of any category.
+    A policy without a finished round has none. Noise is reported as an overall gain of any policy with a probability of
+    at most `CHANCE`, and as a gain of any category with the same one.
     """
-    rounds_by_key: dict[tuple[str, str, int], Round] = {}
-    for run in runs:
-        rounds_by_key.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
-    rounds = [runs_by_kind for runs_by_kind in rounds_by_key.values() if {"plain", "drafted"} <= runs_by_kind.keys()]
-    groups: dict[str, list[Round]] = {}
-    for runs_by_kind in rounds:
-        groups.setdefault(runs_by_kind["plain"].category, []).append(runs_by_kind)
-    rows = [_summary(*group, chance / len(groups)) for group in groups.items()]
-    return [*rows, _summary(OVERALL, rounds, chance)] if rounds else []
+    summaries = []
+    for policy in policies:
+        rounds: dict[tuple[str, str, int], Round] = {}
+        for run in runs:
+            if run.policy in (policy, None):
+                rounds.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
+        finished = [round_ for round_ in rounds.values() if {"plain", "drafted"} <= round_.keys()]
+        groups: dict[str, list[Round]] = {}
+        for round_ in finished:
+            groups.setdefault(round_["plain"].category, []).append(round_)
+        chance = CHANCE / len(policies)
+        summaries += [_summary(policy, *group, chance / len(groups)) for group in groups.items()]
+        if finished:
+            summaries.append(_summary(policy, OVERALL, finished, chance))
+    return summaries
 
 
-def _summary(category: str, rounds: Sequence[Round], chance: float) -> Summary:
+def _summary(policy: str, category: str, rounds: Sequence[Round], chance: float) -> Summary:
     identical: dict[tuple[str, str], bool] = {}
     stats = Stats()
     for round_ in rounds:
@@ -96,7 +92,9 @@ def _summary(category: str, rounds: Sequence[Round], chance: float) -> Summary:
         identical[key] = identical.get(key, True) and plain_run.output == drafted_run.output
         stats.merge(drafted_run.stats)
     ratios = [ratio for round_ in rounds if (ratio := _ratio(round_, "drafted", "plain")) is not None]
+    positions = zip(stats.accepted_at, stats.tested_at, strict=True)
     return Summary(
+        policy,
         category,
         prompts=len(identical),
         rounds=len(rounds),
@@ -108,6 +106,10 @@ def _summary(category: str, rounds: Sequence[Round], chance: float) -> Summary:
         exact_price=median_of(_ratio(round_, "plain", "default") for round_ in rounds),
         stats=stats,
         identical=sum(identical.values()),
+        tokens_per_pass=stats.tokens_per_pass,
+        acceptance_rate=stats.acceptance_rate,
+        acceptance_by_position=[n_accepted / n_tested if n_tested else None for n_accepted, n_tested in positions],
+        share_of_passes_without_draft=stats.passes_without_draft / stats.passes if stats.passes else None,
     )
 
 
@@ -120,29 +122,158 @@ def _ratio(round_: Round, above: Kind, below: Kind) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def describe_gain(summaries: Sequence[Summary], chance: float = CHANCE) -> str:
-    """Return what the runs of a policy show about the gain, from the overall summary, which comes last.
+def find_overall(summaries: Iterable[Summary], policy: str) -> Summary | None:
+    """Return the overall summary of a policy; `None` if none of its rounds is finished."""
+    return next((s for s in summaries if (s.policy, s.category) == (policy, OVERALL)), None)
 
-    `chance` is that of `summarise`.
-    """
-    if not summaries or summaries[-1].ratio is None:
+
+def describe_gain(overall: Summary | None, n_policies: int = 1) -> str:
+    """Return what the runs of one of several policies show about its gain."""
+    if overall is None or overall.ratio is None:
         return "no speed measured"
-    overall = summaries[-1]
     if overall.gain is None:
         return "nothing was drafted"
     if overall.gain.interval is None:
-        return f"{NO_DIFFERENCE}: {overall.gain.pairs} of at least {pairs_needed(chance=chance)} pairs"
+        return f"{NO_DIFFERENCE}: {overall.gain.pairs} of at least {pairs_needed(chance=CHANCE / n_policies)} pairs"
     return f"{overall.gain} with drafts as without" if overall.is_clear else str(overall.gain)
 
 
-def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = None) -> list[str]:
-    """Return the gain with each policy and the equality of outputs, with the policy's name if there are several.
+# --------------------------------------------------------------------------- the report
 
-    `caveat` is the reason why outputs may differ; `None` means that they must be equal.
-    """
+ABOUT = (
+    "Medians over prompts and repeats. ratio: drafted / plain speed of two consecutive runs, if anything was drafted."
+    f" gain: interval for the ratio from a sign test over these pairs; {UNCLEAR!r} if it may be noise."
+)
+"""Explanation of the columns."""
+
+
+def benchmark_report(
+    title: str,
+    origin: str,
+    command: str,
+    setup: Sequence[str],
+    benchmark: Benchmark,
+    summaries: Sequence[Summary],
+    skipped_prompts: Sequence[SkippedPrompt] = (),
+) -> Report:
+    """Return the report on a benchmark; the last of its `details` state the gain with each policy."""
+    policies, caveat = benchmark.policies, benchmark.caveat
+    # The overall rows come last.
+    ordered = sorted(summaries, key=lambda s: s.category == OVERALL)
+    rows = {f"{s.category}, {s.policy}" if len(policies) > 1 else s.category: s for s in ordered}
+    table = _speeds(rows, benchmark)
+    bars = reports.gains("Tokens per second, drafted / plain: median of pairs", [*_bars(rows)])
+    notes = []
+    if not benchmark.complete:
+        notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
+    if caveat is not None:
+        notes.append(f"the texts are not expected to be the same: {caveat}")
+    if benchmark.drafted.drafter is None:
+        notes.append("drafting is off: plain decoding was compared with itself, so the ratios show the noise")
+    gains, verdicts = [], []
+    for policy in policies:
+        overall = find_overall(summaries, policy)
+        gain = describe_gain(overall, len(policies))
+        gains.append(f"{policy}: {gain}" if len(policies) > 1 else gain)
+        same = f"output identical on {overall.identical} of {overall.prompts} prompts" if overall else ""
+        verdicts.append("; ".join(filter(None, (gains[-1], caveat or same))))
+    details = [_prefills(benchmark)] if benchmark.prefills and rows else []
+    details += [*format_skipped(skipped_prompts), *([] if caveat else _differences(benchmark)), *verdicts]
+    sections = [*_sections(rows, benchmark, [bars, table])] if rows else []
+    return Report(title, command, origin, table, bars, sections, notes, "; ".join(gains), setup, details)
+
+
+Rows = Mapping[str, Summary]
+"""Rows by name, the overall ones last."""
+
+
+def _speeds(rows: Rows, benchmark: Benchmark) -> Table:
+    cells = [
+        [
+            name,
+            str(s.prompts),
+            speed(s.plain),
+            speed(s.drafted),
+            # If nothing was drafted, the ratio is noise, and is shown only to show how much there is.
+            figure(s.ratio if s.gain or benchmark.drafted.drafter is None else None, ".2f", "x"),
+            "-" if s.gain is None else "{:.2f}-{:.2f}x".format(*s.gain.interval or ()) if s.is_clear else UNCLEAR,
+            f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
+        ]
+        for name, s in rows.items()
+    ]
+    headings = ["category", "prompts", "plain t/s", "drafted t/s", "ratio", "gain", "same text"]
+    return Table(headings, cells, totals=sum(s.category == OVERALL for s in rows.values()))
+
+
+def _bars(rows: Rows) -> Iterator[Bar]:
+    for name, s in rows.items():
+        if s.ratio is not None and s.gain is not None:
+            low, high = s.gain.interval or (None, None)
+            label = f"{s.ratio:.2f}x" + ("" if s.is_clear else f", {UNCLEAR}")
+            yield Bar(name, s.ratio, low, high, label, other=not s.is_clear)
+
+
+def _sections(rows: Rows, benchmark: Benchmark, speeds: list[reports.Figure]) -> Iterator[Section]:
+    totals, drafted = sum(s.category == OVERALL for s in rows.values()), benchmark.drafted
+    if drafted.drafter is not None:
+        headings = ["category", "tokens per pass", "accepted", "no draft"]
+        passes = []
+        for name, s in rows.items():
+            rates = s.acceptance_rate, s.share_of_passes_without_draft
+            passes.append([name, f"{s.tokens_per_pass:.2f}", *(figure(rate, ".0%") for rate in rates)])
+        speeds.append(Table(headings, passes, totals=totals))
+    yield Section("Speed-up", ABOUT, speeds)
+    if any(s.exact_price for s in rows.values()):
+        prices = [
+            [name, speed(s.default), speed(s.plain), figure(s.exact_price, ".2f", "x")] for name, s in rows.items()
+        ]
+        table = Table(["category", "without", "exact", "ratio"], prices, totals=totals)
+        yield Section("Cost of exact mode", "Plain tokens per second.", [table])
+    if any(s.stats.drafted for s in rows.values()):
+        about = "Acceptance rate among the drafts whose earlier tokens were all accepted."
+        yield reports.acceptance({name: s.acceptance_by_position for name, s in rows.items()}, about, totals=totals)
+    curves = {}
+    for policy, decoder in benchmark.policies.items():
+        ratios = decoder.times.to_json()["ratios"]
+        curves[policy if len(benchmark.policies) > 1 else "measured"] = {int(n): x for n, x in ratios.items()}
+    yield reports.costs(curves)
+    if drafted.drafter is not None and benchmark.texts:
+        about = "The answer to the first prompt of each category."
+        yield reports.draft_section(about, benchmark.texts, drafted.vocabulary.piece)
+
+
+def _prefills(benchmark: Benchmark) -> str:
+    rate = median(prefill["tokens"] / prefill["seconds"] for prefill in benchmark.prefills)
+    length = median(prefill["tokens"] for prefill in benchmark.prefills)
+    return f"prefill, not counted above: median {length:.0f} tokens at {rate:.0f} tokens/s"
+
+
+def _differences(benchmark: Benchmark) -> Iterator[str]:
+    """Yield lines on the positions at which texts differ, which the measured effect of the batch size may explain."""
+    several = len(benchmark.policies) > 1
+    differences, probe = benchmark.differences, benchmark.drafted.kernels.probe
     lines = []
-    for policy, rows in summaries.items():
-        same = f"output identical on {rows[-1].identical} of {rows[-1].prompts} prompts" if rows else ""
-        name = f"{policy}: " if len(summaries) > 1 else ""
-        lines.append(name + "; ".join(filter(None, (describe_gain(rows, CHANCE / len(summaries)), caveat or same))))
-    return lines
+    for d in differences:
+        line = f"{d['policy']}: " if several else ""
+        line += f"{d['category']}/{d['prompt']} differs after {d['position']} equal tokens"
+        if d["margin"] is not None:
+            line += f", where the logits of both tokens are {d['margin']:.3g} apart"
+        lines.append(line)
+    yield from limit_lines(lines, f"{'outputs' if several else 'prompts'} differ in total")
+    if differences and benchmark.drafted.exactness.bit_identical:
+        yield "exact mode should rule this out; please report it as a bug"
+    elif differences and probe:
+        largest = probe.max_difference
+        yield (
+            f"(the batch size alone changes a logit by up to {largest:.3g} here, so two by up to {2 * largest:.3g};"
+            " --exact on rules this out)"
+        )
+    counters = [run.stats for run in benchmark.runs if run.kind == "drafted"]
+    if calls := sum(stats.close_calls for stats in counters):
+        tokens = sum(stats.generated for stats in counters)
+        yield f"{calls} of {tokens} tokens with drafts were near-ties that rounding could have decided differently"
+
+
+def speed(value: float | None) -> str:
+    """Return a number of tokens per second as text."""
+    return figure(value, ".1f" if value is not None and value < 100 else ".0f")

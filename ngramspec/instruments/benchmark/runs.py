@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Literal
 
 from ngramspec.acceptance.verifier import Acceptance
@@ -31,8 +31,6 @@ baseline for the cost of exact mode."""
 
 Contender = tuple[Kind, str | None]
 """Kind of a run, and its policy if it has drafts."""
-
-WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,15 @@ class Run:
     def tokens_per_second(self) -> float | None:
         """Tokens of target passes per second of decoding; `None` if the prefill's token ended the text."""
         return self.stats.tokens / self.seconds if self.stats.tokens and self.seconds > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run without its output; `pass_seconds` is the time of target passes."""
+        stats = asdict(self.stats)
+        stats["pass_seconds"] = stats.pop("seconds")
+        del stats["prefill_seconds"]
+        own = ("category", "prompt", "kind", "policy", "repeat", "seconds", "prefill_seconds", "tokens_per_second")
+        batches = {str(size): passes for size, passes in sorted(self.batches.items())}
+        return {name: getattr(self, name) for name in own} | stats | {"batches": batches, "stop": self.stop}
 
 
 Difference = dict[str, Any]
@@ -108,10 +115,6 @@ class Benchmark:
         """Decoders with drafts, by the name of their policy."""
         return {policy: decoder for (_, policy), decoder in self._decoders.items() if policy is not None}
 
-    def runs_of(self, policy: str) -> list[Run]:
-        """Return the runs drafted with a policy, and those that they are compared with."""
-        return [run for run in self.runs if run.policy in (policy, None)]
-
     @property
     def total(self) -> int:
         """Number of runs that `measure` makes."""
@@ -134,7 +137,7 @@ class Benchmark:
     def warm_up(self) -> None:
         """Run every decoder once without counting the run."""
         for contender in self._decoders:
-            self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
+            self._run(self.cases[0], contender, 0, min(self.max_tokens, 16))
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; if the caller stops early, the finished runs remain."""

@@ -122,19 +122,15 @@ def replay_report(
     document: Figures,
     total: int,
     vocabulary: str,
-    command: str,
     sources: Mapping[str, str],
-    more: Sequence[Section] = (),
+    warnings: Sequence[str] = (),
+    texts: Section | None = None,
 ) -> Report:
     """Return the report on a replay.
 
-    Args:
-        document: Result of `CurveComparison.document`, with the options of the replay as "settings".
-        total: Number of conversations in the input, including those that were not replayed.
-        vocabulary: Name of the tokenizer, for readers.
-        command: Command that the user typed.
-        sources: Short description by cost curve; may lack those in `CURVES`.
-        more: Sections to append.
+    `document` is that of `CurveComparison` with the options of the replay as "settings" and the "command". `total`
+    counts the conversations of the input, also those that were not replayed. `vocabulary` is the name of the tokenizer,
+    and `sources` describes cost curves, except those in `CURVES`.
     """
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
@@ -151,9 +147,19 @@ def replay_report(
     ]
     if not document["complete"]:
         notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
-    title = "Estimated speed-up on recorded conversations"
     headline = "; ".join(_headline(name, rows[name], sources.get(name)) for name in rows)
-    return Report(title, _table(rows), _bars(rows), origin, command, [*sections, *more], notes, headline)
+    return Report(
+        "Estimated speed-up on recorded conversations",
+        document["command"],
+        origin,
+        _table(rows),
+        _bars(rows),
+        [*sections, *([] if texts is None else [texts])],
+        notes,
+        headline,
+        setup=[origin],
+        details=[*warnings, headline],
+    )
 
 
 def _headline(curve: str, rows: Mapping[str, Figures], source: str | None) -> str:

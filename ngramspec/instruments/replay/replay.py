@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 from ngramspec.tokens import common_prefix
 
+Result = TypeVar("Result")
+
 ENDLESS = 1 << 30
 """Context size of the target and limit of an answer: the loop must not know where the record ends."""
 
@@ -52,11 +54,7 @@ class Recording:
 class RecordedTarget(ModelBase):
     """A model without weights: it counts tokens, and its clock follows a cost curve, in units of T(1).
 
-    No token ends a generation.
-
-    Args:
-        curve: Cost of a pass.
-        piece: Function that returns the bytes of a token; `None` means that tokens have no text.
+    No token ends a generation. Without `piece`, tokens have no text.
     """
 
     n_ctx = ENDLESS
@@ -74,7 +72,6 @@ class RecordedTarget(ModelBase):
         self._rows = np.empty((LARGEST, 0), np.float32)
 
     def clock(self) -> float:
-        """Return the simulated time."""
         return self.seconds
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
@@ -155,7 +152,6 @@ class ReplayCounts:
     reliability: CalibrationTable = field(default_factory=CalibrationTable)  # calibration of the predicted acceptance
 
     def merge(self, other: ReplayCounts) -> None:
-        """Add the counts of another `ReplayCounts`."""
         self.stats.merge(other.stats)
         self.reliability.merge(other.reliability)
         for name in ("transcripts", "prompt_tokens", "batches", "changes", "begin_seconds", "work_seconds"):
@@ -168,46 +164,34 @@ class ReplayCounts:
 
 
 class TimedLoop(BranchingLoop):
-    """A decoding loop that measures the CPU time of this thread for drafting and learning (`work_seconds`).
-
-    The recording answers branches.
-    """
+    """A loop whose branches a recording answers; `work_seconds` is this thread's CPU time for drafting and learning."""
 
     work_seconds = 0.0
 
-    def plan(self, text: DraftedText, owed: int) -> Plan:
+    def _timed(self, method: Callable[..., Result], *arguments: object) -> Result:
         start = time.thread_time()
-        plan = super().plan(text, owed)
+        result = method(*arguments)
         self.work_seconds += time.thread_time() - start
-        return plan
+        return result
+
+    def plan(self, text: DraftedText, owed: int) -> Plan:
+        return self._timed(super().plan, text, owed)
 
     def accept(self, current: Pass, drafts: Drafts, step: Step) -> None:
-        start = time.thread_time()
-        super().accept(current, drafts, step)
-        self.work_seconds += time.thread_time() - start
+        self._timed(super().accept, current, drafts, step)
 
     def report(self, current: Pass) -> Sequence[Step | None]:
-        start = time.thread_time()
-        steps = super().report(current)
-        self.work_seconds += time.thread_time() - start
-        return steps
+        return self._timed(super().report, current)
 
     def answer(self, text: Text, row: Row, position: int) -> int | None:
         return text.verifier.token_at(position) if isinstance(text.verifier, RecordedVerifier) else None
 
 
 class Replay:
-    """A replay of recordings with one drafter and one policy.
+    """A replay of recordings with one drafter (`None` means plain decoding) and one policy.
 
-    Args:
-        drafter: Drafter; `None` means plain decoding.
-        policy: Policy, or its name.
-        draft_max: Maximum number of draft tokens; `None` means the policy's default.
-        curve: Cost curve of the simulated passes, which the policy uses too.
-        piece: Function that returns the bytes of a token; `None` means that steps have no text.
-
-    Raises:
-        ValueError: The drafter or the policy reads logits, which a record lacks, or `SpeculativeDecoder` rejects them.
+    The policy uses the cost curve of the simulated passes. A ValueError means that the drafter or the policy reads
+    logits, which a record lacks, or that `SpeculativeDecoder` rejects them.
     """
 
     def __init__(

@@ -30,9 +30,6 @@ MAX_TOTAL = 8192
 MAX_RESPONSE = 1500
 """Maximum number of tokens of a response; a longer one is cut, and then has no end of turn."""
 
-SEED = 1234
-"""Seed of a sample."""
-
 _SEPARATOR = re.compile(r"^=== (prompt|response)[^\S\n]*\n", re.MULTILINE)
 
 
@@ -56,16 +53,7 @@ class Transcripts:
     empty: int = 0  # number of entries without a response
 
     def read(self, name: str, raw: bytes, *, strict: bool = False) -> None:
-        """Add the entries of a file.
-
-        Args:
-            name: Name of the file, for error messages and the category.
-            raw: Contents of the file.
-            strict: Raise an error for an invalid entry instead of adding it to `broken`.
-
-        Raises:
-            NGramSpecError: The file is UTF-16, or an entry is invalid and `strict` is set.
-        """
+        """Add the entries of a file; raise an NGramSpecError if it is UTF-16, or if `strict`, for an invalid entry."""
         if is_utf16(raw):
             raise NGramSpecError(f"{name} is {UTF16}")
         category = PurePath(name).stem
@@ -82,9 +70,6 @@ class Transcripts:
                 self.usable.append(transcript)
             else:
                 self.empty += 1
-
-
-# --------------------------------------------------------------------------- files
 
 
 def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
@@ -131,9 +116,6 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
             yield place, {"prompt": content, "response": parts.pop(0)[2]}
         else:
             yield place, ValueError(f"a prompt and a response are required, but there is only a {kind}")
-
-
-# --------------------------------------------------------------------------- formats
 
 
 def _transcript(entry: Any, category: str, place: str) -> Transcript:
@@ -212,9 +194,6 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-# --------------------------------------------------------------------------- tokens
-
-
 def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcript]:
     """Return transcripts grouped by category, in order of appearance; at most `limit` of each, with a fixed seed."""
     groups: dict[str, list[Transcript]] = {}
@@ -222,23 +201,20 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
         groups.setdefault(transcript.category, []).append(transcript)
     for category, group in groups.items():
         if limit is not None and len(group) > limit:
-            keep = np.random.default_rng(SEED).choice(len(group), size=limit, replace=False)
+            keep = np.random.default_rng(1234).choice(len(group), size=limit, replace=False)
             groups[category] = [group[i] for i in sorted(keep.tolist())]
     return list(chain.from_iterable(groups.values()))
 
 
 class TranscriptReader:
-    """A converter of transcripts to recordings. Special tokens are parsed only in prompts.
-
-    Attributes:
-        spelled: Whether the marks of ChatML are ordinary text, because the vocabulary lacks its tokens.
-    """
+    """A converter of transcripts to recordings. Special tokens are parsed only in prompts."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self._tokenizer = tokenizer
         marks = ("<|im_start|>", "<|im_end|>")
         has_tokens = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)
         self._uses_template = not has_tokens and tokenizer.chat_template is not None
+        # Whether the marks of ChatML are ordinary text, because the vocabulary lacks its tokens.
         self.spelled = not has_tokens and not self._uses_template
 
     def record(self, transcript: Transcript) -> Recording | None:

@@ -1,16 +1,21 @@
-"""Reports as Markdown, in the style of llama-bench, and as one HTML file without scripts and requests.
+"""Reports as Markdown, in the style of llama-bench, as SVG charts, and as one HTML file without scripts and requests.
 
 Texts of models and files are escaped. In addition, the page's Content-Security-Policy forbids scripts and requests.
+There is no chart library, which would be larger than a report. Colours of charts are set by CSS classes, because
+viewers other than browsers do not support CSS variables. A media query replaces them on dark screens.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from textwrap import wrap
 
-from ngramspec.instruments.reports.report import Mark, Passage, Report, Section, Table, escape_controls
-from ngramspec.instruments.reports.svg import STYLE, chart
+from jinja2 import Environment
+
+from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Table, escape_controls
 
 _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
 
@@ -20,10 +25,10 @@ def markdown(report: Report) -> str:
     origin = f"{_cell(report.origin)}; {_code(report.command)}"
     headline = [f"**{_cell(report.headline)}**", ""] if report.headline else []
     below = (f"{line}\n" for line in (*map(_cell, report.notes), origin))
-    return "\n".join([*headline, *_lines(report.table), "", *below])
+    return "\n".join([*headline, *_rows(report.table), "", *below])
 
 
-def _lines(table: Table) -> list[str]:
+def _rows(table: Table) -> list[str]:
     cells = [[_cell(cell) for cell in row] for row in (table.headings, *table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.headings))]
     rule = ["-" * w if i < table.text else f"{'-' * (w - 1)}:" for i, w in enumerate(widths)]
@@ -46,11 +51,9 @@ def _cell(text: str) -> str:
     return escape_controls(text).translate(_SPECIAL)
 
 
-# ----------------------------------------------------------------------------------------- HTML
+# --------------------------------------------------------------------------- HTML
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-
-_PAGE = """\
+_CSS = """\
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1f2328; --dim: #59636e; --rule: #d1d9e0;
   --kept: #d2f0d8; --refused: #ffd9d3; --corrected: #d6e8ff }
 @media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --ink: #f0f6fc; --dim: #9198a1; --rule: #3d444d;
@@ -70,79 +73,279 @@ pre { padding: 1rem; border: 1px solid var(--rule); border-radius: 6px; white-sp
 .kept { background: var(--kept) } .refused { background: var(--refused) }
 ins { background: var(--corrected); text-decoration: none }"""
 
-_LEGEND = (
-    '<p class="dim"><span class="kept">accepted draft</span> · <del class="refused">rejected draft</del> ·'
-    " <ins>the model's own token after a rejected one</ins> · unmarked: not drafted</p>"
-)
+
+_PAGE = """\
+{%- macro cells(kind, texts, n_left) %}
+{%- for text in texts %}<{{ kind }}{% if loop.index <= n_left %} class="text"{% endif %}>{{ text }}</{{ kind }}>
+{%- endfor %}
+{%- endmacro %}
+{%- macro marked(text, mark) %}
+{%- if mark == "kept" %}<span class="kept">{{ text }}</span>
+{#- The text does not contain a line break in a rejected token. #}
+{%- elif mark == "refused" %}<del class="refused">{{ text.replace("\\n", "⏎") }}</del>
+{%- elif mark == "corrected" %}<ins>{{ text }}</ins>
+{%- else %}{{ text }}
+{%- endif %}
+{%- endmacro %}
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ report.title }}</title>
+<style>
+{{ style | safe }}
+</style>
+</head>
+<body>
+<main>
+<h1>{{ report.title }}</h1>
+{% if report.headline %}
+<p class="headline">{{ report.headline }}</p>
+{% endif %}
+{% for line in report.notes %}
+<p class="dim">{{ line }}</p>
+{% endfor %}
+{% for section in report.sections %}
+<section>
+<h2>{{ section.heading }}</h2>
+<p>{{ section.about }}</p>
+{% if section.figures | select("passage") | list %}
+<p class="dim">{{ marked("accepted draft", "kept") }} ·
+{{ marked("rejected draft", "refused") }} · {{ marked("the model's own token after a rejected one", "corrected") }} ·
+unmarked: not drafted</p>
+{% endif %}
+{% for figure in section.figures %}
+{% if figure is table %}
+<div class="wide"><table>
+<thead><tr>{{ cells("th", figure.headings, figure.text) }}</tr></thead>
+<tbody>
+{% for row in figure.rows %}
+<tr{% if loop.revindex <= figure.totals %} class="total"{% endif %}>{{ cells("td", row, figure.text) }}</tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% elif figure is passage %}
+<h3>{{ figure.name }}</h3>
+<pre>{% for text, mark in figure.spans %}{{ marked(text, mark) }}{% endfor %}</pre>
+{% else %}
+<figure>
+<figcaption>{{ figure.about }}</figcaption>
+{{ chart(figure) | safe }}
+</figure>
+{% endif %}
+{% endfor %}
+</section>
+{% endfor %}
+<p class="dim">{{ report.origin }}; <code>{{ report.command }}</code></p>
+</main>
+</body>
+</html>
+"""
 
 
 def html(report: Report) -> str:
     """Return the whole page: the headline first, how to get the figures again last."""
-    body = [part for section in report.sections for part in _section(section)]
-    headline = [f'<p class="headline">{_escape(report.headline)}</p>'] if report.headline else []
-    title = _escape(report.title)
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>\n<style>\n{_PAGE}\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
-            f"<h1>{title}</h1>",
-            *headline,
-            *(f'<p class="dim">{_escape(line)}</p>' for line in report.notes),
-            *body,
-            f'<p class="dim">{_escape(report.origin)}; <code>{_escape(report.command)}</code></p>',
-            "</main>\n</body>\n</html>\n",
-        ]
+    environment = Environment(autoescape=True, trim_blocks=True, finalize=_clean)
+    environment.tests["table"] = lambda figure: isinstance(figure, Table)
+    environment.tests["passage"] = lambda figure: isinstance(figure, Passage)
+    return environment.from_string(_PAGE).render(report=report, chart=_chart, style=f"{_CSS}\n{_STYLE}")
+
+
+def _clean(value: object) -> object:
+    return escape_controls(value) if type(value) is str else value  # markup was cleaned before
+
+
+WIDTH = 760
+
+_COLOURS = (
+    # (class, properties with the colour, colour on light screens, colour on dark screens)
+    ("ground", ("fill",), "#ffffff", "#0d1117"),
+    ("ink", ("fill",), "#1f2328", "#f0f6fc"),
+    ("dim", ("fill",), "#59636e", "#9198a1"),
+    ("gain", ("fill",), "#2a7f9e", "#57b3d4"),
+    ("loss", ("fill",), "#c2703d", "#e59a6b"),
+    ("other", ("fill",), "#afb8c1", "#656c76"),
+    ("grid", ("stroke",), "#d1d9e0", "#3d444d"),
+    ("spread", ("stroke",), "#1f2328", "#f0f6fc"),
+    ("even", ("stroke",), "#59636e", "#9198a1"),
+    ("line0", ("stroke", "fill"), "#2a7f9e", "#57b3d4"),
+    ("line1", ("stroke", "fill"), "#c2703d", "#e59a6b"),
+    ("line2", ("stroke", "fill"), "#6a9a3c", "#98c46c"),
+    ("line3", ("stroke", "fill"), "#8a63b8", "#b794e0"),
+    ("line4", ("stroke", "fill"), "#b0863c", "#d9b36c"),
+)
+
+
+def _rule(name: str, properties: Sequence[str], colour: str) -> str:
+    return f".chart .{name} {{ {'; '.join(f'{property_}: {colour}' for property_ in properties)}"
+
+
+_STYLE = "\n".join(
+    [
+        ".chart text { font: 13px system-ui, sans-serif }",
+        ".chart .title { font-size: 17px; font-weight: 600 }",
+        ".chart .small { font-size: 11px }",
+        ".chart .even { stroke-dasharray: 4 3 }",
+        *(f"{_rule(name, properties, light)} }}" for name, properties, light, _ in _COLOURS),
+        "@media (prefers-color-scheme: dark) {",
+        *(f"  {_rule(name, properties, dark)} }}" for name, properties, _, dark in _COLOURS),
+        "}",
+    ]
+)
+"""Style sheet of all charts, which must be inside an element of the class "chart"."""
+
+_CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
+_ROW, _BAR = 30, 16
+_MAX_NAME = 30
+_RANGE = 1.2  # minimum end of an axis as a multiple of its start, so that noise does not fill a chart
+
+
+def svg(report: Report) -> str:
+    """Return an SVG file with the chart, the title and the origin of a report."""
+    height, shapes = _bars(report.bars, top=64)
+    for text in (f"{report.origin}; {report.command}", *report.notes):
+        for line in wrap(escape_controls(text), 104, break_on_hyphens=False):
+            height += 16
+            shapes.append(_text(24, height, line, "dim small"))
+    whole, elements = height + 16, "\n".join(shapes)
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" width="{WIDTH}" height="{whole}"\
+ viewBox="0 0 {WIDTH} {whole}">
+<title>{escape(escape_controls(report.title))}</title>
+<style>
+{_STYLE}
+</style>
+<rect class="ground" width="{WIDTH}" height="{whole}"/>
+{_text(24, 32, report.title, "ink title")}
+{_text(24, 52, report.bars.about, "dim")}
+{elements}
+</svg>
+"""
+
+
+def _chart(figure: Bars | Lines) -> str:
+    """Return a chart for a page that contains `_STYLE`."""
+    height, shapes = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
+    about = escape(escape_controls(figure.about))
+    start_tag = f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{about}">'
+    return "\n".join([start_tag, *shapes, "</svg>"])
+
+
+# --------------------------------------------------------------------------- bars
+
+
+def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
+    """Return the height and the elements of a bar chart."""
+    names = [_short(bar.name) for bar in figure.bars]
+    left = 36 + _CHARACTER * max(map(len, names), default=0)
+    right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
+    base = figure.even[0] if figure.even else 0.0
+    ends = [base, _RANGE * base, *(end for bar in figure.bars for end in (bar.value, bar.low, bar.high) if end)]
+    scale = max(60.0, right - left) / ((max(ends) - min(ends)) or 1.0)
+
+    def place(value: float) -> float:
+        return left + scale * (value - min(ends))
+
+    below = top + _ROW * len(figure.bars)
+    shapes: list[str] = []
+    for number, (name, bar) in enumerate(zip(names, figure.bars, strict=True)):
+        shapes += _bar(bar, name, left, top + _ROW * number, place, base)
+    if figure.even:
+        at = place(base)
+        shapes.append(f'<line class="even" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{below}"/>')
+        shapes.append(_text(at, below + 14, figure.even[1], "dim small", "middle"))
+    return below + (24 if figure.even else 8), shapes
+
+
+def _bar(bar: Bar, name: str, edge: float, top: float, place: Callable[[float], float], base: float) -> Iterator[str]:
+    middle, below = top + _ROW / 2, top + _ROW / 2 + 4.5
+    kind = "other" if bar.other else "loss" if round(bar.value, 2) < base else "gain"
+    start, end = sorted((place(base), place(bar.value)))
+    yield _text(edge - 8, below, name, "ink", "end")
+    title = escape(escape_controls(f"{bar.name}: {bar.label}"))
+    yield (
+        f'<rect class="{kind}" x="{start:.1f}" y="{middle - _BAR / 2:.1f}" width="{end - start:.1f}"'
+        f' height="{_BAR}" rx="2"><title>{title}</title></rect>'
     )
+    if bar.low is not None and bar.high is not None:
+        low, high = place(bar.low), place(bar.high)
+        end = max(end, high)
+        yield f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
+        for x in (low, high):
+            yield f'<line class="spread" x1="{x:.1f}" y1="{middle - 4}" x2="{x:.1f}" y2="{middle + 4}"/>'
+    yield _text(end + 8, below, bar.label, "dim")
 
 
-def _section(section: Section) -> Iterator[str]:
-    yield f"<section>\n<h2>{_escape(section.heading)}</h2>\n<p>{_escape(section.about)}</p>"
-    if any(isinstance(figure, Passage) for figure in section.figures):
-        yield _LEGEND
-    for figure in section.figures:
-        if isinstance(figure, Table):
-            yield _table(figure)
-        elif isinstance(figure, Passage):
-            text = "".join(_mark_span(*span) for span in figure.spans)
-            yield f"<h3>{_escape(figure.name)}</h3>\n<pre>{text}</pre>"
-        else:
-            yield f"<figure>\n<figcaption>{_escape(figure.about)}</figcaption>\n{chart(figure)}\n</figure>"
-    yield "</section>"
+# --------------------------------------------------------------------------- lines
+
+_TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24
 
 
-def _table(table: Table) -> str:
-    def row(cells: list[str], kind: str, total: bool) -> str:
-        start_tags = [f'<{kind} class="text">' if i < table.text else f"<{kind}>" for i in range(len(cells))]
-        content = "".join(f"{before}{cell}</{kind}>" for before, cell in zip(start_tags, cells, strict=True))
-        return f'<tr class="total">{content}</tr>' if total else f"<tr>{content}</tr>"
+def _lines(figure: Lines) -> tuple[int, list[str]]:
+    """Return the height and the elements of a line chart."""
+    points = [point for line in figure.series.values() for point in line] or [(0.0, 0.0)]
+    counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
+    across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
+    lowest = min(figure.base, *(y for _, y in points))
+    up = [lowest, *_ticks(lowest, max(y for _, y in points), False)[1:]]
 
-    below = len(table.rows) - table.totals
-    return "\n".join(
-        [
-            '<div class="wide"><table>',
-            f"<thead>{row([*map(_escape, table.headings)], 'th', False)}</thead>",
-            "<tbody>",
-            *(row([*map(_escape, cells)], "td", n >= below) for n, cells in enumerate(table.rows)),
-            "</tbody>\n</table></div>",
-        ]
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            _LEFT + (_RIGHT - _LEFT) * (x - across[0]) / (across[-1] - across[0]),
+            _BOTTOM - (_BOTTOM - _TOP) * (y - up[0]) / (up[-1] - up[0]),
+        )
+
+    shapes: list[str] = []
+    for y in up:
+        _, at = place(across[0], y)
+        shapes.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
+        shapes.append(_text(_LEFT - 8, at + 4, f"{y:g}", "dim small", "end"))
+    for x in across:
+        shapes.append(_text(place(x, up[0])[0], _BOTTOM + 18, f"{x:g}", "dim small", "middle"))
+    shapes.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 38, figure.across, "dim", "middle"))
+    shapes.append(
+        f'<text class="dim" text-anchor="middle" transform="translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)">'
+        f"{escape(escape_controls(figure.up))}</text>"
     )
+    height = _BOTTOM + 52
+    for number, (name, line) in enumerate(figure.series.items()):
+        kind = f"line{number % 5}"
+        path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
+        shapes.append(f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>')
+        for point in line:
+            x, y = place(*point)
+            about = f"{escape(escape_controls(name))}: {point[0]:g}, {point[1]:.4g}"
+            shapes.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{about}</title></circle>')
+        if len(figure.series) > 1:
+            shapes.append(
+                f'<line class="{kind}" x1="{_LEFT}" y1="{height - 4}" x2="{_LEFT + 24}" y2="{height - 4}"'
+                ' stroke-width="2"/>'
+            )
+            shapes.append(_text(_LEFT + 32, height, name, "dim"))
+            height += 18
+    return height, shapes
 
 
-_TAGS: dict[Mark, tuple[str, str]] = {
-    "": ("", ""),
-    "kept": ('<span class="kept">', "</span>"),
-    "refused": ('<del class="refused">', "</del>"),
-    "corrected": ("<ins>", "</ins>"),
-}
+def _ticks(minimum: float, maximum: float, whole: bool) -> list[float]:
+    """Return about five round numbers, at least two, whose range includes both limits; integers if `whole`."""
+    maximum = max(maximum, minimum + 1e-9) if maximum > minimum else minimum + 1
+    rough = (maximum - minimum) / 5
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
+    step = max(1, step) if whole else step
+    first, last = math.floor(minimum / step + 1e-9), math.ceil(maximum / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
 
 
-def _mark_span(text: str, mark: Mark) -> str:
-    # A line break in a rejected token is shown as a symbol, because the text does not contain the break.
-    before, after = _TAGS[mark]
-    return f"{before}{_escape(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}"
+# --------------------------------------------------------------------------- text
 
 
-def _escape(text: str) -> str:
-    return escape(escape_controls(text))
+def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(escape_controls(text))}</text>'
+
+
+def _short(name: str) -> str:
+    name = escape_controls(name).replace("\n", " ")
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"

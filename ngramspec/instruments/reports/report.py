@@ -87,16 +87,18 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The contents of a report."""
+    """A result for readers: the terminal shows it, and Markdown, SVG and HTML files contain it."""
 
     title: str
-    table: Table
-    bars: Bars
-    origin: str  # short text with model, machine, build and so on
     command: str  # command that the user typed, or an equivalent one
+    origin: str = ""  # short text with model, machine, build and so on
+    table: Table = Table((), ())  # main table, for Markdown
+    bars: Bars = Bars("", ())  # main chart, for SVG
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()  # facts that readers must know about the figures, one sentence each
     headline: str = ""  # main result
+    setup: Sequence[str] = ()  # lines on the model, the machine and the settings, for the terminal
+    details: Sequence[str] = ()  # further lines for the terminal; the last one contains the headline
 
 
 # --------------------------------------------------------------------------- drafted texts
@@ -148,6 +150,15 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
+MAX_LISTED = 10
+"""Maximum number of differences, skipped prompts and broken lines in a report; --json contains all of them."""
+
+
+def limit_lines(lines: Sequence[str], rest: str) -> list[str]:
+    """Return the first `MAX_LISTED` of many lines and a line with their number, which ends with `rest`."""
+    return [*lines[:MAX_LISTED], f"{len(lines)} {rest}"] if len(lines) > MAX_LISTED else list(lines)
+
+
 def gains(about: str, bars: Sequence[Bar]) -> Bars:
     """Return a bar chart of speeds relative to plain decoding."""
     return Bars(about, bars, even=(1.0, "plain decoding"))
@@ -179,12 +190,13 @@ def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None
         for name, seconds in curves.items()
     }
     sizes = [size for size in SIZES if any(size in seconds for seconds in curves.values())]
-    rows = [[name, *(figure(dict(points).get(size), ".2f") for size in sizes)] for name, points in series.items()]
+    # Sizes are rows, so that the table fits in a narrow terminal.
+    rows = [[str(size), *(figure(dict(points).get(size), ".2f") for points in series.values())] for size in sizes]
     about = "Time of a pass over n tokens relative to a pass over one token. The lower it is, the more drafts pay."
     if switch:
         about += f" A change of size: {switch:.2f}."
     chart = Lines("Cost of a pass", "tokens in the pass", "relative to one token", series, base=1.0)
-    return Section("Cost of a pass", about, [chart, Table(["", *map(str, sizes)], rows)])
+    return Section("Cost of a pass", about, [chart, Table(["tokens", *series], rows)])
 
 
 # --------------------------------------------------------------------------- texts of models and files

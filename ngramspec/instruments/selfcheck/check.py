@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -32,13 +32,8 @@ Name = Literal["rollback", "greedy", "same seed"]
 MIN_PROMPT = 8
 """Minimum length of a prompt that is cut at the start because time or context is short."""
 
-_ROLLBACK_SHARE = 0.15  # maximum share of the time for the rollback tests
-_PROBE_SHARE = 0.25  # maximum share of the time for a probe of two depths; otherwise it tests one
-_READING_SHARE = 0.4  # maximum share of a prompt's time for its prefill
-MIN_TOKENS = 4
-"""Minimum number of tokens of a text, even if there is too little time."""
-
-_PACE = 32  # number of tokens with which the speed of the prefill is measured
+# Maximum shares of the time: for the rollback tests, for a probe of two depths, and of a prompt's time for its prefill.
+_ROLLBACK_SHARE, _PROBE_SHARE, _READING_SHARE = 0.15, 0.25, 0.4
 
 
 class SelfCheck:
@@ -52,11 +47,6 @@ class SelfCheck:
         seconds: Time for all checks, above 0. The minimum work of each check may take longer, and the comparison of
             batch sizes for exact mode is not included.
         exact: Whether the target runs with its exact settings, so that everything must be equal bit for bit.
-
-    Attributes:
-        errors: Error that a check raised, by the name of the check.
-        seconds_by_check: Seconds by check.
-        grammar_unsupported_reason: Reason why the check of grammars was skipped, if it was.
 
     Raises:
         ValueError: There are no cases, a number is out of range or too large for the context, or the drafter is
@@ -87,8 +77,8 @@ class SelfCheck:
         self.rollbacks: list[RollbackTest] = []
         self.pairs: list[TextPair] = []
         self.settings = settings(seed)
-        self.grammar_unsupported_reason: str | None = None
-        self.errors: dict[Name, str] = {}
+        self.grammar_unsupported_reason: str | None = None  # reason why the check of grammars was skipped
+        self.errors: dict[Name, str] = {}  # error that a check raised, by the name of the check
         self.seconds_by_check: defaultdict[Name, float] = defaultdict(float)
         self.complete = False
         self._clock = clock
@@ -168,7 +158,7 @@ class SelfCheck:
 
     def _measure_pace(self) -> None:
         """Measure the time of prefill and of a pass, after a pass that loads the weights into memory."""
-        text = self.cases[0].tokens[: min(_PACE, self.sequence.n_ctx)]
+        text = self.cases[0].tokens[: min(32, self.sequence.n_ctx)]
         self.sequence.clear()
         self.sequence.prefill(text[:1])
         start = self._clock()
@@ -221,7 +211,7 @@ class SelfCheck:
             # In exact mode each text requires another prefill.
             max_length = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
             max_length = min(max(MIN_PROMPT, max_length), self.sequence.n_ctx - self.max_tokens)
-            case = replace(case, tokens=case.tokens[-max_length:])
+            case = case._replace(tokens=case.tokens[-max_length:])
             read(self.sequence, case.tokens, exact=self.exact)
             self._read = (self._clock() - start) / len(case.tokens)
             self._compare(case, self.settings[0], (start + seconds - self._clock()) / 2)
@@ -238,7 +228,7 @@ class SelfCheck:
     def _compare(self, case: Case, setting: Setting, seconds: float) -> None:
         """Compare two texts whose length is limited to what can be generated in about this many seconds."""
         start = self._clock()
-        max_tokens = min(max(MIN_TOKENS, int(seconds / (2 * self._pass))), self.max_tokens)
+        max_tokens = min(max(4, int(seconds / (2 * self._pass))), self.max_tokens)
         pair = self._texts.compare(case, setting, max_tokens, cut=max_tokens < self.max_tokens)
         self.pairs.append(pair)
         if pair.difference is None:  # the explanation of a difference takes time that would distort the measurement

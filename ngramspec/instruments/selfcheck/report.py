@@ -1,24 +1,24 @@
-"""Results of a `SelfCheck`: one `Check` for each requirement, and the verdict."""
+"""Results of a `SelfCheck`: one `Check` for each requirement, and the report on them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ngramspec.instruments.prompts import SkippedPrompt, format_skipped
+from ngramspec.instruments.reports.report import Report, Section, Table, limit_lines
 from ngramspec.instruments.selfcheck.check import Name, RollbackTest, SelfCheck
-from ngramspec.instruments.selfcheck.texts import GREEDY, TextPair
+from ngramspec.instruments.selfcheck.texts import GREEDY, TextDifference, TextPair
 
 Status = Literal["passed", "explained", "failed", "skipped"]
-
-NO_ROLLBACK = "this model's state cannot be rolled back (recurrent or hybrid), so drafting is off"
 
 
 @dataclass(slots=True)
 class Check:
     """The result of one requirement."""
 
-    name: Name  # name of the check; see `SelfCheck`
+    name: Name
     claim: str  # requirement in this mode
     seconds: float  # time of the check
     status: Status = "passed"  # "explained" means that texts differ only as far as the batch size can explain
@@ -45,7 +45,9 @@ def list_checks(selfcheck: SelfCheck) -> list[Check]:
         elif check.name != "rollback" and pairs:
             _judge_texts(check, selfcheck, pairs)
         else:
-            check.status, check.reason = "skipped", "not reached" if selfcheck.sequence.can_rollback else NO_ROLLBACK
+            check.status, check.reason = "skipped", "not reached"
+            if not selfcheck.sequence.can_rollback:
+                check.reason = "this model's state cannot be rolled back (recurrent or hybrid), so drafting is off"
         if check.name in selfcheck.errors:
             check.status, check.reason = "failed", selfcheck.errors[check.name]
         if check.status == "failed":
@@ -55,20 +57,17 @@ def list_checks(selfcheck: SelfCheck) -> list[Check]:
 
 def verdict(checks: Sequence[Check], *, complete: bool) -> str:
     """Return a one-line summary of the checks; `complete` is false if the user stopped them."""
-    failures, explanations, omissions = (
-        ", ".join(check.name for check in checks if check.status == status)
-        for status in ("failed", "explained", "skipped")
-    )
-    partial_checks = ", ".join(check.name for check in checks if check.missing)
-    if failures:
-        return f"FAILED: {failures}"
+    names = {status: ", ".join(c.name for c in checks if c.status == status) for status in ("failed", "skipped")}
+    if names["failed"]:
+        return f"FAILED: {names['failed']}"
     if not complete:
         return "INCOMPLETE: no check failed so far"
     line = "all checks passed"
-    if explanations:
+    if any(check.status == "explained" for check in checks):
         line += "; some texts differ because of the batch size, which exact mode rules out"
-    line += f"; checked in part: {partial_checks}" if partial_checks else ""
-    return f"{line}; not checked: {omissions}" if omissions else line
+    if partial_checks := ", ".join(check.name for check in checks if check.missing):
+        line += f"; checked in part: {partial_checks}"
+    return f"{line}; not checked: {names['skipped']}" if names["skipped"] else line
 
 
 def _judge_rollback(check: Check, tests: Sequence[RollbackTest]) -> None:
@@ -85,6 +84,10 @@ def _judge_rollback(check: Check, tests: Sequence[RollbackTest]) -> None:
         check.reason = f"{len(failures)} differ, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
 
 
+def _join_numbers(numbers: Collection[int]) -> str:
+    return " and ".join(", ".join(str(n) for n in sorted(numbers)).rsplit(", ", 1))
+
+
 def _judge_texts(check: Check, selfcheck: SelfCheck, pairs: Sequence[TextPair]) -> None:
     coverage = f"{len(pairs)} texts of {len({pair.category for pair in pairs})} categories"
     coverage += f", {sum(p.tokens for p in pairs)} tokens"
@@ -94,7 +97,7 @@ def _judge_texts(check: Check, selfcheck: SelfCheck, pairs: Sequence[TextPair]) 
     whole = {(case.category, case.id): len(case.tokens) for case in selfcheck.cases}
     if cut := {(p.category, p.prompt) for p in pairs if p.prompt_tokens < whole[p.category, p.prompt]}:
         coverage += f"; {len(cut)} prompts cut to their ends"
-    check.covered, check.missing = coverage, _missing(selfcheck, check.name, pairs)
+    check.covered, check.missing = coverage, "; ".join(_list_missing(selfcheck, check.name, pairs))
     differences = [pair.difference for pair in pairs if pair.difference is not None]
     n_unexplained = sum(difference.needed is None for difference in differences)
     if n_unexplained:
@@ -103,25 +106,61 @@ def _judge_texts(check: Check, selfcheck: SelfCheck, pairs: Sequence[TextPair]) 
         check.status, check.reason = "explained", f"texts that differ because of the batch size: {len(differences)}"
 
 
-def _missing(selfcheck: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:
-    """Return the parts that a check skipped, for lack of time or of support."""
+def _list_missing(selfcheck: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> Iterator[str]:
+    """Yield the parts that a check skipped, for lack of time or of support."""
+    unsupported = selfcheck.grammar_unsupported_reason
     if name == "greedy":
-        all_parts, checked_parts = [case.category for case in selfcheck.cases], {pair.category for pair in pairs}
+        parts, checked_parts = [case.category for case in selfcheck.cases], {pair.category for pair in pairs}
     else:
-        all_parts, checked_parts = (
-            [name for name, _, _ in selfcheck.settings if name != GREEDY],
-            {pair.setting for pair in pairs},
-        )
-        if selfcheck.grammar_unsupported_reason:
-            all_parts.remove("grammar")
-    missing_parts = [part for part in dict.fromkeys(all_parts) if part not in checked_parts]
-    parts = [f"no time for {', '.join(missing_parts)}"] if missing_parts else []
+        parts = [setting for setting, _, _ in selfcheck.settings if setting != GREEDY]
+        checked_parts = {pair.setting for pair in pairs} | ({"grammar"} if unsupported else set())
+    if missing_parts := [part for part in dict.fromkeys(parts) if part not in checked_parts]:
+        yield f"no time for {', '.join(missing_parts)}"
     if not any(pair.drafted for pair in pairs):
-        parts.append("nothing was drafted")
-    if selfcheck.grammar_unsupported_reason and name == "same seed":
-        parts.append(f"the grammar does not work with this vocabulary: {selfcheck.grammar_unsupported_reason}")
-    return "; ".join(parts)
+        yield "nothing was drafted"
+    if unsupported and name == "same seed":
+        yield f"the grammar does not work with this vocabulary: {unsupported}"
 
 
-def _join_numbers(numbers: Collection[int]) -> str:
-    return " and ".join(", ".join(str(n) for n in sorted(numbers)).rsplit(", ", 1))
+# --------------------------------------------------------------------------- the report
+
+
+def verify_report(
+    command: str,
+    setup: Sequence[str],
+    selfcheck: SelfCheck,
+    checks: Sequence[Check],
+    skipped_prompts: Sequence[SkippedPrompt],
+) -> Report:
+    """Return the report on all checks, with the verdict as its headline."""
+    rows = []
+    for check in checks:
+        lines = "\n".join(filter(None, (check.claim, check.covered, check.reason, check.missing)))
+        rows.append([check.name, check.status, lines, f"{check.seconds:.1f}" if check.seconds else "-"])
+    table = Table(["check", "result", "requirement and coverage", "seconds"], rows, text=3)
+    differences = [_describe(pair, pair.difference) for pair in selfcheck.pairs if pair.difference is not None]
+    headline = verdict(checks, complete=selfcheck.complete)
+    details = [*limit_lines(differences, "texts differ in total"), *format_skipped(skipped_prompts), headline]
+    sections = [Section("Checks", "drafts change no text here", [table])]
+    return Report("Checks", command, sections=sections, headline=headline, setup=setup, details=details)
+
+
+def _describe(pair: TextPair, difference: TextDifference) -> str:
+    tokens = []
+    for token, text, logit in (
+        (difference.plain, difference.plain_text, difference.plain_logit),
+        (difference.drafted, difference.drafted_text, difference.drafted_logit),
+    ):
+        tokens.append("no more tokens" if token is None else f"{token} {text!r} (logit {logit:.4f})")
+    bound = f"the batch size changes {{}} by up to {difference.bound:.2g}"
+    if difference.needed is not None:
+        need = "nothing" if difference.needed == 0 else f"{difference.needed:.2g}"
+        why = f"a change of {need} in the logits explains it; {bound.format('them')}"
+    elif difference.bound == 0:
+        why = "no batch size explains it"
+    else:
+        why = f"{bound.format('logits')}, which does not explain it"
+    return (
+        f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens, plain decoding has"
+        f" {tokens[0]}, drafted {tokens[1]}; {why}"
+    )

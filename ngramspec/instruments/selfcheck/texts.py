@@ -51,8 +51,6 @@ def settings(seed: int) -> tuple[Setting, ...]:
 Draw = Callable[[Logits], int]
 """Function that returns the token drawn from logits of shape (n_vocab,), at one position of a text."""
 
-_BISECTIONS = 12
-
 
 @dataclass(frozen=True, slots=True)
 class TextDifference:
@@ -76,8 +74,7 @@ def movement(
 ) -> float | None:
     """Return how far logits must move for `draw` to return the drafted token (`TextDifference.needed`).
 
-    There is a row within the returned distance from which the sampler draws the drafted token. Only without filters is
-    it certain that no closer row has this effect. A movement of more than `bound` explains nothing.
+    Only without filters is it certain that no closer row has this effect.
     """
     if bound <= 0 or draw(plain_row) != plain_token or draw(drafted_row) != drafted_token:
         return None
@@ -95,7 +92,7 @@ def movement(
     if not is_drawn(bound):
         return None
     low, high = 0.0, bound
-    for _ in range(_BISECTIONS):
+    for _ in range(12):
         middle = (low + high) / 2
         low, high = (low, middle) if is_drawn(middle) else (middle, high)
     return high
@@ -164,10 +161,7 @@ class TextComparison:
     def compare(self, case: Case, setting: Setting, max_tokens: int, *, cut: bool) -> TextPair:
         """Generate both texts of a prompt and compare them; the drafted one ends at the first difference.
 
-        `cut` means that `max_tokens` is lower because there is too little time.
-
-        Raises:
-            GrammarError: The vocabulary does not support the grammar of the setting.
+        A GrammarError means that the vocabulary does not support the grammar of the setting.
         """
         plain, _, _ = self._generate(self.plain, case.tokens, setting, max_tokens)
         try:

@@ -18,18 +18,15 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost import bits
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.cost.paired import compare_pairs
 from ngramspec.data import ModelError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
-from ngramspec.instruments.benchmark.figures import (
-    Summary,
-    describe_gain,
-    summarise,
-    verdicts,
-)
+from ngramspec.instruments.benchmark.figures import Summary, benchmark_report, describe_gain, summarise
 from ngramspec.instruments.benchmark.runs import Benchmark, Kind, Run
 from ngramspec.instruments.prompts import Case, Prompt, prepare
+from ngramspec.instruments.reports.report import Report
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
@@ -88,8 +85,16 @@ def measured(target: MockTarget, prompts: int = 2, **options: Any) -> Benchmark:
     return benchmark
 
 
+def summaries_of(benchmark: Benchmark) -> list[Summary]:
+    return summarise(benchmark.runs, list(benchmark.policies))
+
+
 def overall(benchmark: Benchmark) -> Summary:
-    return summarise(benchmark.runs)[-1]
+    return summaries_of(benchmark)[-1]
+
+
+def report_on(benchmark: Benchmark, summaries: Sequence[Summary] | None = None) -> Report:
+    return benchmark_report("t", "o", "c", [], benchmark, summaries_of(benchmark) if summaries is None else summaries)
 
 
 def test_prepare_tokenizes_prompts_and_skips_unusable_ones() -> None:
@@ -234,19 +239,24 @@ def test_benchmark_with_differing_token_reports_margin() -> None:
     assert difference["margin"] == pytest.approx(float(row[best] - row[second]))
     found = overall(benchmark)
     assert (found.identical, found.prompts) == (0, 1)
-    assert "identical on 0 of 1 prompts" in verdicts({"": [found]})[0]
+    details = report_on(benchmark).details
+    assert details[-1].endswith("output identical on 0 of 1 prompts")
+    assert (
+        f"even/p0 differs after 2 equal tokens, where the logits of both tokens are {row[best] - row[second]:.3g} apart"
+        in details
+    )
 
 
 def test_benchmark_compares_sampled_texts_except_with_rejection() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     coupled = measured(MockTarget(peak=PREDICTABLE), 3, sampling=sampling)
     assert coupled.differences == []
-    assert [s.identical for s in summarise(coupled.runs)] == [2, 1, 3]
+    assert [s.identical for s in summaries_of(coupled)] == [2, 1, 3]
     rejection = measured(MockTarget(), 1, sampling=sampling, acceptance=Acceptance("rejection"))
     outputs = {run.kind: run.output for run in rejection.runs}
     assert outputs["plain"] != outputs["drafted"]
     assert rejection.differences == []
-    assert "identical" not in verdicts({"": summarise(rejection.runs)}, rejection.caveat)[0]
+    assert report_on(rejection).details[-1].endswith(f"; {rejection.caveat}")
 
 
 def test_benchmark_with_rounding_differs_only_without_exact_mode() -> None:
@@ -277,9 +287,10 @@ def test_benchmark_in_exact_mode_probes_once(tmp_path: Path, monkeypatch: pytest
 def test_benchmark_without_rollback_returns_ratio_one(clock: Clock) -> None:
     benchmark = measured(MockTarget(fail_rollback=True, seconds=lambda n: 1.0, clock=clock))
     assert benchmark.drafted.drafter is None
-    found = summarise(benchmark.runs)[-1]
+    found = overall(benchmark)
     assert found.ratio == pytest.approx(1.0, abs=0.001)
     assert (found.gain, found.identical) == (None, 2)
+    assert any(note.startswith("drafting is off: ") for note in report_on(benchmark).notes)
 
 
 def test_benchmark_when_interrupted_keeps_finished_rounds() -> None:
@@ -288,9 +299,10 @@ def test_benchmark_when_interrupted_keeps_finished_rounds() -> None:
     for _ in range(3):
         next(measuring)
     assert not benchmark.complete
-    category, whole = summarise(benchmark.runs)
+    category, whole = summaries_of(benchmark)
     assert (category.category, whole.category) == ("even", "overall")
     assert (whole.prompts, whole.rounds) == (1, 1)
+    assert report_on(benchmark).notes == ["INCOMPLETE: stopped after 3 of 8 runs"]
     list(measuring)
     assert benchmark.complete
 
@@ -320,16 +332,22 @@ def test_benchmark_with_several_policies_alternates_on_same_prompts() -> None:
 def test_benchmark_runs_of_policy_contain_only_its_runs() -> None:
     benchmark = measured(MockTarget(peak=PREDICTABLE), 3, policies=("fixed", "heuristic"), tokens=60)
     assert list(benchmark.policies) == ["fixed", "heuristic"]
-    summaries = {policy: summarise(benchmark.runs_of(policy)) for policy in benchmark.policies}
-    for policy, (*_, found) in summaries.items():
-        drafted = [run for run in benchmark.runs if run.policy == policy]
+    summaries = summaries_of(benchmark)
+    fixed, heuristic = (summary for summary in summaries if summary.category == "overall")
+    for found in (fixed, heuristic):
+        drafted = [run for run in benchmark.runs if run.policy == found.policy]
         assert len(drafted) == found.rounds == 6
         assert found.stats.passes == sum(run.stats.passes for run in drafted)
         assert found.identical == found.prompts == 3
-    assert summaries["fixed"][-1].stats.passes > summaries["heuristic"][-1].stats.passes
-    assert len(summaries["fixed"][-1].acceptance_by_position) == 4
-    assert [line.split(":")[0] for line in verdicts(summaries)] == ["fixed", "heuristic"]
-    assert verdicts({"fixed": summaries["fixed"]}) == [verdicts(summaries)[0].removeprefix("fixed: ")]
+    assert fixed.stats.passes > heuristic.stats.passes
+    assert len(fixed.acceptance_by_position) == 4
+    report = report_on(benchmark)
+    assert [line.split(":")[0] for line in report.details[-2:]] == ["fixed", "heuristic"]
+    names = [row[0] for row in report.table.rows]
+    assert names == [f"{category}, {p}" for p in ("fixed", "heuristic") for category in ("even", "odd")] + [
+        "overall, fixed",
+        "overall, heuristic",
+    ]
 
 
 def test_benchmark_separates_costs_by_policy_and_stores_those_of_first(clock: Clock, tmp_path: Path) -> None:
@@ -358,8 +376,7 @@ def test_benchmark_difference_names_its_policy() -> None:
     benchmark = Benchmark(decoder, cases(1), 40, other_policies=["heuristic"], make_untrained=made.__getitem__)
     list(benchmark.measure())
     assert [(d["policy"], d["repeat"], d["position"]) for d in benchmark.differences] == [("heuristic", 0, 2)]
-    assert summarise(benchmark.runs_of("fixed"))[-1].identical == 1
-    assert summarise(benchmark.runs_of("heuristic"))[-1].identical == 0
+    assert {s.policy: s.identical for s in summaries_of(benchmark)} == {"fixed": 1, "heuristic": 0}
 
 
 def test_benchmark_caveat_names_reason_for_different_outputs() -> None:
@@ -401,7 +418,6 @@ def test_summarise_returns_medians_of_paired_ratios() -> None:
     assert (b.prompts, b.rounds) == (1, 1)
     assert both.ratio == 1.5
     assert (both.prompts, both.stats.tokens) == (2, 32)
-    assert verdicts({"cost": [a, b, both]}) == ["nothing was drafted; output identical on 2 of 2 prompts"]
 
 
 @pytest.mark.parametrize(
@@ -418,7 +434,7 @@ def test_describe_gain_reports_only_what_the_pairs_show(seconds: list[float], dr
     for run in runs:
         run.stats.drafted = drafts
     runs += [a_run("a", "plain", 8, 1.0, repeat=run.repeat) for run in runs]
-    assert describe_gain(summarise(runs)) == words
+    assert describe_gain(summarise(runs)[-1]) == words
 
 
 def test_summarise_of_categories_shares_the_chance_of_a_false_alarm() -> None:
@@ -432,8 +448,10 @@ def test_summarise_of_categories_shares_the_chance_of_a_false_alarm() -> None:
     for run in runs:
         run.stats.drafted = run.kind == "drafted"
     assert [summary.is_clear for summary in summarise(runs)] == [False, False, True]
-    assert [summary.is_clear for summary in summarise(runs, 1e-5)] == [False] * 3
-    assert describe_gain(summarise(runs, 1e-5), 1e-5).endswith(": 12 of at least 17 pairs")
+    many = [str(number) for number in range(2000)]
+    summaries = summarise(runs, many)[:3]
+    assert [summary.is_clear for summary in summaries] == [False] * 3
+    assert describe_gain(summaries[-1], len(many)).endswith(": 12 of at least 17 pairs")
     alone = [run for run in runs if run.category == "a"]
     assert [summary.is_clear for summary in summarise(alone)] == [True, True]
 
@@ -445,10 +463,6 @@ def test_summarise_requires_identical_rounds_and_omits_speed_of_empty_text() -> 
     assert (summary.identical, summary.prompts, summary.rounds) == (0, 1, 2)
     summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)])
     assert (summaries[0].plain, summaries[0].ratio, summaries[0].identical) == (None, None, 1)
-    assert verdicts({"cost": summaries, "fixed": []}) == [
-        "cost: no speed measured; output identical on 1 of 1 prompts",
-        "fixed: no speed measured",
-    ]
     assert summarise([]) == []
 
 
@@ -468,9 +482,73 @@ def test_summarise_reports_acceptance_figures() -> None:
     summary = summarise(runs)[0]
     # Two of the six drafts keep 2 tokens, two keep 0 and two keep 1.
     assert summary.acceptance_by_position == [pytest.approx(4 / 6), pytest.approx(2 / 4)]
-    assert summary.share_without_draft == pytest.approx(2 / 8)
+    assert summary.share_of_passes_without_draft == pytest.approx(2 / 8)
     assert summary.identical == 0
-    data = summary.to_json()
-    assert data["acceptance_rate"] == pytest.approx(6 / 12)
-    assert data["share_of_passes_without_draft"] == pytest.approx(2 / 8)
-    assert data["ratio"] == pytest.approx(14 / 8)
+    assert summary.acceptance_rate == pytest.approx(6 / 12)
+    assert summary.ratio == pytest.approx(14 / 8)
+
+
+# ---------------------------------------------------------------- the report
+
+
+def a_summary(identical: int, ratio: float | None = None, low: float = 0.5, high: float = 2.0, **more: Any) -> Summary:
+    gain = None if ratio is None else compare_pairs([low, *[ratio] * 7, high])
+    speeds = dict.fromkeys(("plain", "drafted", "ratio"), ratio)
+    figures = {"policy": "fixed", "category": "a", "prompts": 3, "rounds": 9, "default": None, "exact_price": None}
+    rates = {"tokens_per_pass": 1.0, "acceptance_rate": 0.5, "acceptance_by_position": []}
+    return Summary(
+        **figures | speeds | rates | {"gain": gain, "stats": Stats(), "identical": identical} | more,
+        share_of_passes_without_draft=0.5,
+    )
+
+
+def test_benchmark_report_names_differing_texts() -> None:
+    made = bench(MockTarget(peak=PREDICTABLE))
+    summaries = [a_summary(2, 1.0, 0.5, 2.0), a_summary(3, category="overall")]
+    report = report_on(made, summaries)
+    assert report.table.headings == ["category", "prompts", "plain t/s", "drafted t/s", "ratio", "gain", "same text"]
+    assert report.table.rows == [
+        ["a", "3", "1.0", "1.0", "1.00x", "not clear", "2 of 3"],
+        ["overall", "3", "-", "-", "-", "-", "3 of 3"],
+    ]
+    assert report.headline == "no speed measured"
+    assert report.details[-1] == "no speed measured; output identical on 3 of 3 prompts"
+    assert report.notes == ["INCOMPLETE: stopped after 0 of 8 runs"]
+    empty = report_on(made, [])
+    assert (empty.table.rows, empty.sections, empty.details[-1]) == ([], [], "no speed measured")
+    made.acceptance = Acceptance(lenience=0.5)
+    lossy = report_on(made, summaries)
+    assert lossy.table.rows[0][-1] == "-"
+    assert lossy.notes[-1].endswith("lenience 0.5 changes the output")
+
+
+def test_benchmark_report_draws_a_gain_that_may_be_noise_as_no_result() -> None:
+    summaries = [a_summary(3, 1.1, 0.9, 1.2), a_summary(3, 1.3, 1.1, 1.4, category="b")]
+    summaries[0] = replace(summaries[0], gain=compare_pairs([0.9, *[1.1] * 6, 1.2]))
+    report = report_on(bench(MockTarget()), summaries)
+    bars = report.bars.bars
+    assert [(bar.label, bar.other) for bar in bars] == [("1.10x, not clear", True), ("1.30x", False)]
+    assert [(bar.low, bar.high) for bar in bars] == [(0.9, 1.2), (1.3, 1.3)]
+    assert [row[5] for row in report.table.rows] == ["not clear", "1.30-1.30x"]
+
+
+def test_benchmark_report_headline_states_gain_of_each_policy() -> None:
+    gains = [a_summary(3, 1.02, 0.58, 1.47, policy=policy, category="overall") for policy in ("cost", "fixed")]
+    report = report_on(bench(MockTarget(), policies=("cost", "fixed")), gains)
+    gain = "1.02 times as fast with drafts as without"
+    assert report.headline == f"cost: {gain}; fixed: {gain}"
+    idle = report_on(bench(MockTarget(), policies=("cost",)), [replace(gains[0], gain=None)])
+    assert (idle.headline, idle.table.rows[0][5], idle.bars.bars) == ("nothing was drafted", "-", [])
+
+
+def test_benchmark_report_marks_tokens_of_first_text_per_category() -> None:
+    made = measured(MockTarget(peak=PREDICTABLE), 3, repeat=1)
+    runs = [run for run in made.runs if run.kind == "drafted"]
+    texts = report_on(made).sections[-1]
+    assert [passage.name for passage in texts.figures] == ["even: p0", "odd: p1"]
+    piece = made.drafted.vocabulary.piece
+    for passage, run in zip(texts.figures, runs, strict=False):
+        text = "".join(text for text, mark in passage.spans if mark != "refused")
+        assert text == b"".join(map(piece, run.output)).decode()
+    marks = {mark for passage in texts.figures for _, mark in passage.spans}
+    assert marks == {"", "kept", "refused", "corrected"}

@@ -9,9 +9,8 @@ import pytest
 from support.browser import chromium
 from support.pages import Page, markdown_table, read_svg_words
 
-from ngramspec.instruments.reports.render import html, markdown
+from ngramspec.instruments.reports.render import html, markdown, svg
 from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Section, Table
-from ngramspec.instruments.reports.svg import svg
 
 HOSTILE = (
     "</pre></text><script>fetch('http://evil.test')</script><img src=x onerror=alert(1)>|`*[x](http://evil.test)\\ &"
@@ -26,8 +25,8 @@ def report(name: str = "json", text: str = "x", bars: Bars | None = None) -> Rep
     lines = Lines(name, name, name, {name: [(1, 0.5), (2, 0.25)], "other": [(0.0, 0.0), (2.0, 1.0)]})
     passage = Passage(name, [(text, ""), (text, "kept"), (f"{text}\n", "refused"), (text, "corrected")])
     section = Section(name, name, [chart, table, lines, passage])
-    texts = (f"made on {name}", f"ngramspec bench {name}", [section], [f"note {name}"], f"headline {name}")
-    return Report(f"title {name}", table, chart, *texts)
+    origin = f"ngramspec bench {name}", f"made on {name}"
+    return Report(f"title {name}", *origin, table, chart, [section], [f"note {name}"], f"headline {name}")
 
 
 def test_markdown_report_contains_aligned_table_and_command() -> None:
@@ -93,8 +92,7 @@ def test_svg_report_keeps_elements_within_its_edges() -> None:
 @pytest.mark.parametrize("points", [[], [(1.0, 1.0)], [(1.0, 0.0), (1.0, 0.0)], [(1, 1e-9), (64, 1e9)]])
 def test_html_report_draws_any_points(points: list[tuple[float, float]]) -> None:
     lines = Lines("about", "across", "up", {"one": points})
-    made = report()
-    page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines, Bars("none", [])])]))
+    page = html(Report("t", "c", sections=[Section("h", "a", [lines, Bars("none", [])])]))
     assert Page(page).words.count("about")
     assert "nan" not in page
 
@@ -114,5 +112,5 @@ def test_charts_of_ratios_begin_at_one() -> None:
     assert starts[0] == starts[2] == even
     assert starts[1] + widths[1] == pytest.approx(even)
     assert widths == [pytest.approx(2 * widths[1], abs=0.2), widths[1], 0]
-    page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines])]))
+    page = html(Report("t", "c", sections=[Section("h", "a", [lines])]))
     assert page.split('text-anchor="end">')[1].startswith("1<")

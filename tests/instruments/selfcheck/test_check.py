@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.acceptance.rules import RULES, Rule
+from ngramspec.acceptance.rules import Rule
+from ngramspec.acceptance.verifier import RULES
 from ngramspec.data import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck

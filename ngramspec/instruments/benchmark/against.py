@@ -17,17 +17,17 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.cost.paired import compare_pairs
 from ngramspec.data import NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.instruments.benchmark.figures import median_of, speed
 from ngramspec.instruments.prompts import Case
+from ngramspec.instruments.reports.report import OVERALL, Report, Section, Table, figure
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
 SHARED_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Sampling settings that all these servers support under these names."""
-
-TIMEOUT_SECONDS = 3600.0
-"""Seconds to wait for an answer."""
 
 Answer = tuple[str, int, float]
 """Answer of one side to a prompt: its text, number of tokens, and seconds from the first to the last."""
@@ -57,11 +57,7 @@ class RemoteServer:
         self._ways = {"/completion": _read_json, "/v1/completions": _read_stream}
 
     def ask(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling) -> Answer:
-        """Let the server continue a prompt, without its prompt cache.
-
-        Raises:
-            NGramSpecError: The server does not respond, returns an error, or sends an invalid response.
-        """
+        """Let the server continue a prompt, without its prompt cache; an NGramSpecError means that it fails."""
         settings = {name: getattr(sampling, name) for name in SHARED_SETTINGS}
         text = b"".join(self._tokenizer.piece(token) for token in prompt).decode("utf-8", "replace")
         usage = {"stream": True, "stream_options": {"include_usage": True}}
@@ -93,7 +89,7 @@ class RemoteServer:
             request = Request(self.url + path, json.dumps(body).encode(), headers)
         except ValueError as error:
             raise NGramSpecError(f"{self.url} is not a valid URL: {error}") from error
-        return urlopen(request, timeout=TIMEOUT_SECONDS)
+        return urlopen(request, timeout=3600.0)
 
 
 def _read_json(response: HTTPResponse) -> Answer:
@@ -117,7 +113,7 @@ def _read_stream(response: HTTPResponse) -> Answer:
     return text, tokens, last - first
 
 
-def compare_with_server(
+def compare(
     decoder: SpeculativeDecoder,
     server: RemoteServer,
     cases: Sequence[Case],
@@ -137,3 +133,27 @@ def compare_with_server(
         text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
         ours = text, tokens, sum(step.elapsed for step in steps)
         yield compare_answers(case, ours, before or server.ask(case.tokens, max_tokens, sampling))
+
+
+def against_report(url: str, command: str, setup: Sequence[str], pairs: Sequence[Pair], total: int) -> Report:
+    """Return the report on the completed pairs, of `total` prompts."""
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair["category"], []).append(pair)
+    rows = [
+        [
+            name,
+            str(len(group)),
+            *(speed(median_of(pair[side]["tokens_per_second"] for pair in group)) for side in ("theirs", "ours")),
+            figure(median_of(pair["ratio"] for pair in group), ".2f", "x"),
+            f"{sum(pair['same_text'] for pair in group)} of {len(group)}",
+        ]
+        for name, group in [*groups.items(), (OVERALL, pairs)]
+    ]
+    table = Table(["category", "prompts", "theirs", "ours", "ratio", "same text"], rows, totals=1)
+    about = f"compared with {url}, alternating, each prompt once; medians over prompts."
+    result = compare_pairs([pair["ratio"] for pair in pairs if pair["ratio"] is not None])
+    headline = "no speed measured" if result is None else f"ngramspec, compared with this server: {result}"
+    notes = [f"INCOMPLETE: stopped after {len(pairs)} of {total} prompts"] if len(pairs) < total else []
+    sections = [Section("Tokens per second of decoding", about, [table])]
+    return Report("Comparison with a server", command, sections=sections, notes=notes, headline=headline, setup=setup)

@@ -17,7 +17,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.data import NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.instruments.benchmark.server_comparison import RemoteServer, compare_answers, compare_with_server
+from ngramspec.instruments.benchmark.against import RemoteServer, compare, compare_answers
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
@@ -113,7 +113,7 @@ def test_compare_alternates_sides_and_sends_each_prompt_once() -> None:
     decoder = Ours(target, drafter=None, times=make_fixed_curve({1: 1.0}), clock=clock.perf_counter)
     cases = [Case("kind", str(i), (*PROMPT, i)) for i in range(3)]
     with server(reply) as (url, asked):
-        pairs = list(compare_with_server(decoder, RemoteServer(url, target), cases, 5, Sampling()))
+        pairs = list(compare(decoder, RemoteServer(url, target), cases, 5, Sampling()))
     assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert [tuple(body["prompt"]) for _, body in asked] == [case.tokens for case in cases]
     assert target.prefill_sizes == [6, 6, 6]
