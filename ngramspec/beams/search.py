@@ -129,7 +129,8 @@ class BeamSearch:
         self._stream = TextStream(stop, controls=self.target.vocabulary.controls if stop else {})
         root = Node(None, -1, len(prompt))
         self._live, self._finished = [Beam(0.0, root, self._stream if stop else None)], []
-        self.stats, self._plan = Stats(), None
+        self.stats = Stats()
+        self._plan: BeamPlan | None = None
         return self._run(list(prompt), root, progress)
 
     def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
