@@ -32,32 +32,19 @@ from ngramspec.request import Request
 from ngramspec.steps import Stats
 
 CLOSED = "the server is shutting down"
-
-
-RANK_SECONDS = 1.0
-"""Seconds that each further request of a group waits longer, so that requests of other clients come first."""
-
-SAVE_SECONDS = 60.0
-"""Minimum seconds between two saves of what the drafter learned; a save takes 10 to 80 milliseconds."""
+RANK_SECONDS = 1.0  # seconds that each further request of a group waits longer, so that other clients come first
+SAVE_SECONDS = 60.0  # minimum seconds between two saves of the drafter's state; a save takes 10 to 80 milliseconds
 
 
 class Engine:
     """Answers requests, several at once. Its methods may be called from any thread, and return at once.
 
-    Args:
-        model: The model; the engine is its only user until `stop` returns.
-        vocabulary: Meaning of its tokens.
-        stored: Costs of the model's passes, which are saved at the end.
-        exactness: Batch sizes that may be used, and whether prompts must be evaluated in aligned chunks.
-        drafter: Drafter of the first sequence, which also makes those of the others; `None` means plain decoding.
-        draft_max: Maximum number of tokens in a draft.
-        memory: Receives each answer, so that later ones are drafted from it; `None` means that answers are not kept.
-        cache_room: Maximum number of bytes for saved texts.
-        on_crash: Called with an unexpected error, which ended all running requests.
-        clock: Returns the time in seconds.
-        scales: Scales of the model's LoRA adapters at the start.
-        executor: Executor with one thread, on which the engine runs until `stop`. It should be the thread that loaded
-            the model (see README.md). `None` means a new thread.
+    The engine is the only user of `model` until `stop` returns. `stored` are the costs of its passes, which are saved
+    at the end. `drafter` drafts for the first sequence and makes the drafters of the others; `None` means plain
+    decoding. `memory` receives each answer, so that later ones are drafted from it. Saved texts take at most
+    `cache_room` bytes. `on_crash` is called with an unexpected error, which ended all running requests. `scales` are
+    those of the model's LoRA adapters at the start. `executor` has one thread, on which the engine runs until `stop`.
+    It should be the thread that loaded the model (see README.md); `None` means a new thread.
     """
 
     def __init__(
@@ -126,11 +113,8 @@ class Engine:
     def submit(self, request: Request, listener: Listener, rank: int = 0) -> ActiveRequest:
         """Queue a request; what is wrong with it is reported as an error event.
 
-        Args:
-            request: The request.
-            listener: Function that receives the events.
-            rank: Number of requests that the client asked for together with this one, before it. The request waits as
-                if it had arrived `RANK_SECONDS` later for each of them, so that others need not wait for them all.
+        `rank` is the number of requests that the client asked for together with this one, before it. The request waits
+        as if it had arrived `RANK_SECONDS` later for each of them, so that others need not wait for them all.
         """
         active = ActiveRequest(request, listener, self._clock)
         with self._lock:
@@ -163,10 +147,8 @@ class Engine:
         """Do work that needs no slot on the engine's thread, one step between two passes.
 
         A separate thread would take the processor from the passes, and OpenMP would keep further threads for it. One
-        piece of work ends before the next one begins. Cancelling the future ends the work.
-
-        Args:
-            work: Returns the steps. Its argument is a function that returns how many tokens the next step may evaluate.
+        piece of work ends before the next one begins. Cancelling the future ends the work. `work` returns the steps;
+        its argument is a function that returns how many tokens the next step may evaluate.
         """
         return self._queue_up(self._tasks, (work(self._chunk),))
 
@@ -207,12 +189,9 @@ class Engine:
     def _run(self) -> None:
         while True:
             # Between the passes of texts there is usually nothing else to do.
-            if not self._working or self._queue or self._errands or self._tasks or self._closing is not None:
-                if not self._wait():
-                    break
-                has_chores = True
-            else:
-                has_chores = False
+            has_chores = not self._working or self._queue or self._errands or self._tasks or self._closing is not None
+            if has_chores and not self._wait():
+                break
             try:
                 if has_chores:
                     self._drop_cancelled_waiting()
@@ -244,8 +223,6 @@ class Engine:
         return True
 
     def _drop_cancelled_waiting(self) -> None:
-        if not self._queue:
-            return
         with self._lock:
             requests = [active for active in self._queue if active.cancelled]
             for active in requests:
@@ -255,8 +232,6 @@ class Engine:
 
     def _run_errands(self) -> None:
         """Do the queued work on idle slots."""
-        if not self._errands:
-            return
         self._slots.set_scales(self._scales)
         busy = {active.sequence.number for active in self._working if active.sequence is not None}
         with self._lock:

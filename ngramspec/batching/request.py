@@ -115,16 +115,10 @@ class ActiveRequest:
         self.cancelled = True
 
     def prepare(self, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool) -> None:
-        """Check the request, and prepare its text; the arguments are those of `Text`.
-
-        Raises:
-            NGramSpecError, ValueError: the request is wrong.
-        """
-        request = self.request
-        only_fills = request.max_tokens == 0
-        text_request = replace(request, max_tokens=1) if only_fills else request
-        text = Text(text_request, vocabulary, n_ctx=n_ctx, n_vocab=n_vocab, counts_calls=counts_calls)
-        self.text = None if only_fills else text
+        """Check the request, and prepare its text; the arguments and errors are those of `Text`."""
+        request = replace(self.request, max_tokens=self.request.max_tokens or 1)
+        text = Text(request, vocabulary, n_ctx=n_ctx, n_vocab=n_vocab, counts_calls=counts_calls)
+        self.text = text if self.request.max_tokens else None
 
     def start(self, sequence: SequenceModel, drafts: Drafts, *, aligned: bool, max_chunk: Callable[[], int]) -> None:
         """Begin to read the prompt into a sequence; `aligned`, `max_chunk`: see `SequenceModel.reading`."""
@@ -157,9 +151,7 @@ class ActiveRequest:
     def read(self) -> Step | None:
         """Evaluate a chunk of the prompt. After the last chunk, return the step of the first token if there is a text.
 
-        Raises:
-            TargetError: the pass failed.
-            BadLogits, GrammarError: no token can be chosen.
+        A TargetError means that the pass failed, a BadLogits or GrammarError that no token can be chosen.
         """
         assert self.reader is not None
         try:

@@ -14,16 +14,13 @@ from ngramspec.backend import SequenceModel
 from ngramspec.data import TargetError
 from ngramspec.tokens import common_prefix
 
-WORTH = 32
-"""Minimum number of tokens for which a state is saved or restored: evaluating them takes about as long."""
+WORTH = 32  # minimum number of tokens of a state that is saved or restored: evaluating them takes about as long
 
 RETRY = 0.95
 """Factor for the time of a save after each one that was left out because it took too long, so that it is tried again.
 On a GPU, a save copies the tokens of interleaved texts one by one."""
 
-MIN_COPY = 16
-"""Minimum number of tokens that are copied from another sequence. On 2 cores, SmolLM2 evaluates 16 tokens in 50 ms and
-copies them in 1 to 30 ms, depending on the length of the other sequence. Chats often share a short system prompt."""
+MIN_COPY = 16  # minimum number of tokens that are copied from another sequence: chats often share a short system prompt
 
 
 class PromptCache:
@@ -65,17 +62,10 @@ class PromptCache:
 
 
 class Slots:
-    """The sequences of a model, and the saved texts that were in them.
+    """The sequences of a model, and the saved texts that were in them, at most `room` bytes.
 
-    Args:
-        sequences: The sequences.
-        room: Maximum number of bytes of saved texts.
-        needs_neighbours: Whether sequences whose numbers are not consecutive are evaluated one after the other.
-        scales: Scales of the LoRA adapters of requests that do not set their own.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        read_seconds: Seconds that evaluating a token of a prompt takes; 0 if that is not known.
+    `needs_neighbours`: sequences whose numbers are not consecutive are evaluated one after the other. `scales` are
+    those of the LoRA adapters for requests that do not set their own.
     """
 
     def __init__(
@@ -88,7 +78,7 @@ class Slots:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
-        self.read_seconds = 0.0
+        self.read_seconds = 0.0  # seconds that evaluating a token of a prompt takes; 0 if that is not known
         self._save_seconds = 0.0  # of the last save, per token
         self._sequences = list(sequences)
         self._room = room

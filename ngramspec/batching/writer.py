@@ -21,15 +21,8 @@ from ngramspec.user_class import UserCodeError
 
 T = TypeVar("T")
 
-SHARE = 3.0
-"""Time of prompts, divided by that of texts, while both wait.
-
-The sooner a prompt ends, the sooner its text shares the passes of the others. README.md has a simulation.
-"""
-
-PAUSE = 0.5
-"""Seconds that a chunk of a prompt may delay texts, if its size can be chosen. Smaller chunks take longer per token."""
-
+SHARE = 3.0  # time of prompts, divided by that of texts, while both wait: ended prompts share the passes of texts
+PAUSE = 0.5  # seconds that a chunk of a prompt may delay texts, if its size can be chosen; smaller ones are slower
 AHEAD = 0.5  # seconds by which prompts may exceed their share while texts wait
 LONGEST = 1.0  # maximum seconds that a text waits for chunks of prompts, unless a single chunk takes longer
 FORGET = 0.98  # weight of the expected time of a chunk after a faster chunk: chunks late in a prompt are slower
@@ -58,9 +51,7 @@ class Scheduler:
     def reads(self, readers: Sequence[T], writers: Sequence[object]) -> T | None:
         """Return the prompt of which a chunk comes next; `None` means that it is the turn of the texts.
 
-        Args:
-            readers: Prompts that are not evaluated completely, in order of arrival.
-            writers: Texts that are being decoded.
+        `readers` are prompts that are not evaluated completely, in order of arrival, and `writers` texts.
         """
         self._texts_wait = bool(writers)
         if not readers or not writers:
@@ -103,10 +94,7 @@ class Scheduler:
 
 
 class Writer:
-    """Makes passes over the texts of requests that share a model.
-
-    The arguments are those of `Engine`; `drafts` is False if nothing is drafted.
-    """
+    """Makes passes over the texts of requests that share a model. The arguments are those of `Engine`."""
 
     def __init__(
         self,
@@ -164,31 +152,22 @@ class Writer:
         loop.commit(current)
         # A request that is not in this pass must be in the next one.
         if can_go_ahead and n_requests <= len(requests) and self._model.returns_early:
-            self._submit_ahead(requests, current)
+            growing = [(request, request.text) for request in requests if request.text and request.text.is_growing]
+            if growing:
+                self._next_requests, texts = zip(*growing, strict=True)
+                self._next_pass = loop.submit_ahead(texts, current)
         results: list[Result] = []
         for request, step in zip(requests, loop.report(current), strict=True):
             if request.sequence is not None and request.text is not None:
                 results.append((request, step, request.text.error))
         return results
 
-    def _submit_ahead(self, requests: Sequence[ActiveRequest], last: Pass) -> None:
-        growing = [
-            request
-            for request in requests
-            if request.text is not None and not (request.text.stop or request.text.error or request.text.is_released)
-        ]
-        if growing:
-            texts = [request.text for request in growing if request.text is not None]
-            self._next_pass, self._next_requests = self._loop.submit_ahead(texts, last), growing
-
 
 def choose_sizes(model: SharedModel, *, exact: bool, folder: Path | None = None) -> ExactnessMode:
     """Return the batch sizes of a model with empty sequences, and what they guarantee.
 
-    Args:
-        model: Model whose logits are compared if they were not before.
-        exact: Whether texts must be bit for bit the same, whatever is drafted and however many texts share a pass.
-        folder: Folder of the results; `None` means the user's cache folder.
+    If `exact`, texts must be bit for bit the same, whatever is drafted and however many texts share a pass. The logits
+    are then compared, unless the folder (`None` means the user's cache folder) contains results.
     """
     if not exact:
         return ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)

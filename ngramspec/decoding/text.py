@@ -253,6 +253,11 @@ class Text(DraftedText):
             self._guide = import_module(GRAMMAR).GrammarGuide(sampler.grammar)
         return verifier
 
+    @property
+    def is_growing(self) -> bool:
+        """True if the text continues after the passes so far."""
+        return not (self.stop or self.error or self.is_released)
+
     def begin(self, drafts: Drafts, sequence: Model) -> None:
         """Let the text be drafted for; `sequence` holds the prompt before the first step."""
         self.drafts, self.sequence, budget = drafts, sequence, self._budget

@@ -1,7 +1,5 @@
 """llama-cpp-python's class `Llama` with drafts.
 
-    from ngramspec import Llama  # in place of: from llama_cpp import Llama
-
 The parent's `generate` is not changed: it evaluates a token, samples the next one, and yields it. The method `eval` of
 this class evaluates a draft together with the token. It answers the following calls from the draft, as long as the
 parent's sampler chooses the draft tokens. So the sampler draws the same tokens in the same order, with any state.
@@ -83,7 +81,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             raise TypeError("draft_model must be the path of a file or a Target, not a Llama")
         self.exact, self.persist_stats, self.prediction = exact, persist_stats, prediction
         self._lock = threading.RLock()
-        self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
+        self._small = small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
         self._rpc_servers = rpc_servers
         layers = settings.get("n_gpu_layers", 0 if rpc_servers is None else -1)
         try:
@@ -94,16 +92,15 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             settings["n_gpu_layers"] = layers
         check_adapter(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
         prepare(layers, rpc_servers)
-        super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
+        super().__init__(model_path, draft_model=draft_model if small is None else None, **settings)
         # Flash attention splits the context between the threads, so their number changes the last bits of logits.
         may_adapt = exact == "off" or not settings.get("flash_attn")
         single, batch = (settings.get(name) is None for name in ("n_threads", "n_threads_batch"))
         self._adapts = may_adapt and single, may_adapt and batch
         self.drafting_disabled_reason = obstacle(self)
         self._small_model = self._draft_target = None
-        if self._small is not None and self.drafting_disabled_reason is None:
+        if small is not None and self.drafting_disabled_reason is None:
             with bindings.log_given_back():
-                small = self._small
                 if not isinstance(small, Target):
                     own = load.make_draft_settings(self.n_ctx(), self.n_threads)
                     small = open_target(find_file(os.fspath(small), own).path, own)

@@ -1,6 +1,4 @@
-"""Evaluation of a token together with a draft of the next ones (`SpeculativeEvaluator`).
-
-    row = evaluator.evaluate_next(token, text)    # logits after `token`, from a new pass or from an earlier draft
+"""`SpeculativeEvaluator`: evaluates a token together with a draft of the next ones.
 
 The owner asks for one token after another, and gets the logits that plain evaluation would return. Draft tokens are
 rolled back when another token comes, and by `drop`, after which the cache contains only the owner's tokens.
@@ -55,12 +53,11 @@ class SpeculativeEvaluator(DraftedText):
 
     `model` drafts if its drafts save time. `adapts`: whether the numbers of threads for single tokens and for
     batches may be adapted.
-
-    Attributes:
-        stats: Counters over all passes for single tokens.
-        active: Whether passes may contain drafts; true only during a generation.
-        behind: Number of rows of logits after that of the last token in llama.cpp's buffer.
     """
+
+    active = False  # whether passes may contain drafts; true only during a generation
+    _guide: GrammarGuide | None = None
+    _next_token: int | None = None  # token that the owner has chosen but not evaluated
 
     def __init__(
         self,
@@ -72,29 +69,21 @@ class SpeculativeEvaluator(DraftedText):
         adapts: tuple[bool, bool] = (False, False),
     ) -> None:
         self._sequence = sequence = BorrowedSequence(owner, adapts)
+        self.set_threads = sequence.set_threads
         self._vocabulary = Vocabulary.from_handle(owner.model_path, owner.model)
-        state_path = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
-        if model is None:
-            self._drafter = drafter = make_drafter(DEFAULT, state_path=state_path)
-        else:
-            self._drafter = drafter = HybridDrafter(model, state_path=state_path)
+        path = file_of(self._vocabulary.vocabulary_hash) if persist_stats else None
+        drafter = make_drafter(DEFAULT, state_path=path) if model is None else HybridDrafter(model, state_path=path)
+        self._drafter: Drafter = drafter
         super().__init__(Drafts(drafter), sequence)
         self._loop = DecodingLoop(make_policy("cost", None))
         self._stored = StoredTimes(sequence)
         self._sizes = _find_sizes(sequence, exact)
         self._can_draft = len(self._sizes) > 1
         self._is_checked, self._unsaved = False, 0.0
-        self.stats = Stats()
+        self.stats = Stats()  # counters over all passes for single tokens
         self._save_at_end = weakref.finalize(self, _save, self._stored, drafter, self.stats)
         self._generation: object = None
-        self._guide: GrammarGuide | None = None
-        self._next_token: int | None = None  # token that the owner has chosen but not evaluated
-        self.active = False
         self.forget_pass()
-
-    def set_threads(self, size: int) -> None:
-        """Set the number of threads for a pass over `size` tokens that the owner makes."""
-        self._sequence.set_threads(size)
 
     def forget_pass(self) -> None:
         """Forget the last pass, because the owner has evaluated tokens itself or the cache contains another text."""
@@ -102,7 +91,7 @@ class SpeculativeEvaluator(DraftedText):
         self._at = self._base = 0  # index of the last used token in that pass, and length of the text before the pass
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
-        self.behind = 0
+        self.behind = 0  # number of rows of logits after that of the last token in llama.cpp's buffer
 
     # ------------------------------------------------------------------ a generation
 
@@ -161,7 +150,7 @@ class SpeculativeEvaluator(DraftedText):
         return self._run_pass(token)
 
     def _start_text(self, token: int, text: NDArray[np.intc]) -> Row | None:
-        """Start with a new text, and evaluate its next token; return the result as `evaluate_next` does."""
+        """Start with a new text, and do `evaluate_next`."""
         self.drop()
         self.active = False
         sequence, tokens = self._sequence, text.tolist()
