@@ -24,7 +24,7 @@ MODULES = (
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.decoding.branches",
     "ngramspec.sampling.rows",
-    "ngramspec.policies.draft_value",
+    "ngramspec.policies.budget",
     "ngramspec.policies.cost",
 )
 

@@ -53,7 +53,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "web page": (("ngramspec.server.page", "ngramspec.server.highlighting"), ("server",)),
     "drop-in": (("ngramspec.dropin", "ngramspec.llama.llama_class"), ("grammars", "draft models", "adapters", "RPC")),
     "llm plugin": (("ngramspec.llm_plugin",), ("templates", "grammars")),
-    "trace": (("ngramspec.instruments.trace", "ngramspec.policies.traced_cost", "ngramspec_cli.trace"), ()),
+    "trace": (("ngramspec.instruments.trace", "ngramspec.policies.traced", "ngramspec_cli.trace"), ()),
     "bench": (
         ("ngramspec.instruments.benchmark", "ngramspec_cli.bench"),
         ("memory", "draft models"),

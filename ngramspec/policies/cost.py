@@ -31,30 +31,31 @@ recorded generation, `ngramspec trace FILE --numbers` shows lambda, the maximum 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 import cython
 
 if cython.compiled:
     from cython.cimports.ngramspec.cost.times import PassTimes
-    from cython.cimports.ngramspec.policies.draft_value import DraftValue
+    from cython.cimports.ngramspec.policies.budget import DraftValue
 else:
     from ngramspec.cost.times import PassTimes
-    from ngramspec.policies.draft_value import DraftValue
+    from ngramspec.policies.budget import DraftValue
 
 from ngramspec.cost.times import HOPE, STALE, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
-from ngramspec.policies.loss_budget import LossBudget
+from ngramspec.policies.budget import LossBudget
 from ngramspec.policies.policy import Policy, smallest
-from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 from ngramspec.steps import Step
 
 # Function from the number of tokens of each sequence to the batch sizes; see `SharedModel.batches`.
 Batches = Callable[[Sequence[int]], Sequence[int]]
-Costs = Sequence[tuple[int, float]]  # result of `PassTimes.optimal_batches`
 
 
 @dataclass(slots=True)
@@ -75,15 +76,10 @@ class CostPolicy(Policy):
 
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
-    tokens in the time T(1 + k). The chosen length maximises E[tokens(k)] - lambda * T(1 + k), plus the value of later
-    passes that continue the chain (`DraftValue`). Here T is the cost of the cheapest allowed batch that fits the draft,
-    in plain passes, and lambda the recent throughput in tokens per plain pass. If a change of batch size has a cost, it
-    is charged, and a size that recurs is credited (`RecurringSizes`).
+    tokens. T is the cost of the cheapest allowed batch that fits the draft, and lambda at least the throughput of plain
+    decoding. The estimates may be wrong, so the `LossBudget` guarantees, and they only suggest:
 
-    The estimates may be wrong. So the `LossBudget` guarantees, and the estimates only suggest:
-
-    - Gains and losses are booked in plain passes. When the budget is used up, drafting stops until time has diluted
-      the loss.
+    - When the budget is used up, drafting stops until time has diluted the loss.
     - The pass of a draft may cost at most `STAKE` of the remaining budget more than a plain pass (fractional Kelly
       betting; Thorp 2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). A draft of k
       tokens whose pass takes at most `SURE` of the time of 1 + k plain passes gains if it is accepted. The cheapest
@@ -92,9 +88,7 @@ class CostPolicy(Policy):
       and the size that was not seen for longest is tried if it would be the best at a third of its additional cost.
       Probes may lose `PROBE_SHARE` of the time.
 
-    Args:
-        draft_max: Maximum number of tokens in a draft.
-        texts: Number of sequences that share a pass. A plain pass then emits `texts` tokens.
+    If `texts` sequences share a pass, a plain pass emits as many tokens. A draft has at most `draft_max` tokens.
     """
 
     name = "cost"
@@ -111,8 +105,7 @@ class CostPolicy(Policy):
     LEAP = 2  # maximum size of a pass, as a multiple of the largest one that was seen
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
-        self._draft_max = draft_max
-        self._texts = texts
+        self._draft_max, self._texts = draft_max, texts
         self._tokens = self._units = 0.0  # of recent passes
         self._budget = LossBudget(texts)
         self._times: PassTimes | None = None  # of the last plan
@@ -151,18 +144,11 @@ class CostPolicy(Policy):
     def price(self, times: PassTimes | None, sizes: Sequence[int]) -> MarginalCost | None:
         if times is None:
             return None
-        costs = times.optimal_batches(sizes)
+        costs, texts = times.optimal_batches(sizes), self._texts
         # Each sequence has a separate drafter, and the time of all drafters may be lost, so they divide the stake.
-        stake = self.STAKE * max(0.0, self._budget.remaining) / self._texts
-        slopes = times.slopes(sizes, self._texts, HOPE if self._may_probe and not times.is_fixed else 1.0)
-        return MarginalCost(
-            self.rate,
-            slopes,
-            times.level,
-            stake,
-            lambda: [cost - 1.0 for _, cost in costs[self._texts :]],
-            self._texts,
-        )
+        stake = self.STAKE * max(0.0, self._budget.remaining) / texts
+        slopes = times.slopes(sizes, texts, HOPE if self._may_probe and not times.is_fixed else 1.0)
+        return MarginalCost(self.rate, slopes, times.level, stake, lambda: [cost - 1.0 for _, cost in costs[texts:]])
 
     @property
     def rate(self) -> float:
@@ -194,19 +180,28 @@ class CostPolicy(Policy):
             numbers.budget = budget
         if budget < 0:
             return 0, plain
-        rate = self.rate
+        rate: cython.double = self.rate
         if restore is not None:
             return self._plan_with_restore(draft, times, sizes, rate, restore, self.STAKE * budget)
-        longest = min(len(draft.tokens), len(costs) - 2, self._reachable(times) - 1)
+        longest: cython.Py_ssize_t = min(len(draft.tokens), len(costs) - 2, self._reachable(times) - 1)
+        # A draft must make up for changes of the batch size too.
         moves = change * (2.0 if times.last == plain else 1.0)
-        sure_cost = self._min_draft_cost(longest, costs, moves)
-        max_cost = max(1.0 + self.STAKE * budget, sure_cost)
+        sure = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + moves <= self.SURE * n)
+        sure_cost = min(sure, default=0.0)
+        max_cost: cython.double = max(1.0 + self.STAKE * budget, sure_cost)
         draft_value: DraftValue = self._draft_value
         draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
         if numbers is not None:
             numbers.rate, numbers.max_cost = rate, max_cost
             numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
             numbers.values = [draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
+        k: cython.Py_ssize_t
+        best: cython.Py_ssize_t = 0
+        cost: cython.double
+        value: cython.double
+        size, cost = costs[1]
+        best_size = size
+        best_value: cython.double = draft_value.gross[0] - rate * cost
         if change:
             candidates = [
                 Candidate(k, draft_value.gross[k], size, cost)
@@ -215,49 +210,23 @@ class CostPolicy(Policy):
             ]
             first_prob = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
             choice = self._recurring.choose(candidates, times, sizes, rate, max_cost, first_prob)
-            best, size, value = choice.length, choice.size, choice.gross - rate * choice.cost
+            best, best_size, best_value = choice.length, choice.size, choice.gross - rate * choice.cost
         else:
-            best, size, value = self._choose(costs, rate, max_cost, longest)
+            for k in range(1, longest + 1):
+                size, cost = costs[1 + k]
+                value = draft_value.gross[k] - rate * cost
+                if cost <= max_cost and value > best_value:
+                    best, best_size, best_value = k, size, value
         if longest and not times.is_fixed and self._may_probe and draft.acceptance_probs[0] > self.LIKELY:
-            best, size = self._find_probe(draft, times, costs, value + rate, longest) or (best, size)
-        return best, size
+            return self._find_probe(draft, times, costs, best_value + rate, longest) or (best, best_size)
+        return best, best_size
 
     def _reachable(self, times: PassTimes) -> int:
         """Return the largest size that may be tried next: small steps, unless a change of size costs something."""
         return 1 << 30 if times.is_fixed or times.change else max(4, self.LEAP * times.largest)
 
-    def _min_draft_cost(self, longest: int, costs: Costs, moves: float) -> float:
-        """Return the lowest cost of a draft that is always allowed (see `SURE`); 0 without one.
-
-        `moves` is the cost of changes of the batch size, which the draft must make up for too.
-        """
-        allowed = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + moves <= self.SURE * n)
-        return min(allowed, default=0.0)
-
-    def _choose(
-        self, costs: Costs, rate: cython.double, max_cost: cython.double, longest: cython.Py_ssize_t
-    ) -> tuple[int, int, float]:
-        """Return the draft tokens, the batch size and the value of the best plan; `max_cost` limits that of a draft."""
-        k: cython.Py_ssize_t
-        size: cython.Py_ssize_t
-        cost: cython.double
-        value: cython.double
-        draft_value: DraftValue = self._draft_value
-        size, cost = costs[1]
-        best: cython.Py_ssize_t = 0
-        best_size: cython.Py_ssize_t = size
-        best_value: cython.double = draft_value.gross[0] - rate * cost
-        for k in range(1, longest + 1):
-            size, cost = costs[1 + k]
-            if cost > max_cost:
-                continue
-            value = draft_value.gross[k] - rate * cost
-            if value > best_value:
-                best, best_size, best_value = k, size, value
-        return best, best_size, best_value
-
     def _find_probe(
-        self, draft: Draft, times: PassTimes, costs: Costs, value: float, longest: int
+        self, draft: Draft, times: PassTimes, costs: Sequence[tuple[int, float]], value: float, longest: int
     ) -> tuple[int, int] | None:
         """Return the draft whose size was not seen for longest, if it were the best at a third of its extra cost.
 
@@ -286,12 +255,11 @@ class CostPolicy(Policy):
     ) -> list[tuple[int, int]]:
         """Return the plan of each sequence, (draft tokens, batch size), if all share a decode call.
 
-        `times` are those of as many texts.
+        `times` are those of as many texts. A draft token that is accepted with probability r (together with all before
+        it) adds r tokens, whichever sequence it belongs to. So the best K tokens of all drafts are the K with the
+        largest r, and K maximises sum of r - lambda * T(n + K). If sequences with longer drafts continue in separate
+        batches, drafts padded to one length are considered too.
         """
-        # A draft token that is accepted with probability r (together with all before it) adds r tokens, whichever
-        # sequence it belongs to. So the best K tokens of all drafts are the K with the largest r, and K maximises
-        # sum of r - lambda * T(n + K). If sequences with longer drafts continue in separate batches, drafts padded
-        # to one length are considered too.
         n = self._texts
         self._times, self._is_probe = times, False
         if any(draft.repeats for draft in drafts):
@@ -305,6 +273,7 @@ class CostPolicy(Policy):
         largest = min(sizes[-1], max(2 * n, n - 1 + self._reachable(times)))
         best_value, sure_cost = n - rate, math.inf
         may_probe, oldest = self._may_probe and not times.is_fixed, times.now - STALE
+        moves = times.change * (2.0 if times.last == plain[0] else 1.0)
         probe: list[tuple[int, int]] | None = None
         reaches = [list(accumulate(draft.acceptance_probs[: len(draft)], mul)) for draft in drafts]
         for lengths, shape in (*_by_reach(reaches, largest - n), *_by_depth(reaches, largest - n)):
@@ -315,14 +284,11 @@ class CostPolicy(Policy):
             if cost <= self.SURE * (1 + sum(lengths) / n):
                 sure_cost = min(sure_cost, cost)
             n_expected = n + sum(sum(reach[:length]) for reach, length in zip(reaches, lengths, strict=True))
-            moves = times.change * (2.0 if times.last == plain[0] else 1.0)
             can_probe = may_probe and len(parts) == 1 and cost < 1.0 + budget and times.seen(parts[0]) < oldest
             if can_probe and n_expected - rate * (1.0 + (cost - 1.0) / HOPE) > max(best_value, n - rate):
                 oldest, probe = times.seen(parts[0]), list(zip(lengths, shape, strict=True))
-            if cost > max(1.0 + self.STAKE * budget, sure_cost):
-                continue
             value = n_expected - rate * (cost + moves)
-            if value > best_value:
+            if cost <= max(1.0 + self.STAKE * budget, sure_cost) and value > best_value:
                 best, best_value = list(zip(lengths, shape, strict=True)), value
         self._is_probe = probe is not None
         return probe or best
@@ -339,9 +305,8 @@ class CostPolicy(Policy):
         has_change = bool(times.change)
         self._probe_loss -= self.PROBE_SHARE * cost
         if self._is_probe:
-            self._probe_loss = max(0.0, self._probe_loss) + max(0.0, done.cost - len(done.tokens) / self.rate)
-            self._after_probe = 0
-        elif self._after_probe < 2:  # the change of size after the probe
+            self._probe_loss, self._after_probe = max(0.0, self._probe_loss), -1
+        if self._after_probe < 2:  # the probe, and the change of size after it
             self._probe_loss += max(0.0, done.cost - len(done.tokens) / self.rate)
             self._after_probe += 1
         self._probe_loss = min(max(self._probe_loss, -0.5), self.PROBE_DEBT + times.change)
@@ -378,10 +343,9 @@ class CostPolicy(Policy):
         sure_cost = math.inf
         reach = n_expected = 1.0
         extra_cost = save
-        numbers = self.numbers
-        if numbers is not None:
-            numbers.rate, numbers.max_cost = rate, stake - rejection_cost
-            numbers.costs, numbers.values = [plain], [best_value]
+        numbers = PlanNumbers() if self.numbers is None else self.numbers
+        numbers.rate, numbers.max_cost = rate, stake - rejection_cost
+        numbers.costs, numbers.values = [plain], [best_value]
         largest = min(sizes[-1], self._reachable(times) + n_again)
         for k, p in enumerate(draft.acceptance_probs[: min(len(draft), largest - 1 - n_again)], 1):
             cost = times.ratio(n_again + 1 + k)
@@ -391,13 +355,10 @@ class CostPolicy(Policy):
             if cost - plain + 1.0 + save <= self.SURE * (1 + k):
                 sure_cost = min(sure_cost, cost)
             value = n_expected - rate * (cost + extra_cost)
-            if numbers is not None:
-                numbers.max_cost = max(stake - rejection_cost, sure_cost)
-                numbers.costs.append(cost)
-                numbers.values.append(value)
-            if cost > max(stake - rejection_cost, sure_cost):
-                continue
-            if value > best_value:
+            numbers.max_cost = max(stake - rejection_cost, sure_cost)
+            numbers.costs.append(cost)
+            numbers.values.append(value)
+            if cost <= numbers.max_cost and value > best_value:
                 best, best_value = k, value
         can_probe = not best and draft.tokens and self._may_probe and draft.acceptance_probs[0] > self.LIKELY
         if can_probe and not times.is_fixed and times.seen(2) < times.now - STALE:
@@ -422,3 +383,117 @@ def _by_depth(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[l
     n = len(reaches)
     for depth in range(1, min(room // n, max(map(len, reaches))) + 1):
         yield [min(depth, len(of)) for of in reaches], [1 + depth] * n
+
+
+class Candidate(NamedTuple):
+    """A possible pass."""
+
+    length: int  # number of draft tokens
+    gross: float  # value in tokens, before the cost is subtracted; see `DraftValue`
+    size: int  # size of the batch
+    cost: float  # time in plain passes, without the change of size
+
+
+class RecurringSizes:
+    """Chooses among passes if a change of size costs something (see `PassTimes.change`).
+
+    The size of a pass then affects the cost of the next one, and a size that will be used again saves more than one
+    that will not. Let w(n) be the value of the best pass over n tokens in time, and w* the value of the best pass of
+    any size. If the previous pass had also had n tokens, this would now save max(0, switch - (w* - w(n))): the change
+    of size, minus the loss from choosing n. Every size is credited with the mean of this saving over recent passes,
+    which is part of w(n).
+
+    This is relative value iteration for the average reward of a Markov decision process (Puterman 1994, "Markov
+    Decision Processes", section 8.5). Its state is the size of the last pass, and it is learnt online from the drafts.
+    At first only the size of plain passes is assumed to recur: a draft is charged for the change to its size and for
+    the change back.
+
+    A pass without a draft may keep the last size too, by padding. This ends when such passes in a row have cost as much
+    more than plain ones as a change of size costs. The total is then at most twice the optimum in hindsight (ski
+    rental: Karlin, Manasse, Rudolph, Sleator 1988, "Competitive snoopy caching").
+    """
+
+    RATE = 0.02
+    MIN_SHARE = RATE / 10
+    FEW = 3
+
+    def __init__(self) -> None:
+        self._plain = 0  # size of a pass without a draft
+        self._shares: dict[int, float] = {}  # credit of each size, as a part of the cost of a change
+        self._overpaid = 0.0  # additional cost of the latest padded passes without drafts, in plain passes
+        self._has_choice = self._is_padded = False
+
+    def choose(
+        self,
+        candidates: Sequence[Candidate],
+        times: PassTimes,
+        sizes: Sequence[int],
+        rate: float,
+        max_cost: float,
+        first_prob: float,
+    ) -> Candidate:
+        """Return the best of the candidates, which may be padded to a recurring size; `times` has a positive `change`.
+
+        The candidates are sorted by length, the first without a draft; each has its cheapest batch. `max_cost` limits a
+        padded draft. With `first_prob`, a pass without a draft emits the first draft token too.
+        """
+        switch, shares = times.change, self._shares
+        bare, *drafts = candidates
+        self._plain = bare.size
+        shares.setdefault(bare.size, 1.0)
+
+        def value_in_time(candidate: Candidate) -> float:
+            return candidate.gross / rate - candidate.cost + switch * shares.get(candidate.size, 0.0)
+
+        if drafts:
+            later = max(drafts, key=lambda draft: (value_in_time(draft), draft))
+            # A draft in the next pass, whose value `bare` contains, changes the size of the batch then. If that were
+            # not charged, it would always seem better to wait, and nothing would ever be drafted.
+            change = switch * (1.0 + shares[bare.size] - shares.get(later.size, 0.0))
+            waiting = bare.gross - 1.0
+            bare = bare._replace(gross=1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * change))
+        padded = self._pad_candidates((bare, *drafts), times, sizes, max_cost)
+        best: dict[int, Candidate] = {}  # best pass of each size
+        values: dict[int, float] = {}  # its value
+        for candidate in (*drafts, bare, *padded):
+            size, value = candidate.size, value_in_time(candidate)
+            if size not in best or value > values[size]:
+                best[size], values[size] = candidate, value
+        top = max(values.values())
+        self._learn({size: 1.0 - (top - value) / switch for size, value in values.items() if top - value < switch})
+        choice = best[max(values, key=lambda size: values[size] - (0.0 if size == times.last else switch))]
+        self._has_choice, self._is_padded = True, not choice.length and choice.size != self._plain
+        self._overpaid = self._overpaid + choice.cost - bare.cost if self._is_padded else 0.0
+        return choice
+
+    def _pad_candidates(
+        self, candidates: Sequence[Candidate], times: PassTimes, sizes: Sequence[int], max_cost: float
+    ) -> Iterator[Candidate]:
+        """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
+        rent = candidates[0].cost + times.change - self._overpaid
+        for size in {times.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
+            if size not in sizes:
+                continue
+            cost = times.ratio(size)
+            longest = candidates[bisect_left(candidates, size, key=lambda candidate: candidate.length) - 1]
+            if cost <= (max_cost if longest.length else rent) and (longest.length or size == times.last):
+                yield longest._replace(size=size, cost=cost)
+
+    def record_pass(self) -> bool:
+        """Record a pass, plain without a choice before; return True if it kept the last size without having a draft."""
+        if self._shares and not self._has_choice:
+            self._learn({self._plain: 1.0})
+            self._overpaid = 0.0
+        is_padded, self._has_choice, self._is_padded = self._is_padded, False, False
+        return is_padded
+
+    def _learn(self, savings: Mapping[int, float]) -> None:
+        """Update the credits by the part of a change that each size would have saved; missing sizes saved nothing."""
+        shares = self._shares
+        for size in {*shares, *savings}:
+            share = shares.get(size, 0.0)
+            share += self.RATE * (savings.get(size, 0.0) - share)
+            if share > self.MIN_SHARE or size == self._plain:
+                shares[size] = share
+            else:
+                shares.pop(size, None)

@@ -24,7 +24,7 @@ from ngramspec.batching.writer import Writer
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.text import Drafts as TextDrafts
 from ngramspec.drafting.draft import Draft
-from ngramspec.policies.loss_budget import LossBudget
+from ngramspec.policies.budget import LossBudget
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 

@@ -20,9 +20,8 @@ from support.simulation import Decoding, Machine
 from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies.cost import CostPolicy, PlanNumbers
-from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
-from ngramspec.policies.traced_cost import TracedCostPolicy
+from ngramspec.policies.cost import Candidate, CostPolicy, PlanNumbers, RecurringSizes
+from ngramspec.policies.traced import TracedCostPolicy
 
 ALL = range(1, 65)
 CHANCES = st.lists(st.floats(0.01, 0.99), min_size=1, max_size=15)

@@ -358,7 +358,7 @@ def policy_prefers_longest_draft(plan: Any, self: Any, draft: Any, times: Any, s
 
 @fault(
     "policies/test_never_slower.py::test_loss_budget_book_adds_saved_time_and_subtracts_cost",
-    "ngramspec.policies.loss_budget:LossBudget.record",
+    "ngramspec.policies.budget:LossBudget.record",
 )
 def loss_budget_ignores_losses(record: Any, self: Any, done: Any, drafting: bool) -> None:
     max_seconds = len(done.tokens) * done.plain_seconds - done.draft_seconds + done.interruption_seconds

@@ -1,8 +1,7 @@
 """`TracedCostPolicy`: a `CostPolicy` that also reports why a draft has its length, for `ngramspec trace --numbers`.
 
-The decoder uses it for requests with `return_decisions`. The numbers are those that `CostPolicy.plan` computed: P(k),
-T(1 + k) and V(k) of each k up to the length of the proposal. For the example of `ngramspec.policies.cost`, with lambda
-= 1, the reason is "T(4) is above the cap":
+The decoder uses it for requests with `return_decisions`. For the example of `ngramspec.policies.cost`, with lambda = 1,
+the reason is "T(4) is above the cap":
 
     limit         63       maximum length of the proposal, if the request and the context have room for it
     proposed      3        length of the drafter's proposal
@@ -38,8 +37,7 @@ class TracedCostPolicy(Policy):
     """Wraps a `CostPolicy` and stores the numbers and the reason of each draft length in `Step.policy_details`."""
 
     def __init__(self, policy: CostPolicy) -> None:
-        self.name = policy.name
-        self.policy = policy
+        self.name, self.policy = policy.name, policy
         self._price: MarginalCost | None = None
         # Details of unrecorded decode calls. On a GPU, a call is planned before the last one is recorded.
         self._waiting: deque[dict[str, float | str]] = deque()
@@ -49,8 +47,7 @@ class TracedCostPolicy(Policy):
         self.policy.begin()
 
     def limit(self) -> int:
-        limit = self.policy.limit()
-        reason = "the request or the context ends here"
+        limit, reason = self.policy.limit(), "the request or the context ends here"
         if limit == 0:
             measures = self.policy.measures_plain
             reason = "measuring the speed without drafts" if measures else "drafting has no time left in its budget"
@@ -94,28 +91,30 @@ def with_trace(policy: Policy) -> Policy:
 
 def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price: MarginalCost | None) -> str:
     """Return why the draft has `planned` tokens."""
-    if not draft:
-        return "the drafter had no guess"
-    if numbers.budget < 0:
-        return "the loss budget is used up"
-    if not numbers.values:
-        return "the cost of decode calls is unknown"
     n, costs, values = len(draft), numbers.costs, numbers.values
-    if planned < n:
-        better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]]
-        expensive = [k for k in better if costs[k] > numbers.max_cost]
-        if expensive:
-            return f"T({1 + expensive[0]}) is above the cap"
-        return "the batch size of an earlier decode call is cheaper" if better else "V is lower for longer drafts"
-    return "the limit of the policy" if planned >= limit else _end_of_proposal(draft, price)
-
-
-def _end_of_proposal(draft: Draft, price: MarginalCost | None) -> str:
-    """Return why the drafter proposed no more tokens, as far as its price shows it."""
-    n = len(draft)
-    if price is None or price.worth_extending(math.prod(draft.acceptance_probs[:n]), n):
-        return "the drafter had no further guess or reached its minimum P, or the request or the context ends here"
-    # The rule of `MarginalCost.worth_extending`: the probability of a further token is at most that of the chain. The
-    # cost is the lowest mean over all longer drafts, because T may rise less after an expensive token.
-    lowest = price.rate * price.slopes[n]
-    return f"the drafter stopped: P({n}) is below lambda times the lowest mean cost of further tokens, {lowest:.3g}"
+    better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]] if values else []
+    expensive = [k for k in better if costs[k] > numbers.max_cost]
+    if not draft:
+        reason = "the drafter had no guess"
+    elif numbers.budget < 0:
+        reason = "the loss budget is used up"
+    elif not values:
+        reason = "the cost of decode calls is unknown"
+    elif expensive:
+        reason = f"T({1 + expensive[0]}) is above the cap"
+    elif better:
+        reason = "the batch size of an earlier decode call is cheaper"
+    elif planned < n:
+        reason = "V is lower for longer drafts"
+    elif planned >= limit:
+        reason = "the limit of the policy"
+    elif price is None or price.worth_extending(math.prod(draft.acceptance_probs[:n]), n):
+        reason = "the drafter had no further guess or reached its minimum P, or the request or the context ends here"
+    else:
+        # The rule of `MarginalCost.worth_extending`: the probability of a further token is at most that of the chain.
+        # The cost is the lowest mean over all longer drafts, because T may rise less after an expensive token.
+        lowest = price.rate * price.slopes[n]
+        reason = (
+            f"the drafter stopped: P({n}) is below lambda times the lowest mean cost of further tokens, {lowest:.3g}"
+        )
+    return reason
