@@ -25,9 +25,9 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder as SpeculativeDecoder
+    from ngramspec.drafting.draft import Ask as Ask
     from ngramspec.drafting.draft import Draft as Draft
     from ngramspec.drafting.draft import Drafter as Drafter
-    from ngramspec.drafting.draft_model.draft_model import DraftModel as DraftModel
     from ngramspec.drafting.draft_model.hybrid import HybridDrafter as HybridDrafter
     from ngramspec.drafting.draft_model.model import ModelDrafter as ModelDrafter
     from ngramspec.drafting.predictor import NGramPredictor as NGramPredictor
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from ngramspec.steps import Step as Step
 else:
     _MODULES = {
+        "Ask": "drafting.draft",
         "Draft": "drafting.draft",
         "Drafter": "drafting.draft",
         "Llama": "dropin.llama",
         "LlamaDraftModel": "dropin.llama",
         "LoadSettings": "loading.settings",
         "LoadedModel": "loading.load",
-        "DraftModel": "drafting.draft_model.draft_model",
         "HybridDrafter": "drafting.draft_model.hybrid",
         "ModelDrafter": "drafting.draft_model.model",
         "NGramPredictor": "drafting.predictor",

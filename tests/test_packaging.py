@@ -144,12 +144,13 @@ def test_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) -> N
         assert sys.platform == "win32", "it was compiled without a compiler"
         compiled.unlink()
     code = """
+from ngramspec.drafting.draft import Ask
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting import make_drafter
 drafter = make_drafter("mixture", memory=True)
 drafter.begin([1, 2, 3] * 4)
-print(guesser.__file__, len(find_uncompiled_modules()), *drafter.propose(4).tokens)
+print(guesser.__file__, len(find_uncompiled_modules()), *drafter.propose(Ask(4)).tokens)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -17,7 +17,7 @@ from support.mock_target import MockTarget, plain_generate
 from support.serving import serve
 
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft import Ask, Draft
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
@@ -45,7 +45,7 @@ def write(tmp_path: Path) -> Write:
             "from ngramspec import Draft, Drafter, Policy\n"
             "class Base(Drafter):\n"
             "    def begin(self, prompt): pass\n"
-            "    def propose(self, limit, choose=None, **options): return Draft((1, 2))\n"
+            "    def propose(self, ask): return Draft((1, 2))\n"
             "    def accept(self, tokens): pass\n"
             f"class {name}({base}):\n"
             f"    {body}\n"
@@ -58,7 +58,7 @@ def write(tmp_path: Path) -> Write:
 def draft_of(name: str, limit: int = 4, n_vocab: int | None = 10, **options: Any) -> Draft:
     drafter = make_drafter(name, vocabulary=None if n_vocab is None else MockTarget(n_vocab))
     drafter.begin(PROMPT)
-    return drafter.propose(limit, **options)
+    return drafter.propose(Ask(limit, **options))
 
 
 # --------------------------------------------------------------------------- loading
@@ -106,7 +106,7 @@ def test_load_settings_with_user_class_checks_without_constructing_it(write: Wri
 
 
 def test_user_class_file_reloads_only_after_change_and_adds_no_files(write: Write) -> None:
-    name = write("tokens = []; tokens.append(1); propose = lambda self, *_, **__: Draft((3,))")
+    name = write("tokens = []; tokens.append(1); propose = lambda self, ask: Draft((3,))")
     path = Path(name.removesuffix(":Mine"))
     assert draft_of(name).tokens == (3,)
     path.write_text(path.read_text().replace("(3,)", "(4,)"))
@@ -120,7 +120,7 @@ def test_user_class_file_reloads_only_after_change_and_adds_no_files(write: Writ
 
 def test_user_drafter_draft_keeps_only_verifiable_tokens(write: Write) -> None:
     def tokens(expression: str, **options: Any) -> tuple[int, ...]:
-        return draft_of(write(f"propose = lambda self, *_, **__: Draft({expression})"), **options).tokens
+        return draft_of(write(f"propose = lambda self, ask: Draft({expression})"), **options).tokens
 
     assert tokens("(1, 2, 3, 4, 5, 6)") == (1, 2, 3, 4)
     assert tokens("(1, 2, 10, 4)") == (1, 2)
@@ -129,15 +129,15 @@ def test_user_drafter_draft_keeps_only_verifiable_tokens(write: Write) -> None:
     assert tokens("__import__('numpy').array([1, 2])") == (1, 2)
 
     known = "match_lengths=(-3, 4, 5), context_counts=(1,), acceptance_probs=(-1.0, float('nan'), 7.0, 0.5)"
-    draft = draft_of(write(f"propose = lambda self, *_, **__: Draft((1, 2, 3), {known})"))
+    draft = draft_of(write(f"propose = lambda self, ask: Draft((1, 2, 3), {known})"))
     assert (draft.match_lengths, draft.context_counts, draft.acceptance_probs) == ((0, 4, 5), (), (0.0, 0.0, 1.0))
     assert draft.source.endswith("mine.py:Mine")
 
 
 def test_user_drafter_choose_records_distribution_of_each_token(write: Write) -> None:
     drawn = write(
-        "def propose(self, limit, choose=None, **options):\n"
-        "        [choose(7, {1: 3, 12: 9, 2: 1, 5: 0}) for _ in range(6)]\n"
+        "def propose(self, ask):\n"
+        "        [ask.choose(7, {1: 3, 12: 9, 2: 1, 5: 0}) for _ in range(6)]\n"
         "        return Draft((9,), q=({9: 1.0},), acceptance_probs=(0.9,) * 4)"
     )
     draft = draft_of(drawn, choose=lambda offset, weights: [*weights][offset % 2], fixed_length=True)
@@ -151,14 +151,14 @@ def test_user_drafter_choose_records_distribution_of_each_token(write: Write) ->
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("propose = lambda self, *_, **__: [1]", "propose must return a Draft, not list"),
-        ("propose = lambda self, *_, **__: Draft((1.5,))", "propose must return a Draft of token ids"),
-        ("propose = lambda self, *_, **__: Draft(3)", "propose must return a Draft of token ids"),
-        ("propose = lambda self: Draft()", "unexpected keyword argument 'fixed_length'"),
-        ("propose = lambda self, *_, **__: 1 / 0", "ZeroDivisionError: division by zero .*mine.py, line 7"),
+        ("propose = lambda self, ask: [1]", "propose must return a Draft, not list"),
+        ("propose = lambda self, ask: Draft((1.5,))", "propose must return a Draft of token ids"),
+        ("propose = lambda self, ask: Draft(3)", "propose must return a Draft of token ids"),
+        ("propose = lambda self: Draft()", "takes 1 positional argument but 2 were given"),
+        ("propose = lambda self, ask: 1 / 0", "ZeroDivisionError: division by zero .*mine.py, line 7"),
         ("def begin(self, prompt): prompt.index(99)", "ValueError: 99 is not in list .*mine.py, line 7"),
         ("def accept(self, tokens): tokens.x", "AttributeError: .*mine.py, line 7"),
-        ("def propose(self, limit, choose, **_): choose(0, {-1: 2})", "choose requires positive weights.* line 7"),
+        ("def propose(self, ask): ask.choose(0, {-1: 2})", "choose requires positive weights.* line 7"),
     ],
 )
 def test_user_drafter_errors_name_file_and_line(write: Write, body: str, message: str) -> None:
@@ -167,7 +167,7 @@ def test_user_drafter_errors_name_file_and_line(write: Write, body: str, message
     assert drafter.accept([1]) == 0
     for _ in range(2):
         with pytest.raises(UserCodeError, match=message) as raised:
-            drafter.propose(4, lambda _, weights: next(iter(weights)))
+            drafter.propose(Ask(4, lambda _, weights: next(iter(weights))))
         assert "\n" not in str(raised.value)
 
 
@@ -175,9 +175,9 @@ def test_user_drafter_error_ends_with_its_request(write: Write) -> None:
     drafter = make_drafter(write("def begin(self, prompt): 1 / (prompt[0] - 9)"))
     drafter.begin([9])
     with pytest.raises(UserCodeError):
-        drafter.propose(4)
+        drafter.propose(Ask(4))
     drafter.begin([8])
-    assert drafter.propose(4).tokens == (1, 2)
+    assert drafter.propose(Ask(4)).tokens == (1, 2)
     assert drafter.accept((1, 3)) == 1  # the number of correct tokens, whatever the user's method returns
     assert drafter.accept((1,)) == 0
 
@@ -197,7 +197,7 @@ def test_user_drafter_receives_copies_that_it_cannot_change(write: Write) -> Non
     assert prompt == PROMPT
     assert (rows == 1).all()
     with pytest.raises(UserCodeError, match="read-only"):
-        drafter.propose(4)
+        drafter.propose(Ask(4))
 
 
 # --------------------------------------------------------------------------- policies
@@ -270,7 +270,7 @@ def test_example_line_drafter_drafts_the_rest_of_the_previous_line() -> None:
     drafter = make_drafter(LINE, vocabulary=vocabulary)
     for text, expected in (("a: he went.\nb:", " he went.\n"), ("he went.\n", "he went.\n"), ("he went. She", "")):
         drafter.begin(vocabulary.tokenize(text, add_bos=False))
-        assert b"".join(map(vocabulary.piece, drafter.propose(16).tokens)).decode() == expected
+        assert b"".join(map(vocabulary.piece, drafter.propose(Ask(16)).tokens)).decode() == expected
 
 
 def test_complete_with_user_class_drafts_and_reports_its_errors(env: dict[str, str], write: Write) -> None:
@@ -300,7 +300,7 @@ def test_engine_with_user_drafter_constructs_one_per_sequence(write: Write) -> N
     """A failing drafter only ends the request that it drafts for."""
     name = write(
         "def begin(self, prompt): self.broken = prompt[0] == 9\n"
-        "    def propose(self, limit, choose=None, **_): return [Draft((1, 2)), None][self.broken]"
+        "    def propose(self, ask): return [Draft((1, 2)), None][self.broken]"
     )
     model = MockShared(3, peak=6.0)
     drafter = make_drafter(name, vocabulary=MockTarget(16))

@@ -11,9 +11,9 @@ class CopyDrafter(Drafter):
         self.next = {}  # two tokens -> position after their last occurrence
         self.accept(prompt)
 
-    def propose(self, limit, choose=None, **options):
+    def propose(self, ask):
         start = self.next.get(tuple(self.text[-2:]), len(self.text))
-        return Draft(tuple(self.text[start : start + limit]))
+        return Draft(tuple(self.text[start : start + ask.limit]))
 
     def accept(self, tokens):
         for token in tokens:

@@ -10,12 +10,12 @@ class LineDrafter(Drafter):
         self.lines = [[]]  # the tokens of each line
         self.accept(prompt)
 
-    def propose(self, limit, choose=None, **options):
+    def propose(self, ask):
         previous, current = ([], *self.lines)[-2:]
         if current and current[-1] not in previous:
             return Draft()
         start = previous.index(current[-1]) + 1 if current else 0
-        return Draft(tuple(previous[start : start + limit]))
+        return Draft(tuple(previous[start : start + ask.limit]))
 
     def accept(self, tokens):
         for token in tokens:

@@ -75,7 +75,7 @@ class Acceptance:
 class Verifier(Protocol):
     """Interface that decides on the tokens of a sequence."""
 
-    fixed_length: bool  # whether the length of a draft must be known before its tokens are drawn; see `Drafter.propose`
+    fixed_length: bool  # whether the length of a draft must be known before its tokens are drawn; see `Ask`
 
     def choose(self, position: int) -> Chooser | None: ...
 

@@ -54,7 +54,7 @@ def choose_loop(
 ) -> DecodingLoop:
     """Return a loop with branches if they can be evaluated, and their cost does not rule out a gain."""
     # A draft model's guesses have no other candidates.
-    if not isinstance(drafter, MixtureDrafter) or drafter.drafts_stepwise or times is None or not target.leaves:
+    if not isinstance(drafter, MixtureDrafter) or drafter.is_slow or times is None or not target.leaves:
         return loop
     return BranchingLoop(loop.policy, loop.clock) if times.slopes(sizes)[0] <= CHEAP else loop
 

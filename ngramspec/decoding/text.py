@@ -17,7 +17,7 @@ from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Model, Vocabulary
 from ngramspec.data import NGramSpecError
 from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import NO_DRAFT, Ask, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.request import GREEDY, Request
 from ngramspec.sampling.distribution import distribution_logprobs, logprobs
@@ -52,11 +52,11 @@ class Drafts:
     ends: Mapping[int, bool] | None = None  # whether a token ends the text; `None`: none does
     # Returns the tokens that must come next to close reasoning; `None` means that there never are any.
     closing: Callable[[], Sequence[int]] | None = None
-    fixed_length = False  # as in `Drafter.propose`
+    fixed_length = False  # as in `Ask`
 
     def __init__(self, drafter: Drafter | None, policy: Policy | None = None) -> None:
         self.drafter = drafter
-        self.is_slow = drafter is not None and drafter.drafts_stepwise  # a model drafts, whose passes take time too
+        self.is_slow = drafter is not None and drafter.is_slow  # a model drafts, whose passes take time too
         self.observer = policy if policy is not None and policy.wants_logits else None
         self.estimator = AcceptanceEstimator()  # for drafters that make no estimates
 
@@ -82,14 +82,14 @@ class Drafts:
             self.drafter.accept((token,))
 
     def propose(self, limit: int, choose: Chooser | None, price: MarginalCost | None) -> Draft:
-        """Return a draft with estimates, as the grammar allows it; see `Drafter.propose`."""
+        """Return a draft with estimates, as the grammar allows it; see `Ask`."""
         assert self.drafter is not None
         self.proposal = None
         if self.closing is not None and (tokens := tuple(self.closing()[:limit])):
             # These tokens cannot fail.
             q = tuple({token: 1.0} for token in tokens)
             return self._shape(Draft(tokens, q, acceptance_probs=(1.0,) * len(tokens), source="reasoning"), limit)
-        draft = self.drafter.propose(limit, choose, fixed_length=self.fixed_length, price=price)
+        draft = self.drafter.propose(Ask(limit, choose, fixed_length=self.fixed_length, price=price))
         if draft.tokens and not draft.acceptance_probs:
             draft = self.estimator.add_estimates(draft, limit, fixed_length=self.fixed_length)
             self.is_estimated = True

@@ -15,7 +15,7 @@ from ngramspec.drafting.baselines.suffix import SuffixDrafter
 from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDrafter, RecycleDrafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
-from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.drafting.user_drafter import UserDrafter
 from ngramspec.tokens import Tokenizer
 from ngramspec.user_class import FORM, is_user_class, load_class

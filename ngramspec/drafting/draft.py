@@ -37,12 +37,12 @@ most likely token. In sampled decoding, the chooser adds the target's own noise 
 class Draft:
     """A guess at the next tokens, which must not be changed. Every tuple has one entry per draft token, or is empty.
 
-    An exception is `acceptance_probs`, which may be longer with `fixed_length`; see `Drafter.propose`.
+    An exception is `acceptance_probs`, which may be longer with `fixed_length`; see `Ask`.
     """
 
     tokens: tuple[int, ...] = ()  # token ids, in order
-    # The distribution that each token was picked from (sums to 1); empty if `propose` received no `Chooser`. A drafter
-    # with one candidate per position passes {token: 1.0} to the chooser, and stores the same here.
+    # The distribution that each token was picked from (sums to 1); empty without a `Chooser`. A drafter with one
+    # candidate per position passes {token: 1.0} to the chooser, and stores the same here.
     q: tuple[Mapping[int, float], ...] = ()
     match_lengths: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
     context_counts: tuple[int, ...] = ()  # number of occurrences of that context; empty if they are not counted
@@ -88,7 +88,6 @@ class MarginalCost:
             of its `LossBudget`, which all sequences of a decode call share.
         costs: Function that computes the attribute `costs` when it is first read, which only drafters with a draft
             model do. By default it sums the slopes.
-        texts: Number of sequences that are drafted for at this cost at the same time.
     """
 
     def __init__(
@@ -98,12 +97,10 @@ class MarginalCost:
         seconds: float = 0.0,
         loss_budget: float = math.inf,
         costs: Callable[[], Sequence[float]] | None = None,
-        texts: int = 1,
     ) -> None:
         self.rate = rate
         self.seconds = seconds
         self.loss_budget = loss_budget
-        self.texts = texts
         self._make_costs = costs
         self._costs: Sequence[float] | None = None
         self.slopes = self._slopes = slopes if isinstance(slopes, array) else array("d", slopes)
@@ -121,6 +118,31 @@ class MarginalCost:
         return reach >= self.rate * self._slopes[length]
 
 
+class Ask:
+    """A request for a draft.
+
+    Args:
+        limit: Maximum number of tokens, at least 1.
+        choose: Picks each token; see `Chooser`. If it is not `None`, it must be called for every draft token, also if
+            there is only one candidate.
+        fixed_length: If True and something is drafted, return `limit` entries in `acceptance_probs`, estimated before
+            the first token is drawn. Rejection sampling requires it: q is the distribution of a draft token only if
+            neither that token nor a later one decides whether it stays in the draft.
+        price: Cost of one more token; `None` means to propose every token that may be accepted. A drafter with an
+            `AcceptanceEstimator` passes it to `open`; others call `worth_extending`.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        choose: Chooser | None = None,
+        *,
+        fixed_length: bool = False,
+        price: MarginalCost | None = None,
+    ) -> None:
+        self.limit, self.choose, self.fixed_length, self.price = limit, choose, fixed_length, price
+
+
 class Drafter(ABC):
     """Proposes tokens and learns from the emitted tokens. One instance serves many requests, one after the other.
 
@@ -129,7 +151,7 @@ class Drafter(ABC):
 
     name: str = ""  # name on the command line
     wants_logits: bool = False  # True to receive logits in `observe_logits`
-    drafts_stepwise: bool = False  # True for a `StepwiseDrafter`, which uses a draft model
+    is_slow: bool = False  # True if it drafts with a model, whose passes take time
     # Seconds of the last `propose` that a draft model took to read the prompt, which count as prefill.
     prefill_seconds: float = 0.0
     # Text that the next answer is likely to copy, set before `begin`; `None` means that the drafter supports none.
@@ -143,26 +165,8 @@ class Drafter(ABC):
         """Start a request with the context `prompt`; drop the context of the previous request."""
 
     @abstractmethod
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        """Return tokens that may follow the context and the accepted tokens; an empty draft is allowed.
-
-        Args:
-            limit: Maximum number of tokens, at least 1.
-            choose: Picks each token; see `Chooser`. If it is not `None`, it must be called for every draft token, also
-                if there is only one candidate.
-            fixed_length: If True and something is drafted, return `limit` entries in `acceptance_probs`, estimated
-                before the first token is drawn. Rejection sampling requires it: q is the distribution of a draft token
-                only if neither that token nor a later one decides whether it stays in the draft.
-            price: Cost of one more token; `None` means to propose every token that may be accepted. A drafter with an
-                `AcceptanceEstimator` passes it to `open`; others call `worth_extending`.
-        """
+    def propose(self, ask: Ask) -> Draft:
+        """Return tokens that may follow the context and the accepted tokens; an empty draft is allowed."""
 
     @abstractmethod
     def accept(self, tokens: Sequence[int]) -> int:

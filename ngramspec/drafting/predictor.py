@@ -1,6 +1,8 @@
 # cython: language_level=3
 """`NGramPredictor`: counts the tokens that followed each short context, and chains the most likely into a draft.
 
+`NGramDrafter` is the predictor as a drafter, with an estimated acceptance probability of each guess.
+
 It follows the n-gram predictor in akunu's book, in the chapter on speculative decoding: a table per order, FNV-1a keys,
 the longest known context first.
 """
@@ -11,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from ngramspec.drafting.acceptance_estimator import pick
-from ngramspec.drafting.draft import Chooser, Draft
+from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator, pick
+from ngramspec.drafting.draft import Ask, Chooser, Draft, Drafter
 
 MAX_PAIRS = 65_536  # maximum number of (context, next token) pairs in a `CountTable`
 MAX_CONTINUATIONS = 256  # maximum number of distinct next tokens of one context
@@ -247,3 +249,33 @@ class NGramPredictor:
                 break
             keys = roll(keys, token, orders)
         return Draft(tuple(tokens), tuple(q), tuple(match), tuple(context_counts), source="ngram")
+
+
+class NGramDrafter(Drafter):
+    """Drafts with an `NGramPredictor` and learns from every proposal, whether it was verified or not."""
+
+    name = "ngram"
+
+    def __init__(self, predictor: NGramPredictor | None = None) -> None:
+        self.predictor = NGramPredictor() if predictor is None else predictor
+        self._estimator = AcceptanceEstimator()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.predictor.reset()
+        self.predictor.update_batch(prompt)
+        self._estimator.begin()
+
+    def propose(self, ask: Ask) -> Draft:
+        estimator = self._estimator
+        estimator.open(ask.price)
+        draft = self.predictor.predict(ask.limit, ask.choose, estimator.add_guess)
+        estimator.close(draft.tokens)
+        probs = estimator.acceptance_probs
+        if ask.fixed_length and draft.tokens:
+            estimate = estimator.estimate_undrawn(draft.match_lengths[0], draft.q[0], draft.context_counts[0])
+            probs = [estimate] * ask.limit
+        return Draft(draft.tokens, draft.q, draft.match_lengths, draft.context_counts, tuple(probs), self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.predictor.update_batch(tokens)
+        return self._estimator.record_outcome(tokens)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Ask, Draft, Drafter
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer, common_prefix
 from ngramspec.user_class import UserCodeError, construct, load_class, user_code
@@ -63,15 +63,8 @@ class UserDrafter(Drafter):
         self._tokens, self._error = (), None
         self._call(self._user.begin, list(prompt))
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        self._tokens = ()
+    def propose(self, ask: Ask) -> Draft:
+        self._tokens, limit, choose = (), ask.limit, ask.choose
         if self._error is not None:
             raise self._error
         picks: list[int] = []
@@ -85,7 +78,9 @@ class UserDrafter(Drafter):
             return picks[-1]
 
         with user_code(self.name):
-            draft = self._user.propose(limit, None if choose is None else pick, fixed_length=fixed_length, price=price)
+            draft = self._user.propose(
+                Ask(limit, None if choose is None else pick, fixed_length=ask.fixed_length, price=ask.price)
+            )
             if not isinstance(draft, Draft):
                 raise UserCodeError(f"{self.name}: propose must return a Draft, not {type(draft).__name__}")
             # A drawn token stays in the draft: if it could be removed, q would not be its distribution.
@@ -95,7 +90,7 @@ class UserDrafter(Drafter):
                 q = [{token: 1.0} for token in tokens]
             lengths_and_counts = _clip_counts(draft.match_lengths, tokens), _clip_counts(draft.context_counts, tokens)
             chances = tuple(min(1.0, max(0.0, float(p))) for p in draft.acceptance_probs[: len(tokens)])  # nan: 0
-        if fixed_length or len(chances) < len(tokens):
+        if ask.fixed_length or len(chances) < len(tokens):
             chances = ()  # the caller then estimates them from earlier outcomes, without using the drawn tokens
         self._tokens = tokens
         return Draft(tokens, tuple(q[:limit]), *lengths_and_counts, chances, str(draft.source or self.name))

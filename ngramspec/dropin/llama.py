@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.bits import Exact
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft import Ask, MarginalCost
 from ngramspec.dropin.speculative_eval import SpeculativeEvaluator
 from ngramspec.llama import bindings
 from ngramspec.llama.llama_class import DraftModel, LlamaCpp, check_adapter, obstacle, prepare
@@ -260,4 +260,4 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
             self._drafter.accept(self._text[n_known:])
         else:
             self._drafter.begin(self._text)
-        return np.array(self._drafter.propose(self._max_tokens, price=self._price).tokens, np.intc)
+        return np.array(self._drafter.propose(Ask(self._max_tokens, price=self._price)).tokens, np.intc)

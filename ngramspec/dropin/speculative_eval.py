@@ -23,8 +23,8 @@ from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Drafts
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.mixture.weight_files import file_of
 from ngramspec.llama.llama_class import BorrowedSequence, LlamaCpp
@@ -65,7 +65,7 @@ class SpeculativeEvaluator(DraftedText):
         exact: Exact,
         *,
         persist_stats: bool,
-        model: DraftModel | None = None,
+        model: ModelDrafter | None = None,
         adapts: tuple[bool, bool] = (False, False),
     ) -> None:
         self._sequence = sequence = BorrowedSequence(owner, adapts)

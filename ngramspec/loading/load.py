@@ -22,8 +22,8 @@ from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.weight_files import file_of
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.requantize import choose_smollm
@@ -264,7 +264,7 @@ def open_drafter(
     if target.heads is not None:
         # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        drafting_model = DraftModel(target.heads.sequences[0], n_vocab=target.vocabulary.n_vocab, shared_model=shared)
+        drafting_model = ModelDrafter(target.heads.sequences[0], n_vocab=target.vocabulary.n_vocab, shared_model=shared)
     elif source.draft is not None:
         draft_settings, target_notes = (
             settings.make_draft_settings(target.n_ctx, settings.threads),
@@ -292,7 +292,7 @@ def open_drafter(
     )
 
 
-def make_model_drafter(target: Vocabulary, model: Target) -> DraftModel:
+def make_model_drafter(target: Vocabulary, model: Target) -> ModelDrafter:
     """Return a loaded model as a draft model for a target.
 
     A model with several sequences can draft for as many sequences of the target.
@@ -305,7 +305,7 @@ def make_model_drafter(target: Vocabulary, model: Target) -> DraftModel:
         raise ModelError(
             f"{model.weights.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
-    return DraftModel(model.sequences[0], n_vocab=n_common, shared_model=model if model.texts is not None else None)
+    return ModelDrafter(model.sequences[0], n_vocab=n_common, shared_model=model if model.texts is not None else None)
 
 
 def open_memory(name: str | None, target: Vocabulary, *, on_note: OnNote, keep: bool) -> Memory:

@@ -13,10 +13,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from ngramspec.cost.times import PassTimes
-from ngramspec.drafting.draft import Draft, Drafter
+from ngramspec.drafting.draft import Ask, Draft, Drafter
 from ngramspec.instruments.replay.replay import Recording, Replay
 
 RIGHT, WRONG = 1, 2  # token ids of a guess; the answer repeats the first
@@ -40,10 +39,10 @@ class TypicalDrafter(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._chain.clear()
 
-    def propose(self, limit: int, *_arguments: Any, **_options: Any) -> Draft:
-        while len(self._chain) < limit and (not self._chain or self._chain[-1][0]):
+    def propose(self, ask: Ask) -> Draft:
+        while len(self._chain) < ask.limit and (not self._chain or self._chain[-1][0]):
             self._extend()
-        guesses = [guess for guess in self._chain[:limit] if guess[0]]
+        guesses = [guess for guess in self._chain[: ask.limit] if guess[0]]
         tokens = tuple(RIGHT if right else WRONG for _, right in guesses)
         return Draft(tokens, acceptance_probs=tuple(_RATES[kind] for kind, _ in guesses), source=self.name)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Ask, Draft, Drafter
 
 KNOWN = 10
 """First token id that is not a control token."""
@@ -37,16 +37,9 @@ class Oracle(Drafter):
         """Start a request."""
         self._left, self._drafted = list(self._text(prompt)), ()
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        """Propose exactly `limit` tokens."""
-        del choose, fixed_length, price
+    def propose(self, ask: Ask) -> Draft:
+        """Propose exactly `ask.limit` tokens."""
+        limit = ask.limit
         right = self._left[: int(self._rng.integers(0, limit + 1))]
         known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
         wrong = [KNOWN + (token + 1) % (self._n_vocab - KNOWN) for token in known]

@@ -19,8 +19,8 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import TargetError
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
@@ -61,7 +61,7 @@ class Drafted:
             self.small = MockShared(sequences, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0)
             for sequence in self.small.sequences:
                 self._slow_and_blurred(sequence, blur)
-            model = DraftModel(self.small.sequences[0], clock=clock.perf_counter, shared_model=self.small)
+            model = ModelDrafter(self.small.sequences[0], clock=clock.perf_counter, shared_model=self.small)
             self.drafter = HybridDrafter(model, TextIndexSet())
 
     def _slow_and_blurred(self, sequence: Any, blur: float) -> None:

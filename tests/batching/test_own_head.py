@@ -20,8 +20,8 @@ from support.pools import use_pooled_cache
 from ngramspec.backend import ExactnessMode, SharedModel
 from ngramspec.batching.request import Done
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama.head import Heads
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
@@ -59,7 +59,7 @@ class Timed:
         if (heads := target.heads) is not None and cost is not None:
             self._charge(heads, cost)
             shared = cast(SharedModel, heads)
-            drafter = HybridDrafter(DraftModel(heads.sequences[0], clock=now, shared_model=shared))
+            drafter = HybridDrafter(ModelDrafter(heads.sequences[0], clock=now, shared_model=shared))
         times, exactness = make_fixed_curve({1: 1.0, 64: 1 + 63 * slope}), ExactnessMode(range(1, 33))
         settings: dict[str, Any] = {"drafter": drafter, "draft_max": 8, "cache_room": 1 << 26, "clock": now}
         self.engine = self._opened.enter_context(run_engine(target, times=times, exactness=exactness, **settings))

@@ -258,7 +258,7 @@ def test_complete_rejects_empty_or_undecodable_text(env: dict[str, str], tmp_pat
 DRAFTER = """from ngramspec import Draft, Drafter
 class Mine(Drafter):
     def begin(self, prompt): pass
-    def propose(self, limit, choose=None, **options): return Draft((1, 2))
+    def propose(self, ask): return Draft((1, 2))
     def accept(self, tokens): pass
 """
 TALK = '{"messages": [\n{"role": "user", "content": "hi"},\n{"role": "assistant", "content": "Hello."}]}\n'

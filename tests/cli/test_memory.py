@@ -20,7 +20,7 @@ from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.data import NGramSpecError
-from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
 from ngramspec.loading.load import open_memory

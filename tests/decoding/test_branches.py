@@ -16,7 +16,7 @@ from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.branches import BranchFinder, BranchingLoop, SideBranch, choose_branches
-from ngramspec.drafting.draft import NO_DRAFT, Draft, MarginalCost
+from ngramspec.drafting.draft import NO_DRAFT, Ask, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
@@ -30,7 +30,7 @@ def taught() -> MixtureDrafter:
     drafter = MixtureDrafter()
     drafter.begin([1, 2])
     for _ in range(80):
-        drafter.propose(12)
+        drafter.propose(Ask(12))
         drafter.accept([*rng.choice([[3, 5, 6], [4, 7, 8]]), 1, 2])
     return drafter
 
@@ -43,7 +43,7 @@ def asked(
 
 def test_branch_finder_returns_alternatives_that_pay() -> None:
     drafter = taught()
-    draft = drafter.propose(3)
+    draft = drafter.propose(Ask(3))
     assert draft.tokens in ((3, 5, 6), (4, 7, 8))
     other = {3: (4, 7, 8), 4: (3, 5, 6)}[draft.tokens[0]]
     found = {(q.fork, q.path): q.probability for q in asked(drafter, draft, 3)}
@@ -52,9 +52,9 @@ def test_branch_finder_returns_alternatives_that_pay() -> None:
     # If the whole draft is sent, the guess after it is a question too.
     assert (3, (1,)) in found
     # If only a part is sent, the rest of the draft is a question.
-    draft = drafter.propose(3)
+    draft = drafter.propose(Ask(3))
     assert (1, draft.tokens[1:2]) in {(q.fork, q.path) for q in asked(drafter, draft, 1)}
-    draft = drafter.propose(3)
+    draft = drafter.propose(Ask(3))
     paying = asked(drafter, draft, 3, price=MarginalCost(1.0, [0.2] * 65))
     assert paying
     assert min(q.probability for q in paying) >= 0.2
@@ -70,8 +70,8 @@ def test_branch_finder_orders_by_probability_within_limits(leaves: int) -> None:
         each.begin(prompt)
     for _ in range(60):
         length = rng.randrange(1, 20)
-        draft = drafter.propose(length)
-        assert draft == silent.propose(length), "what was asked taught nothing"
+        draft = drafter.propose(Ask(length))
+        assert draft == silent.propose(Ask(length)), "what was asked taught nothing"
         sent = rng.randint(0, len(draft))
         found = asked(drafter, draft, sent, limit := rng.randint(1, 40), leaves)
         assert len(found) <= limit
@@ -99,7 +99,7 @@ def test_mixture_drafts_known_answers_until_they_are_wrong(how: str) -> None:
     for turn in range(40):
         drafter.accept([3])
         drafter.known_prefix, drafter.prefix_probability = (77, 78), loop._trust.value
-        draft = drafter.propose(6, choose, fixed_length=how == "blind", price=NOTHING)
+        draft = drafter.propose(Ask(6, choose, fixed_length=how == "blind", price=NOTHING))
         assert draft.tokens[:2] == (77, 78)
         assert len(draft.acceptance_probs) >= 2
         if choose is not None:
@@ -109,13 +109,13 @@ def test_mixture_drafts_known_answers_until_they_are_wrong(how: str) -> None:
         answers = drafter.known_prefix
         assert drafter.accept([77, 5]) == 1
         loop.judge(answers, [77, 5])
-        assert drafter.propose(6).tokens[:1] != (77,)
+        assert drafter.propose(Ask(6)).tokens[:1] != (77,)
         drafter.accept([1, 2])
     # Half of the answers were correct.
     assert draft.acceptance_probs[0] == draft.acceptance_probs[1] < 0.85
     drafter.known_prefix = (77,)
     drafter.begin([1, 2])
-    assert drafter.propose(6).tokens[:1] != (77,)
+    assert drafter.propose(Ask(6)).tokens[:1] != (77,)
 
 
 def times_of(cost: Callable[[int], float]) -> PassTimes:

@@ -22,7 +22,7 @@ from ngramspec.cost.bits import Exact
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.data import PromptError, TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, MarginalCost
+from ngramspec.drafting.draft import NO_DRAFT, Ask, Draft
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
@@ -61,15 +61,8 @@ def test_decoder_with_correct_drafts_saves_decode_calls() -> None:
 
 def test_decoder_with_overlong_drafts_truncates_them(tmp_path: Path) -> None:
     class Chatty(Oracle):
-        def propose(
-            self,
-            limit: int,
-            choose: Chooser | None = None,
-            *,
-            fixed_length: bool = False,
-            price: MarginalCost | None = None,
-        ) -> Draft:
-            return super().propose(60, choose, fixed_length=fixed_length, price=price)
+        def propose(self, ask: Ask) -> Draft:
+            return super().propose(Ask(60, ask.choose, fixed_length=ask.fixed_length, price=ask.price))
 
     for policy in ("fixed", "heuristic", "cost"):
         mock, prompt, text = looping(n_ctx=100, max_batch=16)

@@ -15,7 +15,7 @@ from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Drafts, Plan, no_draft
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import NO_DRAFT, Ask, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.steps import Step
@@ -37,16 +37,10 @@ class Parrot(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self.begun.append(list(prompt))
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
+    def propose(self, ask: Ask) -> Draft:
+        limit = ask.limit
         self.limits.append(limit)
-        self.fixed_length.append(fixed_length)
+        self.fixed_length.append(ask.fixed_length)
         tokens = tuple(range(1, limit + 1))
         return Draft(tokens, acceptance_probs=(0.5,) * limit, source="parrot") if self.estimates else Draft(tokens[:4])
 

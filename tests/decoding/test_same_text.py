@@ -30,7 +30,6 @@ from support.vocabulary_files import END, FIRST_WORD, WORDS
 from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.memory import Memory
@@ -115,7 +114,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
     if name == "model":
         return ModelDrafter(small(), clock=milliseconds)
     if name == "hybrid":
-        return HybridDrafter(DraftModel(small(), clock=milliseconds))
+        return HybridDrafter(ModelDrafter(small(), clock=milliseconds))
     if name not in REMEMBERING:
         return make_drafter(GARBAGE if name == USER else name, vocabulary=LineTokenizer(small().n_vocab))
     memory = Memory()

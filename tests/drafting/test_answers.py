@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.drafting.draft import MarginalCost
-from ngramspec.drafting.draft_model.draft_model import DraftModel
+from ngramspec.drafting.draft import Ask, MarginalCost
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.answers import RejectedRowPredictions
 from ngramspec.drafting.mixture.drafter import CHEAP, ROWS, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -97,7 +97,7 @@ def test_mixture_without_answers_keeps_drafts() -> None:
     one.begin(text[:6])
     other.begin(text[:6])
     for token in text[6:]:
-        a, b = one.propose(8, price=FREE), other.propose(8, price=DEAR)
+        a, b = one.propose(Ask(8, price=FREE)), other.propose(Ask(8, price=DEAR))
         n = min(len(a), len(b))
         assert a.tokens[:n] == b.tokens[:n]
         assert a.acceptance_probs[:n] == b.acceptance_probs[:n]
@@ -108,18 +108,18 @@ def test_mixture_without_answers_keeps_drafts() -> None:
 @pytest.mark.parametrize("beside_a_model", [False, True])
 def test_drafter_wants_logits_only_of_cheap_drafts(beside_a_model: bool) -> None:
     """The source of a rejected guess has no influence."""
-    drafter = HybridDrafter(DraftModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
+    drafter = HybridDrafter(ModelDrafter(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1])
     assert not drafter.wants_logits
-    drafter.propose(2, price=DEAR)
+    drafter.propose(Ask(2, price=DEAR))
     assert not drafter.wants_logits
-    draft = drafter.propose(2, price=FREE)
+    draft = drafter.propose(Ask(2, price=FREE))
     assert drafter.wants_logits
     assert beside_a_model or draft.tokens == (2, 3)
     drafter.observe_logits([1, 2, 3], rows_to([2, 9, 77], 100), 1)
     drafter.accept([2, 9])
     assert not drafter.wants_logits
-    drafter.propose(1, price=FREE)
+    drafter.propose(Ask(1, price=FREE))
     assert 77 in drafter.guesser.distribution(0)
 
 
@@ -129,7 +129,7 @@ def test_mixture_limits_logits_it_reads_by_their_cost(monkeypatch: pytest.Monkey
     drafter.begin([1, 2])
 
     def worth_reading(price: MarginalCost) -> int:
-        drafter.propose(2, price=price)
+        drafter.propose(Ask(2, price=price))
         assert drafter.wants_logits == (drafter._max_rows > 0)
         return drafter._max_rows
 

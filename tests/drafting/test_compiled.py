@@ -13,7 +13,7 @@ from support.uncompiled import plain_modules
 
 from ngramspec.decoding.branches import BranchFinder
 from ngramspec.drafting import token_index
-from ngramspec.drafting.draft import Chooser, MarginalCost
+from ngramspec.drafting.draft import Ask, Chooser, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
@@ -61,7 +61,7 @@ class Pair:
             return None if how == "greedy" else lambda _, weights: rng.choice(list(weights))
 
         one, other = (
-            drafter.propose(limit, picking(), fixed_length=how == "blind", price=price and kind(*price))
+            drafter.propose(Ask(limit, picking(), fixed_length=how == "blind", price=price and kind(*price)))
             for drafter, kind in zip(self.drafters, (MarginalCost, PLAIN["draft"].MarginalCost), strict=True)
         )
         assert (one.tokens, one.match_lengths) == (other.tokens, other.match_lengths)

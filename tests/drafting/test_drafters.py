@@ -21,9 +21,8 @@ from support.mock_target import MockTarget, rows_to
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter, predictor
 from ngramspec.drafting.baselines import suffix
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Ask, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.draft_model import call_plan, passes
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
@@ -46,7 +45,7 @@ def made(name: str) -> Drafter:
     if name == "model":
         return ModelDrafter(MockTarget(WORDS, peak=1.5))
     if name == "hybrid":
-        return HybridDrafter(DraftModel(MockTarget(WORDS, peak=1.5)))
+        return HybridDrafter(ModelDrafter(MockTarget(WORDS, peak=1.5)))
     return make_drafter(name, vocabulary=LineTokenizer(WORDS))
 
 
@@ -66,7 +65,7 @@ def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
     text = [rng.randrange(WORDS) for _ in range(60)]
     drafter.begin(text)
     for turn in range(15):
-        draft = drafter.propose(4, picker(rng) if turn % 3 else None, fixed_length=turn % 3 == 2)
+        draft = drafter.propose(Ask(4, picker(rng) if turn % 3 else None, fixed_length=turn % 3 == 2))
         tokens = [rng.randrange(WORDS) for _ in range(rng.randrange(1, 4))]
         if wrong and draft.tokens:
             tokens[0] = (draft.tokens[0] + 1) % WORDS
@@ -84,14 +83,14 @@ def read_loop(name: str) -> Drafter:
     drafter.begin(LOOP)
     last = LOOP[-1]
     for _ in range(8):
-        evaluated = [last, *drafter.propose(3).tokens]
+        evaluated = [last, *drafter.propose(Ask(3)).tokens]
         answers = [(token + 1) % WORDS for token in evaluated]
         accepted = next((i for i, token in enumerate(evaluated[1:]) if token != answers[i]), len(evaluated) - 1)
         if drafter.wants_logits:
             drafter.observe_logits(evaluated, rows_to(answers, WORDS), accepted)
         drafter.accept(answers[: accepted + 1])
         last = answers[accepted]
-    assert drafter.propose(3), "a drafter should have a guess in a loop"
+    assert drafter.propose(Ask(3)), "a drafter should have a guess in a loop"
     return drafter
 
 
@@ -143,7 +142,7 @@ def test_propose_with_chooser_reports_true_q_of_all_drawn_tokens(
         drawn.append((offset, rng.choice(list(weights))))
         return drawn[-1][1]
 
-    draft = drafter.propose(limit, choose, fixed_length=fixed_length, price=price)
+    draft = drafter.propose(Ask(limit, choose, fixed_length=fixed_length, price=price))
     assert len(draft) <= limit
     if name != "hybrid":  # "hybrid" draws from two sources at a position.
         assert list(enumerate(draft.tokens)) == drawn
@@ -165,7 +164,7 @@ def test_propose_with_fixed_length_ignores_drawn_tokens(
     """For rejection sampling, the estimates that determine the length must not depend on the drawn tokens."""
     drafter = practised(name, seed)
     choosers = [likeliest, lambda _, w: min(w, key=lambda token: w[token]), *[picker(random.Random(seed))] * 8]
-    drafts = [drafter.propose(limit, choose, fixed_length=True, price=price) for choose in choosers]
+    drafts = [drafter.propose(Ask(limit, choose, fixed_length=True, price=price)) for choose in choosers]
     assert len({(draft.source, draft.acceptance_probs) for draft in drafts}) == 1
     if name not in ("mixture", "memory", "hybrid"):  # Their most likely chain limits the length.
         assert all(len(draft.acceptance_probs) == (limit if draft else 0) for draft in drafts)
@@ -176,9 +175,9 @@ def test_propose_with_fixed_length_ignores_drawn_tokens(
 def test_propose_with_price_ends_draft_when_extension_cannot_pay(name: str, seed: int, drawn: bool) -> None:
     drafter = practised(name, seed)
     choose = likeliest if drawn else None
-    whole = drafter.propose(15, choose)
+    whole = drafter.propose(Ask(15, choose))
     for worth, slopes in ((1.0, [0.02] * 64), (1.5, [0.1] * 64), (1.0, [0.4] * 64), (3.0, [0.01] * 3 + [9.0] * 61)):
-        draft = drafter.propose(15, choose, price=MarginalCost(worth, slopes))
+        draft = drafter.propose(Ask(15, choose, price=MarginalCost(worth, slopes)))
         reach = np.cumprod(draft.acceptance_probs)
         floor = worth * np.array(slopes[1 : len(draft) + 1])
         assert draft.tokens == whole.tokens[: len(draft)]
@@ -190,7 +189,7 @@ def test_propose_with_price_ends_draft_when_extension_cannot_pay(name: str, seed
 def test_propose_rejects_choice_outside_distribution(name: str) -> None:
     drafter = read_loop(name)
     with pytest.raises(ValueError, match=r"9.* not "):
-        drafter.propose(3, lambda *_: 9)
+        drafter.propose(Ask(3, lambda *_: 9))
 
 
 # --------------------------------------------------------------------------- learning
@@ -203,12 +202,12 @@ def test_accept_returns_correct_count_and_propose_is_repeatable(
 ) -> None:
     def propose(drafter: Drafter) -> tuple[Any, ...]:
         choose = None if how == "greedy" else picker(random.Random(seed))
-        draft = drafter.propose(limit, choose, fixed_length=how == "blind")
+        draft = drafter.propose(Ask(limit, choose, fixed_length=how == "blind"))
         return draft.tokens, draft.q, draft.match_lengths, draft.context_counts, draft.acceptance_probs
 
     asked, once = practised(name, seed), practised(name, seed)
-    asked.propose(limit)
-    asked.propose(20, likeliest, fixed_length=True)
+    asked.propose(Ask(limit))
+    asked.propose(Ask(20, likeliest, fixed_length=True))
     draft, other = propose(asked), propose(once)
     assert draft == other
     tokens = draft[0]
@@ -223,7 +222,7 @@ def test_accept_returns_correct_count_and_propose_is_repeatable(
 def kinds(drafter: Drafter, limit: int) -> list[Draft]:
     """Return a draft of every kind."""
     options: list[dict[str, Any]] = [{}, {"choose": likeliest}, {"choose": likeliest, "fixed_length": True}]
-    return [drafter.propose(limit, **each) for each in options]
+    return [drafter.propose(Ask(limit, **each)) for each in options]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # Its model guesses in any text.
@@ -236,20 +235,20 @@ def test_propose_without_known_context_returns_empty_draft(name: str) -> None:
         assert drafter.accept([]) == 0
     if name in LOOP_DRAFTERS:
         drafter.accept([5])
-        assert not drafter.propose(2)
+        assert not drafter.propose(Ask(2))
         drafter.accept([7, 8, 10])
-        assert drafter.propose(2).tokens[:1] == (5,)
+        assert drafter.propose(Ask(2)).tokens[:1] == (5,)
 
 
 @pytest.mark.parametrize("name", LOOP_DRAFTERS)
 def test_begin_of_next_text_forgets_tokens_and_keeps_estimates(name: str) -> None:
     drafter = made(name)
     drafter.begin(LOOP)
-    first = drafter.propose(3)
+    first = drafter.propose(Ask(3))
     assert first.tokens == (1, 2, 3)
     text = list(LOOP)
     for _ in range(40):
-        draft = drafter.propose(3)
+        draft = drafter.propose(Ask(3))
         assert draft.tokens == tuple(text[-4 : -4 + len(draft)])
         text += draft.tokens
         assert drafter.accept(draft.tokens) == len(draft) > 0
@@ -260,7 +259,7 @@ def test_begin_of_next_text_forgets_tokens_and_keeps_estimates(name: str) -> Non
         assert draft.tokens == first.tokens
         assert draft.acceptance_probs[0] > first.acceptance_probs[0]
     for limit in (1, 2, 15):
-        assert drafter.propose(limit).tokens == tuple(LOOP[:limit])
+        assert drafter.propose(Ask(limit)).tokens == tuple(LOOP[:limit])
 
 
 @pytest.mark.parametrize("name", LOOP_DRAFTERS)
@@ -269,7 +268,7 @@ def test_propose_after_wrong_drafts_shortens_draft(name: str) -> None:
     drafter = made(name)
     drafter.begin([rng.randrange(WORDS) for _ in range(300)])
     for _ in range(300):
-        drafter.accept([(drafter.propose(4).tokens[0] + 1) % WORDS])
-    draft = drafter.propose(15)
+        drafter.accept([(drafter.propose(Ask(4)).tokens[0] + 1) % WORDS])
+    draft = drafter.propose(Ask(15))
     assert draft.acceptance_probs[0] < 0.2
     assert len(draft) <= 3

@@ -13,10 +13,10 @@ from support.decoder_loop import CLOCK, make_decoder, milliseconds, pass_seconds
 from support.mock_shared import MockShared
 from support.mock_target import Blurred, MockTarget, plain_generate
 
-from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft import Ask, MarginalCost
 from ngramspec.drafting.draft_model.agreement import CONSENSUS, MODEL, NGRAMS, AgreementModel
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
@@ -34,7 +34,7 @@ def target(n_vocab: int = N, **options: Any) -> MockTarget:
 
 
 def hybrid(model: MockTarget) -> HybridDrafter:
-    return HybridDrafter(DraftModel(model, clock=milliseconds))
+    return HybridDrafter(ModelDrafter(model, clock=milliseconds))
 
 
 def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **options: Any) -> Stats:
@@ -62,7 +62,7 @@ def test_hybrid_skips_expensive_model_and_unneeded_calls() -> None:
 
 def test_hybrid_with_repeated_request_does_not_call_model() -> None:
     model = draft_model(slow=0.02e-3)
-    mock, drafter = target(), HybridDrafter(DraftModel(model, clock=milliseconds), TextIndexSet())
+    mock, drafter = target(), HybridDrafter(ModelDrafter(model, clock=milliseconds), TextIndexSet())
     count(mock, drafter, [1, 2], 60)
     passes = model.passes
     stats = count(mock, drafter, [1, 2], 60)
@@ -80,7 +80,7 @@ def test_hybrid_without_possible_gain_does_not_call_model() -> None:
         drafter.begin([*range(30)])
         drafter.accept([31])
         costs = [0.0, *(first + 0.01 * length for length in range(1, 12))]
-        drafter.propose(10, price=MarginalCost(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs))
+        drafter.propose(Ask(10, price=MarginalCost(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs)))
         asked.append(model.passes > 0)
     assert asked == [True, False]
 
@@ -110,7 +110,7 @@ def test_hybrid_combines_n_grams_and_model_in_one_draft() -> None:
     drafter = hybrid(Scripted(N))
     drafter.begin(prompt)
     price = MarginalCost(1.5, [0.05] * 20)
-    assert drafter.propose(12, price=price).tokens[:8] == (6, 7, 8, 20, 21, 22, 23, 24)
+    assert drafter.propose(Ask(12, price=price)).tokens[:8] == (6, 7, 8, 20, 21, 22, 23, 24)
 
 
 @pytest.mark.parametrize(("stake", "asked"), [(0.2, False), (20.0, True)])
@@ -121,13 +121,13 @@ def test_hybrid_calls_lagging_model_within_loss_budget(stake: float, asked: bool
     drafter.begin([*range(30)])
     for token in range(30, 40):
         drafter.accept([token])
-    drafter.propose(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0))  # The mock's clock counts passes.
+    drafter.propose(Ask(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0)))  # The mock's clock counts passes.
     text = [31, 32, 33, 34] * 40
     for at in range(0, 160, 4):
         drafter.accept(text[at : at + 4])
     drafter.accept([8])
     assert (before := model.passes) > 0
-    draft = drafter.propose(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0, loss_budget=stake))
+    draft = drafter.propose(Ask(4, price=MarginalCost(1.0, [0.05] * 10, seconds=1.0, loss_budget=stake)))
     assert (model.passes > before) == asked
     assert not asked or draft.tokens[0] == int(model.row([*range(40), *text, 8]).argmax())
 
@@ -142,7 +142,7 @@ def test_hybrid_model_answers_follow_text_and_chain(replays: bool) -> None:
     drafter.begin(text)
     asked = replaced = 0
     for _ in range(60):
-        draft = drafter.propose(8, price=MarginalCost(1.2, [0.1] * 10))
+        draft = drafter.propose(Ask(8, price=MarginalCost(1.2, [0.1] * 10)))
         chain = [guess.token for guess in drafter._chain]
         for at, (_, _, guess, answer, better) in drafter._observations:
             assert answer == int(model.row([*text, *chain[:at]]).argmax())
@@ -161,13 +161,13 @@ def test_hybrid_with_unreadable_text_drafts_with_n_grams() -> None:
     for model in (draft_model(20), draft_model(n_ctx=16)):
         drafter = hybrid(model)
         drafter.begin([31, 32, 33, 34] * 8 + [31])
-        assert drafter.propose(3).tokens == (32, 33, 34)
+        assert drafter.propose(Ask(3)).tokens == (32, 33, 34)
         assert model.passes == 0
 
 
 def test_hybrid_beside_uses_next_sequence_and_shares_learning() -> None:
     small = MockShared(3, n_vocab=N, peak=6.0, clock=CLOCK)
-    first = HybridDrafter(DraftModel(small.sequences[0], clock=milliseconds, shared_model=small))
+    first = HybridDrafter(ModelDrafter(small.sequences[0], clock=milliseconds, shared_model=small))
     drafters = [first, first.clone_for_sequence(), first.clone_for_sequence()]
     assert [drafter.model.model for drafter in drafters] == small.sequences
     assert all(drafter.model._passes is first.model._passes for drafter in drafters)
@@ -175,19 +175,19 @@ def test_hybrid_beside_uses_next_sequence_and_shares_learning() -> None:
     drafts = set()
     for drafter in (*drafters, first.fresh_copy(), first):
         drafter.begin(prompt)
-        drafts.add(drafter.propose(6).tokens)
+        drafts.add(drafter.propose(Ask(6)).tokens)
     assert len(drafts) == 1
     for _ in range(30):  # Failures of one drafter lower the others' chances.
         first.begin(prompt)
-        first.propose(6)
+        first.propose(Ask(6))
         first.accept([0])
     drafters[1].begin(prompt)
-    unlikely = drafters[1].propose(6).acceptance_probs[0]
+    unlikely = drafters[1].propose(Ask(6)).acceptance_probs[0]
     with pytest.raises(ValueError, match="no free sequence"):
         first.clone_for_sequence()
     other = hybrid(MockTarget(N, peak=6.0, clock=CLOCK))
     other.begin(prompt)
-    assert unlikely < other.propose(6).acceptance_probs[0]
+    assert unlikely < other.propose(Ask(6)).acceptance_probs[0]
 
 
 # --------------------------------------------------------------------------- gain of a call

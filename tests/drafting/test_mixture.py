@@ -12,7 +12,7 @@ import pytest
 from support.memories import make_document, open_store
 
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft import Ask, MarginalCost
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, TextIndexSet
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -27,9 +27,9 @@ def test_mixture_draft_length_keeps_within_limit_and_price() -> None:
     drafter = MixtureDrafter()
     drafter.begin([1, 2, 3, 4] * 20)
     for limit in (62, 63, 64, 10**6):
-        assert len(drafter.propose(limit)) == min(limit, LONGEST)
+        assert len(drafter.propose(Ask(limit))) == min(limit, LONGEST)
     # The price has slopes for only this many tokens.
-    assert len(drafter.propose(20, price=MarginalCost(0.0, [0.01] * 6))) == 5
+    assert len(drafter.propose(Ask(20, price=MarginalCost(0.0, [0.01] * 6)))) == 5
 
 
 @pytest.mark.parametrize("fixed_length", [False, True])
@@ -44,7 +44,7 @@ def test_mixture_estimates_of_drawn_tokens_are_calibrated(fixed_length: bool) ->
 
     predicted = right = count = 0.0
     for step in range(3000):
-        draft = drafter.propose(1, draw, fixed_length=fixed_length)
+        draft = drafter.propose(Ask(1, draw, fixed_length=fixed_length))
         token = rng.randrange(2)
         if step >= 1000:
             count += 1
@@ -63,7 +63,7 @@ def test_mixture_learns_tokens_without_guesses_before_next_draft() -> None:
         assert late.accept([token]) == 0
     assert late.guesser.text() == TEXT[:50]
     early.guesser.accept(TEXT[50:70])
-    assert late.propose(8) == early.propose(8)
+    assert late.propose(Ask(8)) == early.propose(Ask(8))
     assert late.guesser.text() == TEXT[:70]
     late.accept([7])
     late.begin(NOVEL)
@@ -89,7 +89,7 @@ def test_mixture_memory_stores_repeated_conversation_once() -> None:
     assert [t for t in tokens if t >= 0] == talk
     assert tokens.count(NOVEL[30]) == 1
     drafter.begin([4, 5, 6, *NOVEL[20:23]])
-    assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
+    assert drafter.propose(Ask(5)).tokens == tuple(NOVEL[23:28])
     with pytest.raises(ValueError, match="one sequence at a time"):
         drafter.clone_for_sequence()
 
@@ -100,9 +100,9 @@ def test_mixture_with_given_memory_reads_without_changing_it() -> None:
     drafter.begin(NOVEL)
     drafter.accept([1, 2])
     drafter.begin(NOVEL[20:23])
-    assert drafter.propose(5).tokens == ()  # Its owner did not enable the memory.
+    assert drafter.propose(Ask(5)).tokens == ()  # Its owner did not enable the memory.
     memory.add_text(NOVEL)
-    assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
+    assert drafter.propose(Ask(5)).tokens == tuple(NOVEL[23:28])
     drafter.begin([])
     assert memory.indexes[-1].size == len(NOVEL) + 1
 
@@ -114,10 +114,10 @@ def test_mixture_with_store_follows_its_updates_at_next_text(tmp_path: Path) -> 
     for drafter in (first, first.clone_for_sequence()):
         store.update(lambda _: [make_document("new", text)])
         drafter.begin(text[20:23])
-        assert drafter.propose(5).tokens == tuple(text[23:28])
+        assert drafter.propose(Ask(5)).tokens == tuple(text[23:28])
         store.clear()
         drafter.begin(text[20:23])
-        assert drafter.propose(5).tokens == ()
+        assert drafter.propose(Ask(5)).tokens == ()
 
 
 def test_memory_drafter_uses_only_its_memory() -> None:
@@ -126,9 +126,9 @@ def test_memory_drafter_uses_only_its_memory() -> None:
     drafter = make_drafter("memory", memory=memory)
     drafter.begin([100, 101, 102, 103] * 5)
     drafter.accept([100, 101, 102])  # From here on, the drafter could follow a position of the request.
-    assert not drafter.propose(4).tokens
+    assert not drafter.propose(Ask(4)).tokens
     drafter.begin([5, 6, 7])
-    assert drafter.propose(3).tokens[:2] == (8, 9)
+    assert drafter.propose(Ask(3)).tokens[:2] == (8, 9)
     assert not drafter.wants_logits
 
 
@@ -140,7 +140,7 @@ def test_mixture_memory_keeps_size_within_limit(monkeypatch: pytest.MonkeyPatch)
     for number in range(50):
         memory.add_text([number, 1, 2, 3, 4, 5, 6, 7, 8])
         assert memory.indexes[-1].size <= 110
-        assert drafter.propose(4).tokens == (4, 5, 6, 7)
+        assert drafter.propose(Ask(4)).tokens == (4, 5, 6, 7)
 
 
 # --------------------------------------------------------------------------- stored estimators
@@ -150,7 +150,7 @@ def practised(drafter: Any, text: list[int] = TEXT) -> Any:
     """Return the drafter after some correct drafts."""
     drafter.begin(text[:100])
     for token in text[100:160]:
-        drafter.propose(4)
+        drafter.propose(Ask(4))
         drafter.accept([token])
     return drafter
 
@@ -176,11 +176,11 @@ def test_mixture_begin_resets_to_packaged_estimators() -> None:
     # In a first request, a copy of 20 earlier tokens is already likely to continue.
     first = MixtureDrafter()
     first.begin([*range(100, 160), 7, *range(100, 120)])
-    draft = first.propose(8)
+    draft = first.propose(Ask(8))
     assert draft.tokens == tuple(range(120, 128))
     assert min(draft.acceptance_probs) > 0.7
     first.begin([1, 2, 3, 4, 1])
-    assert first.propose(1).acceptance_probs[0] < 0.5
+    assert first.propose(Ask(1)).acceptance_probs[0] < 0.5
 
 
 def test_mixture_in_new_process_loads_saved_state(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_mixture_in_new_process_loads_saved_state(tmp_path: Path) -> None:
     assert same(arrays(following), arrays(last))
     for drafter in (following, stranger):
         drafter.begin(TEXT[:100])
-    ours, theirs = following.propose(4), stranger.propose(4)
+    ours, theirs = following.propose(Ask(4)), stranger.propose(Ask(4))
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     assert path.stat().st_size < 100_000
@@ -292,7 +292,7 @@ def test_mixture_beside_starts_fresh_and_leaves_other_unchanged() -> None:
         drafter.begin(TEXT[:50])
     assert same(dict(other.guesser.global_weights()), dict(stranger.guesser.global_weights()))
     assert same(arrays(other), arrays(one))
-    ours, theirs = other.propose(8), stranger.propose(8)
+    ours, theirs = other.propose(Ask(8)), stranger.propose(Ask(8))
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     practised(other)

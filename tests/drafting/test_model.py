@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, DraftModelGain, ModelPasses
 from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import MarginalCost
+from ngramspec.drafting.draft import Ask, MarginalCost
 from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
-from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, DraftModelGain, ModelPasses
 from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
@@ -40,7 +40,7 @@ def test_model_drafter_drafts_greedy_text_and_reports_entropy() -> None:
     model = MockTarget(40, peak=8.0)
     drafter = ModelDrafter(model, n_vocab=39)
     drafter.begin(PROMPT)
-    draft = drafter.propose(6)
+    draft = drafter.propose(Ask(6))
     assert draft.tokens == tuple(greedy_text(model, PROMPT, 6))
     assert (draft.source, draft.q, len(draft.acceptance_probs)) == ("model", (), 6)
     # The model does not evaluate the last guess, since no guess follows it.
@@ -56,12 +56,12 @@ def test_model_drafter_estimate_starts_at_model_and_learns() -> None:
     drafter.begin(PROMPT)
     row = model.row(PROMPT)
     p = float(np.exp(row.max()) / np.exp(row).sum())
-    first = drafter.propose(1).acceptance_probs[0]
+    first = drafter.propose(Ask(1)).acceptance_probs[0]
     assert first == pytest.approx(p, abs=0.01)  # The map is linear between its points.
     for _ in range(80):
-        assert drafter.accept([(drafter.propose(1).tokens[0] + 1) % 40]) == 0
+        assert drafter.accept([(drafter.propose(Ask(1)).tokens[0] + 1) % 40]) == 0
         drafter.begin(PROMPT)
-    assert drafter.propose(1).acceptance_probs[0] < 0.7 * first
+    assert drafter.propose(Ask(1)).acceptance_probs[0] < 0.7 * first
 
 
 @pytest.mark.parametrize("replays", [False, True])
@@ -72,11 +72,11 @@ def test_model_drafter_after_any_rejection_drafts_from_correct_cache(replays: bo
     drafter.begin(PROMPT)
     text = list(PROMPT)
     for drafted, right in [(n, k) for n in range(1, 6) for k in range(n + 1)] * 3:
-        guesses = drafter.propose(drafted).tokens
+        guesses = drafter.propose(Ask(drafted)).tokens
         own = (greedy_text(model, [*text, *guesses[:right]], 1)[0] + (right < drafted)) % 40
         text += [*guesses[:right], own]
         assert drafter.accept([*guesses[:right], own]) == right
-        assert drafter.propose(3).tokens == tuple(greedy_text(model, text, 3))
+        assert drafter.propose(Ask(3)).tokens == tuple(greedy_text(model, text, 3))
         assert model.tokens[: len(text)] == text
         drafter.accept([own])
         text.append(own)
@@ -86,17 +86,17 @@ def test_model_drafter_after_draft_evaluates_only_new_tokens() -> None:
     model = MockTarget(40, peak=8.0)
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
-    guesses = drafter.propose(4).tokens
+    guesses = drafter.propose(Ask(4)).tokens
     assert drafter.prefill_seconds > 0, "no draft is to blame for reading the prompt"
     model.batches.clear()
     model.prefill_sizes.clear()
     drafter.accept([*guesses, 7])
-    drafter.propose(2)
+    drafter.propose(Ask(2))
     # One prefill evaluates the last guess and the target's token, without logits in between; then one guess follows.
     assert (model.prefill_sizes, model.batches) == ([2], [1])
     model.batches.clear()
     drafter.accept([9])
-    drafter.propose(1)
+    drafter.propose(Ask(1))
     assert model.batches == [1]
     assert drafter.prefill_seconds == 0
 
@@ -108,32 +108,32 @@ def test_model_drafter_next_text_reuses_common_prefix() -> None:
         drafter.begin(prompt)
         model.prefill_sizes.clear()
         model.batches.clear()
-        assert drafter.propose(1).tokens == tuple(greedy_text(model, prompt, 1))
+        assert drafter.propose(Ask(1)).tokens == tuple(greedy_text(model, prompt, 1))
         assert sum(model.prefill_sizes) + sum(model.batches) == new
 
 
 def test_model_drafter_with_full_context_or_unknown_token_stops() -> None:
     drafter = ModelDrafter(MockTarget(40, n_ctx=8, slack=0))
     drafter.begin(PROMPT)
-    assert [len(drafter.propose(9)), drafter.accept([1, 2]), len(drafter.propose(9))] == [4, 0, 2]
+    assert [len(drafter.propose(Ask(9))), drafter.accept([1, 2]), len(drafter.propose(Ask(9)))] == [4, 0, 2]
     drafter.accept([3, 4])
-    assert len(drafter.propose(9)) == 0
+    assert len(drafter.propose(Ask(9))) == 0
     drafter = ModelDrafter(MockTarget(40))
     drafter.begin([1, 40])
-    assert len(drafter.propose(4)) == 0
+    assert len(drafter.propose(Ask(4))) == 0
     drafter.begin([1, 2])
     drafter.accept([3, 99])
-    assert len(drafter.propose(4)) == 0
+    assert len(drafter.propose(Ask(4))) == 0
     drafter.begin([])
-    assert len(drafter.propose(4)) == 0
+    assert len(drafter.propose(Ask(4))) == 0
 
 
 def test_model_drafter_drafts_only_tokens_of_target() -> None:
     drafter = ModelDrafter(MockTarget(60, peak=8.0), n_vocab=20)
     drafter.begin([3, 1, 4])
-    tokens = [token for _ in range(20) for token in (*drafter.propose(8).tokens, drafter.accept([5]))]
+    tokens = [token for _ in range(20) for token in (*drafter.propose(Ask(8)).tokens, drafter.accept([5]))]
     assert max(tokens) < 20
-    assert max(drafter.propose(1, likeliest).q[0]) < 20
+    assert max(drafter.propose(Ask(1, likeliest)).q[0]) < 20
 
 
 def test_model_drafter_rejects_model_without_rollback() -> None:
@@ -148,8 +148,8 @@ def test_model_drafter_with_bad_logits_ends_draft() -> None:
 
     drafter = ModelDrafter(Broken(40))
     drafter.begin(PROMPT)
-    assert len(drafter.propose(9)) == 2
-    assert len(drafter.propose(9, likeliest)) == 2
+    assert len(drafter.propose(Ask(9))) == 2
+    assert len(drafter.propose(Ask(9, likeliest))) == 2
     for row in ([-math.inf] * 4, [0.0, math.nan, 0.0, 0.0]):
         assert model_guess(np.array(row), 0, None, Sampling()) is None
 
@@ -160,7 +160,7 @@ def test_model_drafter_q_equals_distribution_at_target_temperature() -> None:
     for temperature, min_p in ((0.2, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.2), (1.0, 0.4)):
         drafter.set_sampling(Sampling(temperature, min_p=min_p))
         drafter.begin(PROMPT)
-        law = drafter.propose(1, likeliest).q[0]
+        law = drafter.propose(Ask(1, likeliest)).q[0]
         row = model.row(PROMPT).astype(np.float64)
         full = np.exp((row - row.max()) / temperature)
         order = np.argsort(-row)
@@ -292,7 +292,7 @@ def test_model_drafter_probes_rarely_and_resumes_when_it_pays() -> None:
     def follow(passes: int, wrong: int) -> list[bool]:
         asked = []
         for _ in range(passes):
-            asked.append(len(drafter.propose(8, price=price)) > 0)
+            asked.append(len(drafter.propose(Ask(8, price=price))) > 0)
             token = (greedy_text(model, text, 1)[0] + wrong) % 60
             drafter.accept([token])
             text.append(token)
@@ -324,7 +324,7 @@ def test_model_drafter_after_long_text_prefills_prompt_immediately() -> None:
     read = []
     for text in (3, 200, 3):
         drafter.begin(prompt)
-        drafter.propose(4, price=price)
+        drafter.propose(Ask(4, price=price))
         read.append(len(model.tokens) >= 400)
         for _ in range(text):
             drafter.accept([1])

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from ngramspec.drafting import predictor
 from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB
 from ngramspec.drafting.baselines.target_logits import FILLER, NasdDrafter
-from ngramspec.drafting.draft import Draft
-from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.drafting.predictor import Continuations, CountTable, NGramPredictor, roll
+from ngramspec.drafting.draft import Ask, Draft
+from ngramspec.drafting.predictor import Continuations, CountTable, NGramDrafter, NGramPredictor, roll
 
 SEEDS = st.integers(0, 10**6)
 # With three letters, every context soon has several continuations, some of them equally frequent.
@@ -226,7 +225,7 @@ def test_ngram_drafter_counts_prompt_and_response(prompt: list[int], answers: li
             drafter.begin(text)
             for number, tokens in enumerate(answers):
                 if number % 3:
-                    check_counted(drafter.propose(5), reference(text, drafter.predictor.max_order, 5))
+                    check_counted(drafter.propose(Ask(5)), reference(text, drafter.predictor.max_order, 5))
                 drafter.accept(tokens)
                 text.extend(tokens)
 
@@ -239,7 +238,7 @@ def test_nasd_drafter_counts_likely_and_emitted_tokens(seed: int, prompt: list[i
     drafter.begin(prompt)
     events = [(text[:i], token) for i, token in enumerate(text)]
     for _ in range(10):
-        draft = drafter.propose(4)
+        draft = drafter.propose(Ask(4))
         check_counted(draft, counted(events, text, 4, 4))
         rows = rng.standard_normal((1 + len(draft), 5)).astype(np.float32)
         if seen := bool(rng.random() < 0.8):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ngramspec.drafting.mixture import same_requests
+from ngramspec.drafting.draft import Ask
+from ngramspec.drafting.mixture import history
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
-from ngramspec.drafting.mixture.same_requests import CERTAIN, AnswerStore
+from ngramspec.drafting.mixture.history import CERTAIN, AnswerStore
 from ngramspec.sampling.settings import Sampling
 
 PROMPT = [1, 2, 3]
@@ -76,8 +77,8 @@ def test_continuation_after_wrong_answers_returns_only_repeated_ones() -> None:
 
 
 def test_answer_store_limits_requests_and_answer_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_requests, "REQUESTS", 2)
-    monkeypatch.setattr(same_requests, "LONGEST", 30)
+    monkeypatch.setattr(history, "REQUESTS", 2)
+    monkeypatch.setattr(history, "LONGEST", 30)
     store = AnswerStore()
     for first in (1, 5, 6):
         answered(store, ANSWER, [first, 2, 3])
@@ -95,5 +96,5 @@ def test_drafter_without_memory_or_sampling_stores_no_answers() -> None:
                 drafter.set_sampling(GREEDY)
             drafter.begin(PROMPT)
             drafter.accept(ANSWER[:1])
-            assert not drafter.propose(8).repeats
+            assert not drafter.propose(Ask(8)).repeats
             drafter.accept(ANSWER[1:])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB
 from ngramspec.drafting.baselines.suffix import CLEARLY, MAX_COUNTED, SuffixAutomaton, SuffixDrafter
+from ngramspec.drafting.draft import Ask
 
 LETTERS = st.sampled_from([range(2), range(4), range(9), (0, 7, 150_000, 2**31 - 2)])
 SIZES = st.integers(0, 60)
@@ -134,7 +135,7 @@ def test_suffix_drafter_equals_naive_search(text: list[int], more: list[list[int
     for emitted in ([], *more):
         drafter.accept(emitted)
         text = [*text, *emitted]
-        draft = drafter.propose(8)
+        draft = drafter.propose(Ask(8))
         tokens, matches = expected_draft(text, 8)
         assert list(draft.tokens) == tokens[: len(draft)]
         assert list(draft.match_lengths) == matches[: len(draft)]
@@ -148,11 +149,11 @@ def test_suffix_drafter_uses_context_of_any_length() -> None:
     drafter = SuffixDrafter()
     for before, draft in ((0, (1000, 401, 1)), (17, (1017, 401, 1)), (39, (1039, 401, 1)), (77, (1039, 400, 40))):
         drafter.begin([*text, before, *same])
-        found = drafter.propose(1)
+        found = drafter.propose(Ask(1))
         assert (*found.tokens, *found.match_lengths, *found.context_counts) == draft
 
 
 def test_suffix_drafter_prefers_latest_unless_other_is_clearly_ahead() -> None:
     drafter = SuffixDrafter()
     drafter.begin([10, 5, 7, 11, 5, 7, 12, 5, 7, 20, 5, 8, 21, 5, 8, 30, 5])  # 7 three times, then 8 twice
-    assert drafter.propose(1).tokens == (8,)
+    assert drafter.propose(Ask(1)).tokens == (8,)

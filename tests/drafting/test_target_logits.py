@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from ngramspec.drafting.baselines.target_logits import (
     SuccessorDrafter,
     top_two,
 )
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft import Ask, Draft
 from ngramspec.instruments.replay.replay import Replay
 
 FREE = make_fixed_curve({1: 1.0, 64: 1.0})
@@ -63,14 +62,14 @@ def test_observe_logits_ignores_nan_and_infinite_values() -> None:
     drafter.begin([1])
     drafter.observe_logits([1], rows_to([2]))
     drafter.observe_logits([1], np.full((1, 12), NAN, np.float32))
-    assert drafter.propose(1).tokens == (2,)
+    assert drafter.propose(Ask(1)).tokens == (2,)
     drafter = LookaheadDrafter()
     drafter.begin([5])
     rows = rows_to([1, 2, 3])
     rows[1] = NAN
     drafter.observe_logits([5, 7, 8], rows)
     drafter.accept([1])
-    assert drafter.propose(2).tokens == (1, 3), "nothing is expected at the first position"
+    assert drafter.propose(Ask(2)).tokens == (1, 3), "nothing is expected at the first position"
 
 
 @given(seed=SEEDS, n_vocab=st.integers(3, 9))
@@ -82,7 +81,7 @@ def test_recycle_drafts_chain_of_latest_best_successors(seed: int, n_vocab: int)
         text = rng.integers(n_vocab, size=3).tolist()
         drafter.begin(text)
         for turn in range(10):
-            draft = drafter.propose(8)
+            draft = drafter.propose(Ask(8))
             chain = [text[-1]]
             while chain[-1] in successor and len(chain) <= 8:
                 chain.append(successor[chain[-1]])
@@ -106,7 +105,7 @@ def test_recycle_with_repeated_successor_increases_probability() -> None:
         for _ in range(times):
             drafter.observe_logits([1], rows_to([2]))
         drafter.begin([1])
-        chances += drafter.propose(1).acceptance_probs
+        chances += drafter.propose(Ask(1)).acceptance_probs
     assert chances == sorted(set(chances))
 
 
@@ -147,7 +146,7 @@ def test_lookahead_drafts_tokens_of_reference_rule(seed: int, limit: int, n_voca
         drafter.begin(text)
         trajectory: list[int] = []
         for turn in range(6):
-            draft = drafter.propose(limit)
+            draft = drafter.propose(Ask(limit))
             expected = expected_window(evaluated, trajectory, text, limit)
             assert (draft.tokens, draft.match_lengths) == (expected.tokens, expected.match_lengths)
             if (request, turn) == (2, 0):  # another model
@@ -173,8 +172,8 @@ def test_lookahead_trusts_long_contexts() -> None:
     chances = []
     for prompt in ([10], [7], [6, 7], [5, 6, 7]):
         drafter.begin(prompt)
-        chances.append(drafter.propose(1).acceptance_probs[0])
-    assert drafter.propose(1).tokens == (4,)
+        chances.append(drafter.propose(Ask(1)).acceptance_probs[0])
+    assert drafter.propose(Ask(1)).tokens == (4,)
     assert chances == sorted(set(chances))
 
 
@@ -198,8 +197,8 @@ class Reader(RecycleDrafter):
         super().__init__()
         self.seen: list[tuple[tuple[int, ...], NDArray[np.float32], int]] = []
 
-    def propose(self, limit: int, *args: Any, **options: Any) -> Draft:
-        return Draft((5,) * limit, acceptance_probs=(0.9,) * limit, source=self.name)
+    def propose(self, ask: Ask) -> Draft:
+        return Draft((5,) * ask.limit, acceptance_probs=(0.9,) * ask.limit, source=self.name)
 
     def observe_logits(self, tokens: Sequence[int], rows: NDArray[np.float32], n_accepted: int = 0) -> None:
         self.seen.append((tuple(tokens), rows.copy(), n_accepted))

@@ -21,7 +21,7 @@ from support.simulation import SIZES, Decoding, Machine
 
 from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.cost.times import PassTimes
-from ngramspec.drafting.draft import Draft, MarginalCost
+from ngramspec.drafting.draft import Ask, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
@@ -39,7 +39,7 @@ def read_texts() -> list[list[tuple[Draft, int]]]:
         for i, token in enumerate(answer, 1):
             drafter.accept([token])
             if rest := answer[i:]:
-                draft = drafter.propose(63, price=price)
+                draft = drafter.propose(Ask(63, price=price))
                 positions.append((draft, common_prefix(draft.tokens, rest)))
         texts.append(positions)
     return texts

@@ -12,7 +12,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.backend import Model
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.draft import Ask, Draft, Drafter
 from ngramspec.steps import Step
 
 CLOCK = Clock()
@@ -94,12 +94,12 @@ class Oracle(Drafter):
         self.prompts.append(list(prompt))
         self.context = []
 
-    def propose(self, limit: int, choose: Chooser | None = None, **options: Any) -> Draft:
-        self.limits.append(limit)
+    def propose(self, ask: Ask) -> Draft:
+        self.limits.append(ask.limit)
         start = len(self.context)
         tokens = [
             (t + 1) % 12 if self.wrong and (start + i) % self.wrong == 0 else t
-            for i, t in enumerate(self.text[start : start + limit])
+            for i, t in enumerate(self.text[start : start + ask.limit])
         ]
         n = len(tokens)
         return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens), (3,) * n, (9,) * n, (0.9,) * n, self.name)

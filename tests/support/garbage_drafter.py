@@ -4,7 +4,7 @@ import math
 import random
 
 from ngramspec import Draft
-from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.predictor import NGramDrafter
 
 
 class Garbage(NGramDrafter):
@@ -16,10 +16,10 @@ class Garbage(NGramDrafter):
         super().__init__()
         self.random = random.Random(1)
 
-    def propose(self, limit, choose=None, **options):
-        draft = super().propose(limit, choose, **options)
+    def propose(self, ask):
+        draft, limit = super().propose(ask), ask.limit
         tokens = list(draft.tokens)
-        if choose is not None and any(token % 2 for token in tokens):
+        if ask.choose is not None and any(token % 2 for token in tokens):
             tokens = []
         if self.random.random() < 0.3:
             tokens += self.random.choices([-1, 2, 10**9], k=2)

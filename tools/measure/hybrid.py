@@ -1,4 +1,4 @@
-"""Comparison of n-grams, a draft model and both by the cost of passes: see `ngramspec/drafting/measurements.md`.
+"""Comparison of n-grams, a draft model and both by the cost of passes: see `ngramspec/drafting/README.md`.
 
     python tools/measure/hybrid.py TARGET --draft SMALL... [--curve NAME...] [-x C...] [--prompts FILE] [-n N]
 
@@ -31,8 +31,7 @@ from seeds import Clock, TimedModel
 from ngramspec.cost.fixed_curves import CURVES, find_curves
 from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.draft_model import DraftModel
+from ngramspec.drafting.draft import Ask, Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import FREE, MixtureDrafter
@@ -66,7 +65,7 @@ class Configuration:
         if self.draft is not None:
             small: Any = TimedModel(MemoryModel(self.draft), curve, self.x, clock)
             drafter = (
-                HybridDrafter(DraftModel(small, clock=clock)) if self.combined else ModelDrafter(small, clock=clock)
+                HybridDrafter(ModelDrafter(small, clock=clock)) if self.combined else ModelDrafter(small, clock=clock)
             )
         model: Any = TimedModel(AnswerModel(self.target, drafter), curve, 1.0, clock)
         self.decoder = SpeculativeDecoder(
@@ -126,7 +125,7 @@ def check_ngrams(drafter: Drafter, prompt: Sequence[int], text: Sequence[int]) -
     drafter.accept(text[:1])
     results = []
     for token in text[1:]:
-        results.append(drafter.propose(1, price=FREE).tokens == (token,))
+        results.append(drafter.propose(Ask(1, price=FREE)).tokens == (token,))
         drafter.accept((token,))
     return results
 

@@ -29,7 +29,6 @@ from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.draft_model import DraftModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
@@ -161,7 +160,7 @@ def make_rows(draft: CountingModel | None, clock: Callable[[], float], corpus: T
         ]
     result.append(Row("ngramspec", "", of("mixture")))
     if draft is not None:
-        result.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(DraftModel))))  # type: ignore[arg-type]
+        result.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(ModelDrafter))))  # type: ignore[arg-type]
     return result
 
 

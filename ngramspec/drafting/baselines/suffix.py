@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Ask, Draft, Drafter
 from ngramspec.drafting.predictor import Shares
 
 CLEARLY = 2  # minimum ratio of counts at which another continuation is preferred to the most recent one
@@ -157,23 +157,16 @@ class SuffixDrafter(Drafter):
         self._text.extend(prompt)
         self._estimator.begin()
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        text, estimator = self._text, self._estimator
-        estimator.open(price)
+    def propose(self, ask: Ask) -> Draft:
+        text, estimator, choose = self._text, self._estimator, ask.choose
+        estimator.open(ask.price)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         matches: list[int] = []
         support: list[int] = []
         probs: Sequence[float] = estimator.acceptance_probs
         state, match = text.longest_suffix()
-        while match > 0 and len(tokens) < limit:
+        while match > 0 and len(tokens) < ask.limit:
             total = text.total[state]
             if choose is None:
                 token = text.likeliest(state)
@@ -181,8 +174,8 @@ class SuffixDrafter(Drafter):
                 weights = text.weights(state)
                 token = pick(choose, len(tokens), weights)
                 q.append(Shares(weights, total))
-                if fixed_length and not tokens:
-                    probs = [estimator.estimate_undrawn(match, q[0], total)] * limit
+                if ask.fixed_length and not tokens:
+                    probs = [estimator.estimate_undrawn(match, q[0], total)] * ask.limit
             tokens.append(token)
             matches.append(match)
             support.append(total)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.acceptance_estimator import MIN_CHAIN_PROB, AcceptanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
-from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.draft import Ask, Draft, Drafter
+from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.sampling.distribution import largest
 
 STEADY = 7  # maximum length of a run that is counted
@@ -58,28 +58,21 @@ class SuccessorDrafter(Drafter):
         `None` means that no successors are known.
         """
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        estimator = self._estimator
-        estimator.open(price, self.min_chain_prob)
+    def propose(self, ask: Ask) -> Draft:
+        estimator, choose = self._estimator, ask.choose
+        estimator.open(ask.price, self.min_chain_prob)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         match: list[int] = []
         probs: Sequence[float] = estimator.acceptance_probs
-        while len(tokens) < min(limit, self.longest) and (guess := self._guess(tokens)) is not None:
+        while len(tokens) < min(ask.limit, self.longest) and (guess := self._guess(tokens)) is not None:
             (likely, run), length, sureness = guess
             token = next(iter(likely))
             if choose is not None:
                 token = pick(choose, len(tokens), likely)
                 q.append(likely)
-                if fixed_length and not tokens:
-                    probs = [estimator.estimate_undrawn(sureness, likely, run)] * limit
+                if ask.fixed_length and not tokens:
+                    probs = [estimator.estimate_undrawn(sureness, likely, run)] * ask.limit
             tokens.append(token)
             match.append(length)
             if not estimator.add_guess(sureness, likely[token] * run, run):

@@ -23,17 +23,21 @@ A model that checks cheaper guesses before the target is known as staged specula
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ngramspec.backend import Logits
-from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
-from ngramspec.drafting.draft_model.agreement import ALONE, CONSENSUS, MODEL, NGRAMS, AgreementModel, Observation
-from ngramspec.drafting.draft_model.call_plan import CallPlan, plan_call
-from ngramspec.drafting.draft_model.draft_model import DraftModel
-from ngramspec.drafting.draft_model.model import ModelGuess
-from ngramspec.drafting.draft_model.passes import Drafting, PassRequest, StepwiseDrafter
+from ngramspec.drafting.draft import Ask, Chooser, Draft, MarginalCost
+from ngramspec.drafting.draft_model.agreement import (
+    ALONE,
+    CONSENSUS,
+    MODEL,
+    NGRAMS,
+    AgreementModel,
+    Observation,
+    plan_call,
+)
+from ngramspec.drafting.draft_model.model import ModelDrafter, ModelGuess
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, TextIndexSet
 from ngramspec.sampling.settings import Sampling
 
@@ -50,17 +54,18 @@ class Guess(NamedTuple):
 NO_GUESS = Guess(-1, 0.0, 0.0, {})
 
 
-class HybridDrafter(StepwiseDrafter, MixtureDrafter):
+class HybridDrafter(MixtureDrafter):
     """Drafts with n-grams, and with a model if that is expected to pay.
 
-    With `fixed_length` (see `Drafter.propose`) one of the two makes the whole draft: the one with the higher expected
+    With `fixed_length` (see `Ask`) one of the two makes the whole draft: the one with the higher expected
     gain before any token is drawn. The arguments after `model` are those of `MixtureDrafter`.
     """
 
     name = "hybrid"
+    is_slow = True
 
     def __init__(
-        self, model: DraftModel, memory: TextIndexSet | bool | None = None, state_path: Path | None = None
+        self, model: ModelDrafter, memory: TextIndexSet | bool | None = None, state_path: Path | None = None
     ) -> None:
         super().__init__(memory, state_path)
         self.model = model
@@ -109,61 +114,46 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
 
     # ------------------------------------------------------------------ draft
 
-    def _propose_fixed_length(self, limit: int, choose: Chooser, price: MarginalCost) -> Drafting:
-        self.guesser.guess(limit, HOPELESS, price)
-        gain, reach = 0.0, 1.0
-        for at, p in enumerate(self.guesser.chain()[2]):
-            reach *= self._undrawn_calibrator.estimate(p)
-            gain += max(0.0, reach - price.rate * price.slopes[at])
-        if self.model.estimate_gain(limit, price) > gain:
-            draft = yield from self.model.propose_stepwise(limit, choose, fixed_length=True, price=price)
-            if draft.tokens:
-                self._by_model = True
-                return draft
-        return MixtureDrafter.propose(self, limit, choose, fixed_length=True, price=price)
-
-    def propose_stepwise(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Drafting:
+    def propose(self, ask: Ask) -> Draft:
         self._forget()
         self._read_tokens()
         self._calibration = None
-        price = price or FREE
-        limit = min(limit, LONGEST, len(price.slopes) - 1)
+        choose, price = ask.choose, ask.price or FREE
+        limit = min(ask.limit, LONGEST, len(price.slopes) - 1)
         self.model.open(price)
         self._request_rows(price)
-        if choose is not None and fixed_length:
-            return (yield from self._propose_fixed_length(limit, choose, price))
+        if choose is not None and ask.fixed_length:
+            gain, reach = 0.0, 1.0
+            self.guesser.guess(limit, HOPELESS, price)
+            for at, p in enumerate(self.guesser.chain()[2]):
+                reach *= self._undrawn_calibrator.estimate(p)
+                gain += max(0.0, reach - price.rate * price.slopes[at])
+            if self.model.estimate_gain(limit, price) > gain:
+                draft = self.model.propose(Ask(limit, choose, fixed_length=True, price=price))
+                if draft.tokens:
+                    self._by_model = True
+                    return draft
+            return super().propose(ask)
         if self._answer is not None and self._answer.continuation(1)[0]:
-            return MixtureDrafter.propose(self, limit, choose, fixed_length=fixed_length, price=price)
+            return super().propose(ask)
         self.guesser.pending = 0
-        length = yield from self._extend_chain(limit, choose, price)
+        length = self._extend_chain(limit, choose, price)
         chain = self._chain[:length]
         q = () if choose is None else tuple(guess.q for guess in chain)
         chances = tuple(guess.chance for guess in chain)
         return Draft(tuple(guess.token for guess in chain), q, (), (), chances, self.name)
 
-    def _extend_chain(
-        self, limit: int, choose: Chooser | None, price: MarginalCost
-    ) -> Generator[PassRequest, Logits | None, int]:
+    def _extend_chain(self, limit: int, choose: Chooser | None, price: MarginalCost) -> int:
         """Extend the chain by n-grams and model in turn; return the length of the part that is sent."""
         n_final, reach, n_read = 0, 1.0, 0
         while True:
             length = self._guess(n_final, limit, choose, price, reach)
             final = [guess.chance for guess in self._chain[:n_final]]
             ps = [guess.p for guess in self._chain[n_final:]]
-            plan = plan_call(self.model, self.agreement, final, ps, limit, price, n_read)
-            if plan is None:
+            n_guesses = plan_call(self.model, self.agreement, final, ps, limit, price, n_read)
+            if n_guesses is None:
                 return length
-            result = yield from self._call_model(n_final, plan, n_read, choose, reach)
-            if result is None:
-                return length
-            n_final, reach, n_read = result
+            n_final, reach, n_read = self._call_model(n_final, n_final + n_guesses, n_read, choose, reach)
             if n_final >= limit or reach < HOPELESS or not price.worth_extending(reach, n_final):
                 return n_final
 
@@ -197,18 +187,15 @@ class HybridDrafter(StepwiseDrafter, MixtureDrafter):
         return length
 
     def _call_model(
-        self, n_final: int, plan: CallPlan, n_read: int, choose: Chooser | None, reach: float
-    ) -> Generator[PassRequest, Logits | None, tuple[int, float, int] | None]:
-        """Let the model read the guesses of the plan, and decide on these and on the next one.
+        self, n_final: int, end: int, n_read: int, choose: Chooser | None, reach: float
+    ) -> tuple[int, float, int]:
+        """Let the model read the guesses up to `end`, and decide on these and on the next one.
 
         Return the number of final guesses, the probability that all are right, and the number of guesses that the model
-        has read; `None` if the request was declined.
+        has read.
         """
         chain = self._chain
-        end = n_final + plan.n_guesses
-        rows = yield from self.model.read_chain([guess.token for guess in chain[n_read:end]], n_read, plan.gain)
-        if rows is None:
-            return None
+        rows = self.model.read_chain([guess.token for guess in chain[n_read:end]], n_read)
         for at in range(n_final, end + 1):
             model_guess = self.model.guess(rows[at - end - 1], at, choose)
             if model_guess is None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ngramspec.drafting.acceptance_estimator import ProbabilityCalibrator
-from ngramspec.drafting.draft import Chooser, Draft, Drafter, MarginalCost
+from ngramspec.drafting.draft import Ask, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.drafting.mixture.same_requests import AnswerStore, CurrentAnswer
+from ngramspec.drafting.mixture.history import AnswerStore, CurrentAnswer
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
@@ -164,19 +164,11 @@ class MixtureDrafter(Drafter):
         self._unread.clear()
         self.guesser.begin([*before, *prompt] if before else prompt)
 
-    def propose(
-        self,
-        limit: int,
-        choose: Chooser | None = None,
-        *,
-        fixed_length: bool = False,
-        price: MarginalCost | None = None,
-    ) -> Draft:
-        guesser = self.guesser
+    def propose(self, ask: Ask) -> Draft:
+        guesser, choose, price = self.guesser, ask.choose, ask.price or FREE
         if self._unread:
             self._read_tokens()
-        price = price or FREE
-        limit = min(limit, LONGEST, len(price.slopes) - 1)
+        limit = min(ask.limit, LONGEST, len(price.slopes) - 1)
         prefix = self.known_prefix[:limit]
         prefix_probs, repeats = (self.prefix_probability,) * len(prefix), False
         if self._answer is not None and self._answer.earlier:
@@ -192,14 +184,16 @@ class MixtureDrafter(Drafter):
             tokens, match_lengths, chances = guesser.chain()
             self._calibration = None
             return Draft(tokens, (), match_lengths, (), (*prefix_probs, *chances[start:]), self.name, repeats=repeats)
-        if fixed_length:
+        if ask.fixed_length:
             # The most likely chain is not drawn, so its probabilities may decide the length of the drawn chain.
             limit = guesser.guess(limit, HOPELESS, price, start, reach)
             likeliest = guesser.chain()[2]
             guesser.start_chain(prefix)
-        q = self._draw(limit, choose, None if fixed_length else price, start, reach)
+        q = self._draw(limit, choose, None if ask.fixed_length else price, start, reach)
         tokens, match_lengths, chances = guesser.chain()
-        self._calibration = (self._undrawn_calibrator, likeliest) if fixed_length else (self._drawn_calibrator, chances)
+        self._calibration = (
+            (self._undrawn_calibrator, likeliest) if ask.fixed_length else (self._drawn_calibrator, chances)
+        )
         calibrator, uncalibrated = self._calibration
         acceptance_probs = (*prefix_probs, *[calibrator.estimate(p) for p in uncalibrated[start:]])
         return Draft(tokens, q, match_lengths, (), acceptance_probs, self.name, repeats=repeats)

@@ -22,7 +22,7 @@ from ngramspec.cost.paired import compare_pairs
 from ngramspec.data import ModelError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Ask, Draft, Drafter
 from ngramspec.instruments.benchmark.figures import Summary, benchmark_report, describe_gain, summarise
 from ngramspec.instruments.benchmark.runs import Benchmark, Kind, Run
 from ngramspec.instruments.prompts import Case, Prompt, prepare
@@ -168,11 +168,9 @@ def test_benchmark_run_time_includes_drafting(clock: Clock) -> None:
         def begin(self, prompt: Sequence[int]) -> None:
             clock.now += 7.0
 
-        def propose(
-            self, limit: int, choose: object = None, *, fixed_length: bool = False, price: object = None
-        ) -> Draft:
+        def propose(self, ask: Ask) -> Draft:
             clock.now += 3.0
-            return super().propose(limit)
+            return super().propose(ask)
 
     target = MockTarget(seconds=lambda n: 1.0, clock=clock)
     drafted = [run for run in bench(target, drafter=Slow()).measure() if run.kind == "drafted"]
@@ -204,7 +202,7 @@ class Always(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def propose(self, limit: int, choose: object = None, *, fixed_length: bool = False, price: object = None) -> Draft:
+    def propose(self, ask: Ask) -> Draft:
         return Draft((0,), ({0: 1.0},), (0,), (1,), (0.5,), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -366,7 +364,7 @@ def test_benchmark_separates_costs_by_policy_and_stores_those_of_first(clock: Cl
 
 def test_benchmark_difference_names_its_policy() -> None:
     class Never(Always):
-        def propose(self, limit: int, *arguments: object, **options: object) -> Draft:
+        def propose(self, ask: Ask) -> Draft:
             return NO_DRAFT
 
     target = Flipped()

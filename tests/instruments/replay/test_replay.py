@@ -20,7 +20,7 @@ from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import Draft, Drafter
+from ngramspec.drafting.draft import Ask, Draft, Drafter
 from ngramspec.instruments.replay.comparison import CurveComparison, by_category, figures
 from ngramspec.instruments.replay.replay import ENDLESS, RecordedTarget, Recording, Replay, ReplayCounts, TimedLoop
 from ngramspec.policies.policy import FixedPolicy
@@ -44,8 +44,8 @@ class Scripted(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self.told = []
 
-    def propose(self, limit: int, *_: object, **__: object) -> Draft:
-        self.limits.append(limit)
+    def propose(self, ask: Ask) -> Draft:
+        self.limits.append(ask.limit)
         tokens = tuple(next(self._drafts))
         return Draft(tokens, acceptance_probs=(0.75,) * len(tokens), source=self.name)
 
