@@ -25,8 +25,7 @@ from ngramspec.machine import load_tuned
 from ngramspec.memory.memory import DEFAULT
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
-from ngramspec.sampling.option import allow_range, option
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Sampling, allow_range, option
 from ngramspec.user_class import FORM, is_user_class
 
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, provenance

@@ -28,8 +28,7 @@ from ngramspec.data import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import list_models
-from ngramspec.sampling.option import option
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import TextRules, option
 
 from . import chat_commands
 from .chat_input import Terminal, disable_echo, read_lines

@@ -21,8 +21,7 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules, budget_for
+from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, budget_for
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
 

@@ -11,9 +11,7 @@ from ngramspec.chat.families import reasoning_tags
 from ngramspec.data import NGramSpecError
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.sampling.option import Option, options
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules
+from ngramspec.sampling.settings import NO_RULES, Option, Sampling, TextRules, options
 
 from .chat_session import Session, conversation_path
 from .options import AUTO, NO_LIMIT

@@ -20,8 +20,7 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
 from ngramspec.models.hub import PREFIX
-from ngramspec.sampling.option import allow_int_range, allow_range, option
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import TextRules, allow_int_range, allow_range, option
 from ngramspec.steps import Stats, Step
 
 from .answer_line import AnswerReport

@@ -13,9 +13,7 @@ from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.store import StoredTimes
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules
+from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, options
 
 from .complete_text import make_prompt
 from .console import capture_outcome, guard_stdout, note, prefill_bar, reraise, usage_error, write_stdout

@@ -15,8 +15,7 @@ from ngramspec.chat.stream import Delta
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.sampling.option import option
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import TextRules, option
 from ngramspec.steps import Stats, Step
 
 from .answer_line import LIMITS

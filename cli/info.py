@@ -29,7 +29,7 @@ from ngramspec.machine import load_tuned
 from ngramspec.models.find import QUANTISATION
 from ngramspec.quants.costs import quant_note
 from ngramspec.quants.typical import typical_gain
-from ngramspec.sampling.option import option
+from ngramspec.sampling.settings import option
 
 from .conditions import BUSY
 from .console import MAX_COLUMNS, guard_stdout, note, printable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.sampling.option import option, options
+from ngramspec.sampling.settings import option, options
 
 from .console import note
 

@@ -1,6 +1,6 @@
 """Options shared by several commands, with the names of llama.cpp's options, and their conversion into settings.
 
-`ngramspec.sampling.option.option` declares an option, as a field of a dataclass or as the default of a command's
+`ngramspec.sampling.settings.option` declares an option, as a field of a dataclass or as the default of a command's
 parameter. A group of options is a dataclass. A command takes the whole group as one parameter, and `expand_groups`
 turns its fields into options for typer.
 """
@@ -27,9 +27,7 @@ from ngramspec.machine import Flash
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_complete
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.option import KEY, option, options, resolve_flags
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import KEY, Sampling, TextRules, option, options, resolve_flags
 
 from .console import defer_signals, download_bar, note, usage_error
 from .models import complete_model

@@ -14,7 +14,7 @@ from typing import Any
 
 from ngramspec.instruments.reports.render import html, markdown, svg
 from ngramspec.instruments.reports.report import Report
-from ngramspec.sampling.option import option, options
+from ngramspec.sampling.settings import option, options
 from ngramspec.storage import atomic_path
 
 from .console import fail, guard_stdout, usage_error, write_stdout

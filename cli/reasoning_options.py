@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ngramspec.chat.families import reasoning_tags
-from ngramspec.sampling.option import allow_range, option
+from ngramspec.sampling.settings import allow_range, option
 
 from .console import note
 

@@ -25,7 +25,7 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import model_key
 from ngramspec.loading.settings import PLACEMENT, LoadSettings
-from ngramspec.sampling.option import allow_range, option
+from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions

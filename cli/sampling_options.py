@@ -1,6 +1,6 @@
 """Options for sampling and for the acceptance of drafts, and their conversion into settings.
 
-Options for settings of `Sampling` are built from the metadata of its fields: see `ngramspec.sampling.option`.
+Options for settings of `Sampling` are built from the metadata of its fields: see `ngramspec.sampling.settings`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.sampling.option import option, options
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Sampling, option, options
 
 from .console import fail, note, read_text, usage_error
 

@@ -8,8 +8,7 @@ from typing import Annotated
 from ngramspec.llama.contexts import MICRO_BATCH
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import MIN_UBATCH
-from ngramspec.sampling.option import allow_range, option, options
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Sampling, allow_range, option, options
 
 from .console import fail, note, usage_error
 from .llama_options import NoEffect

@@ -13,7 +13,7 @@ from ngramspec.chat.template import check_variables
 from ngramspec.llama.builtin_template import builtin_names
 from ngramspec.llama.embedder import Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.sampling.option import allow_int_range, allow_range, option
+from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .console import fail, read_text, usage_error
 from .options import check_predict

@@ -23,8 +23,7 @@ from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.data import NGramSpecError, encode, get_reason
 from ngramspec.instruments.reports.report import MAX_LISTED
 from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
-from ngramspec.sampling.option import option
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Sampling, option
 from ngramspec.steps import Stats, Step
 
 from .answer_line import format_gain, format_speed

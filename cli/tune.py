@@ -24,7 +24,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, save_tuned
 from ngramspec.quants.costs import costs_path, quant_note
 from ngramspec.quants.shape import is_shape, parse_shape, shape_of
-from ngramspec.sampling.option import allow_int_range, allow_range, option
+from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions, provenance
 from .console import defer_signals, fail, note, reraise, usage_error

@@ -30,7 +30,7 @@ from ngramspec.quants.costs import (
 )
 from ngramspec.quants.models import SyntheticModels
 from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
-from ngramspec.sampling.option import options
+from ngramspec.sampling.settings import options
 
 from .conditions import Load
 from .console import defer_signals, note, reraise, usage_error

@@ -14,7 +14,7 @@ from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import list_checks, verify_report
 from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.sampling.option import allow_int_range, allow_range, option
+from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions, exact_mode, load_settings, provenance
 from .console import defer_signals, fail, note, reraise, usage_error

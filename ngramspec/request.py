@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
 from ngramspec.data import PromptError
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules
+from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules
 
 GREEDY = Sampling()
 

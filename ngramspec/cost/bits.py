@@ -1,11 +1,10 @@
 """Batch sizes whose logits agree bit for bit: `KernelClasses` for `exact="on"`, `ExactnessSelector` for `"auto"`.
 
-llama.cpp picks its kernels by batch size. So the logits of one position may differ in the last bits between a batch of
-one token and a batch of five. Drafts change the batch sizes, and so they may change the text. Sizes that agree form a
-*kernel class*. With "on", all passes use sizes of one class, padded if necessary. With "auto", two settings are
+llama.cpp picks its kernels by batch size, so drafts may change the last bits of logits, and the text. Sizes that agree
+form a *kernel class*. With "on", all passes use sizes of one class, padded if necessary. With "auto", two settings are
 compared (`ngramspec.llama.trial_context`): "fast", and "exact", which has no flash attention on a CPU, because that
 kernel splits a single token's context over the threads. "fast" is chosen if its sizes agree as far as drafts need them,
-then "exact". If the sizes agree in neither, "fast" is chosen, and drafts may change the text.
+then "exact". If the sizes agree in neither, "fast" is chosen.
 
 Invariant: the choice, and so the text, is a function of the model, the build, the processor and the settings. No clock
 and no load takes part: all comparisons that decide are made before the first text, however long they take, and stored.
@@ -21,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -90,8 +89,7 @@ def prefill_is_chunk_invariant(target: Model, sizes: Sequence[int]) -> bool:
 def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[int] = SIZES) -> ProbeReport:
     """Find the kernel classes at each of `depths` tokens of context; empty the cache.
 
-    Beyond the prefill, about len(sizes) * POSITIONS tokens are decoded per depth. Their ids are random, because kernels
-    are chosen by shape, not by content.
+    The decoded ids are random, because kernels are chosen by shape, not by content.
     """
     tail_length = max(-(-POSITIONS // size) * size for size in sizes)
     room = max(1, target.n_ctx - tail_length)
@@ -229,25 +227,14 @@ class Comparisons:
         return "exact" if can_be_exact and not self.agree("fast") else "fast"
 
 
-class ComparedSettings(Protocol):
-    """The settings of a model between which `exact="auto"` chooses, such as `ngramspec.llama.setting_trials`."""
-
-    @property
-    def settings(self) -> Sequence[str]: ...  # names, "fast" first
-
-    @property
-    def identity(self) -> str: ...  # key of all that comparisons depend on; "" means that they are not stored
-
-    def trial(self, setting: str) -> Any: ...  # opens a `ngramspec.llama.trial_context.TrialContext`
-
-
 class ExactnessSelector:
     """The stored comparisons of a model, and the choice that follows from them.
 
-    If drafts may change the last bits, rounding is measured on `text`; an empty one means that it is not.
+    `model` is a `ngramspec.llama.setting_trials.SettingTrials`, without whose identity nothing is stored. If drafts may
+    change the last bits, rounding is measured on `text`; an empty one means that it is not.
     """
 
-    def __init__(self, model: ComparedSettings, text: Sequence[int] = (), folder: Path | None = None) -> None:
+    def __init__(self, model: Any, text: Sequence[int] = (), folder: Path | None = None) -> None:
         self.comparisons = Comparisons()
         self._model, self._text = model, text
         self._path = (folder or cache_folder("calibration")) / f"{model.identity}-bits.json"

@@ -58,8 +58,7 @@ def freeze(curve: PassTimes) -> PassTimes:
 def find_curves(name: str) -> dict[str, PassTimes]:
     """Return the curves that a user selected, by name; an NGramSpecError means that there is no such curve.
 
-    `name` is one of `CURVES`, or the path of a JSON file. The file contains one curve, {"1": 1.0, "8": 2.5}, which gets
-    the name of the file, or several, {"name": {"1": 1.0, ...}, ...}.
+    `name` is one of `CURVES`, or the path of a JSON file with one curve, which gets the name of the file, or several.
     """
     if name in CURVES:
         return {name: make_fixed_curve(CURVES[name][0])}

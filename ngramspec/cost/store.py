@@ -1,8 +1,7 @@
 """`StoredTimes`: the ratios of a model's `PassTimes` on this machine, between processes.
 
-They are stored in one small JSON file per model, build, machine and settings. The name of the file begins with the name
-of the model file, so that `load_last_times` finds it. It contains no seconds: a ratio is a prior that passes
-replace, whatever the machine was doing when it was learned.
+They are stored in one small JSON file per model, build, machine and settings, whose name begins with that of the model
+file. It contains no seconds: a ratio is a prior that passes replace, whatever the machine did when it was learned.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ END = "-times.json"  # end of the names of files
 
 
 class StoredTimes:
-    """The times of the passes of one model, and their file.
-
-    Args:
-        target: Model; without a fingerprint nothing is stored.
-        folder: Folder of the files; `None` means the user's cache folder.
-    """
+    """The times of the passes of one model, and their file; without a fingerprint nothing is stored."""
 
     def __init__(self, target: Model, folder: Path | None = None) -> None:
         folder = folder or cache_folder("calibration")
@@ -55,25 +49,20 @@ def _read(path: Path) -> PassTimes | None:
         data: Mapping[str, Any] = json.loads(read_cache(path) or "")
         ratios = {int(size): float(ratio) for size, ratio in data["ratios"].items()}
         first, second = map(float, data["change"])
-        if not all(size > 0 and 0 < ratio < math.inf for size, ratio in ratios.items()) or 1 not in ratios:
-            return None
-        if not (0 <= first < math.inf and 0 <= second < math.inf):
-            return None
-        return PassTimes(ratios, (first, second), pairs=int(data["pairs"]))
+        is_valid = 1 in ratios and all(size > 0 and 0 < ratio < math.inf for size, ratio in ratios.items())
+        if is_valid and 0 <= first < math.inf and 0 <= second < math.inf:
+            return PassTimes(ratios, (first, second), pairs=int(data["pairs"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return None
+        pass
+    return None
 
 
 def load_last_times(model: str, folder: Path | None = None) -> PassTimes | None:
-    """Return the last stored times of a model on this machine; `None` if none are stored.
-
-    Args:
-        model: Beginning of the model's fingerprints, and so of the names of its files.
-        folder: Folder of the files; `None` means the user's cache folder.
-    """
-    found: list[tuple[float, PassTimes]] = []
+    """Return the last stored times of a model, whose fingerprints begin with `model`; `None` if none are stored."""
+    newest, found = -math.inf, None
     for path in (folder or cache_folder("calibration")).glob(f"{model}*{END}"):
-        if (times := _read(path)) is not None:
-            with suppress(OSError):
-                found.append((path.stat().st_mtime, times))
-    return max(found, key=lambda entry: entry[0])[1] if found else None
+        with suppress(OSError):
+            age = path.stat().st_mtime
+            if age > newest and (times := _read(path)) is not None:
+                newest, found = age, times
+    return found

@@ -110,14 +110,10 @@ class Window:
 class PassTimes:
     """Costs of the passes of one model, for one number of texts in a pass.
 
-    Args:
-        prior: T(n) / T(1) by n, from an earlier process.
-        change: Cost of a change of size to the first and to the second pass after it, in plain passes.
-        offset: Number by which the size of a plain pass exceeds one: a pass of several texts without drafts has a
-            token of each, and exact sizes may begin above one.
-        root: Times of one text of the same model, with which these times share the count of passes.
-        is_fixed: True if the costs are known and never change.
-        pairs: Number of pairs that the prior comes from.
+    `prior` is T(n) / T(1) by n, from an earlier process that saw `pairs`, and `change` the cost of a change of size to
+    the first and to the second pass after it. A plain pass has `offset` tokens more than one: a pass of several texts
+    without drafts has a token of each, and exact sizes may begin above one. `root` are the times of one text, which
+    count the passes for all.
     """
 
     def __init__(
@@ -183,9 +179,7 @@ class PassTimes:
     def ratio(self, size: cython.Py_ssize_t) -> float:
         """Return the cost of a pass over `size` tokens, in plain passes."""
         size = max(1, size - self.offset)
-        if size >= len(self._own):
-            self._extend(size)
-        ratio: float = self._own[size]
+        ratio: float = self._own[size] if size < len(self._own) else extrapolate(self._points, size)
         return ratio
 
     @property
@@ -213,10 +207,8 @@ class PassTimes:
     def optimal_batches(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
         """Return a table whose entry n is (size, cost in plain passes) of the cheapest batch for n tokens.
 
-        A batch is padded beyond the next allowed size only to a size that was seen, and only if that clearly saves.
-
-        Args:
-            sizes: Allowed batch sizes, ascending.
+        A batch is padded beyond the next of the allowed `sizes` only to a size that was seen, and only if that clearly
+        saves.
         """
         table = self._batches.get(sizes)
         if table is None:
@@ -238,12 +230,8 @@ class PassTimes:
         """Return a table whose entry k is the minimum cost of one more token in drafts of k tokens together.
 
         It is the lowest (T(texts + m) - T(texts + k)) / (m - k) over all longer drafts m, with each batch padded to its
-        cheapest size; infinite for the longest draft. O(largest size): the lower convex hull, built from its end.
-
-        Args:
-            sizes: Allowed batch sizes, ascending.
-            texts: Number of texts in a pass.
-            hope: Factor by which all additional costs may be overestimated.
+        cheapest size; infinite for the longest draft. All additional costs may be overestimated by the factor `hope`.
+        O(largest size): the lower convex hull, built from its end.
         """
         key = sizes, texts, hope
         slopes = self._slopes.get(key)
@@ -430,9 +418,8 @@ class PassTimes:
         self._batches: dict[Sequence[int], Sequence[tuple[int, float]]] = {}
         self._slopes: dict[tuple[Sequence[int], int, float], array[float]] = {}
         if self.is_fixed:
-            self._own, self._points = [0.0], prior
             self._known = set(prior)
-            self._extend(LARGEST)
+            self._fill(prior)
             return
         for n, window in self._ratios.items():
             values = window.values
@@ -456,19 +443,16 @@ class PassTimes:
         for n in SIZES:
             if n not in fresh and len(fresh) > 1:  # an old belief must not contradict what its neighbours show now
                 ratios[n] = min(ratios[n], SPLIT * chord(fresh, n))
-        self._points = {n: min(max(1.0, ratios[n]), WORST * n) for n in SIZES}
         self._known = {n for n in SIZES if len(self._ratios[n].values) >= FEW}
-        self._own = [0.0]
-        self._extend(LARGEST)
+        self._fill({n: min(max(1.0, ratios[n]), WORST * n) for n in SIZES})
 
-    def _extend(self, size: int) -> None:
-        """Fill the table of ratios up to `size`: lines between the points, then the mean slope from size 1."""
-        points, own = self._points, self._own
-        sizes = sorted(points)
-        for low, high in pairwise(sizes):
-            for n in range(max(low, len(own)), min(high, size + 1)):
-                own.append(points[low] + (points[high] - points[low]) * (n - low) / (high - low))
-        own += [extrapolate(points, n) for n in range(len(own), size + 1)]
+    def _fill(self, points: dict[int, float]) -> None:
+        """Fill the table of ratios: lines between the points, then the mean slope from size 1."""
+        self._points, self._own = points, [0.0]
+        for low, high in pairwise(sorted(points)):
+            for n in range(low, high):
+                self._own.append(points[low] + (points[high] - points[low]) * (n - low) / (high - low))
+        self._own += [extrapolate(points, n) for n in range(len(self._own), LARGEST + 1)]
 
     def _make_batches(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
         offset, fitting, best, size_set = self.offset, 0, 0, set(sizes)

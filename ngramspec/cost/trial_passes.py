@@ -18,15 +18,9 @@ def time_passes(
 ) -> None:
     """Time passes over parts of a text after the cached tokens, roll each of them back, and teach `times`.
 
-    A pass over one token precedes each pass over more, so that load hits both. Sizes for which the text or the context
-    is too short are left out.
-
-    Args:
-        model: Model with at least one cached token.
-        tokens: Text, because the time of a mixture of experts depends on the tokens.
-        times: Costs of the model's passes.
-        clock: Returns the time in seconds.
-        max_seconds: Time after which no further size is begun, the smallest ones first.
+    A pass over one token precedes each pass over more, so that load hits both. The tokens are those of a text, because
+    the time of a mixture of experts depends on them. Sizes for which they or the context are too short are left out,
+    and no further size is begun after `max_seconds`. The model must have a cached token.
     """
     start, end = len(model.tokens), clock() + max_seconds
     largest = min(len(tokens), model.max_batch, model.n_ctx - start)

@@ -60,7 +60,7 @@ from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.setting_trials import SettingTrials
 from ngramspec.llama.weights import Weights
 from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
-from ngramspec.sampling.option import allow_choices, allow_int_range
+from ngramspec.sampling.settings import allow_choices, allow_int_range
 
 LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
 

@@ -18,8 +18,7 @@ from ngramspec.chat.stream import Delta, Tool
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.sampling.option import Option, options
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Option, Sampling, options
 from ngramspec.steps import Stats
 
 TEMPERATURE = 0.8  # llama.cpp's default for chats, as in `ngramspec chat`

@@ -31,7 +31,7 @@ from ngramspec.loading.values import (
 from ngramspec.machine import Flash
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.policies import POLICIES
-from ngramspec.sampling.option import allow_choices, allow_int_range, allow_range, option
+from ngramspec.sampling.settings import allow_choices, allow_int_range, allow_range, option
 from ngramspec.user_class import FORM
 
 

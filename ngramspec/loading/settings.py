@@ -19,7 +19,7 @@ from ngramspec.loading.values import MIN_CONTEXT, MODEL_ONLY, NO_DEVICE, LoadSet
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import FixedPolicy, Policy
-from ngramspec.sampling.option import options
+from ngramspec.sampling.settings import options
 from ngramspec.user_class import FORM, is_user_class, load_class
 
 

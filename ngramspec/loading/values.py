@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ngramspec.llama.devices import ALL
-from ngramspec.sampling.option import FINITE, Allowed, allow_int_range
+from ngramspec.sampling.settings import FINITE, Allowed, allow_int_range
 
 
 class LoadSettingsError(ValueError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from encodings import utf_8
 from typing import Protocol
 
 import numpy as np
@@ -10,8 +11,7 @@ from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import ReasoningBudget, ReasoningCounter, TextRules
+from ngramspec.sampling.settings import ReasoningBudget, Sampling, TextRules
 from ngramspec.tokens import Tokenizer
 
 
@@ -132,6 +132,60 @@ class TokenBanSampler(WrappedSampler):
         remaining = logits.copy()
         remaining[forbidden] = -np.inf
         return remaining
+
+
+class ReasoningCounter:
+    """Counts the tokens of reasoning in one text.
+
+    A block of reasoning that has used up its budget is closed by tokens that are forced one after the other: an
+    optional message, then the closing tag. The count depends only on the tokens of prompt and text, so drafts change
+    nothing. The rules are those of llama.cpp's sampler for reasoning budgets: a budget counts all tokens after the
+    opening tag, each block has the whole budget, and a character is completed before its block is closed. llama.cpp
+    compares tokens; here tags are found in the text, as by the parser of the response, whichever tokens the model
+    writes them with. If a grammar forbids the closing tokens (`can_close`), the block stays open until it allows them.
+    """
+
+    def __init__(self, budget: ReasoningBudget, can_close: Callable[[Sequence[int]], bool]) -> None:
+        self.closing: Sequence[int] = ()  # tokens that must come next; empty means that any token may come
+        self._budget, self._can_close = budget, can_close
+        self._block = budget.open_block  # block at the end of the text; `None` outside reasoning
+        self._left = budget.limit - budget.used  # tokens left in that block
+        self._decoder = utf_8.IncrementalDecoder(errors="replace")
+        self._text = ""  # end of the text, which may contain a part of a tag
+        self._longest = max(len(tag) for block in budget.blocks for tag in (block.start, block.end))
+        self._close_if_due()
+
+    def accept(self, token: int) -> None:
+        """Continue after a token of the text."""
+        if self.closing:
+            self.closing = self.closing[1:]
+            if not self.closing:
+                self._block, self._text = None, ""
+            return
+        self._text += self._decoder.decode(self._budget.piece(token))
+        if self._block is None:
+            self._open()
+        elif self._block.end in self._text:
+            self._text = self._text.partition(self._block.end)[2]
+            self._block = None
+        else:
+            self._left -= 1
+        self._text = self._text[-self._longest :]
+        self._close_if_due()
+
+    def _open(self) -> None:
+        """Enter the block whose opening tag is in the text, if any."""
+        for block in self._budget.blocks:
+            if block.start in self._text:
+                self._block, self._left = block, self._budget.limit
+                self._text = self._text.partition(block.start)[2]
+                return
+
+    def _close_if_due(self) -> None:
+        """Force the closing tokens if the budget is used up, no character is incomplete and the grammar agrees."""
+        due = self._block is not None and self._left <= 0 and not self._decoder.buffer
+        if due and self._block is not None and self._can_close(self._block.closing):
+            self.closing = self._block.closing
 
 
 class BudgetSampler(WrappedSampler):

@@ -1,34 +1,126 @@
-"""All settings of sampling (`Sampling`), each defined once.
+"""All settings of sampling (`Sampling`) and the rules of one text (`TextRules`), each defined once by an `Option`.
 
-A field has a type, a default, allowed values, flags and a help text. The command line, its help, the checks and
-`cli/README.md` are made of these, and `ngramspec.llama.samplers` makes llama.cpp's samplers of them. Names, defaults
-and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), except that the default temperature is
-0, greedy decoding.
+A field has a type, a default, allowed values, flags and a help text:
+
+    top_k: int = option(40, help="Keep the k most likely tokens; 0: off.", allowed=allow_integers(0))
+
+The command line, its help, the checks and `cli/README.md` are made of these, and `ngramspec.llama.samplers` makes
+llama.cpp's samplers of `Sampling`. Names, defaults and order are llama.cpp's (`common/common.h`, `struct
+common_params_sampling`), except that the default temperature is 0, greedy decoding.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
-from ngramspec.sampling.option import (
-    BASE,
-    COUNT,
-    FACTOR,
-    FINITE,
-    MASS,
-    NOT_NEGATIVE,
-    RELATIVE,
-    SHARE,
-    WINDOW,
-    Allowed,
-    Option,
-    allow_integers,
-    option,
-    options,
-)
+import numpy as np
+
+from ngramspec.tokens import Tokenizer
+
+T = TypeVar("T")
+
+KEY = "option"
+"""Key of the `Option` in the metadata of a dataclass field."""
+
+
+class Allowed(NamedTuple):
+    """The values that a setting may have."""
+
+    accepts: Callable[[Any], bool]  # predicate for allowed values
+    description: str  # description of the values, which follows "must be"
+    minimum: float | None = None  # minimum in the command line's help, if it shows one
+    maximum: float | None = None  # maximum in the command line's help, if it shows one
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Description of a setting, except its type and default."""
+
+    flags: tuple[str, ...]  # names on the command line; if empty, the name of the field, such as --no-mmap
+    help: str  # short help text, which includes the value that turns the setting off
+    allowed: Allowed | None = None  # allowed values; `None` if the class with the field checks them
+    metavar: str | None = None  # placeholder of the value in the help; `None` means the name of its type
+    # Function that returns the value of a text, or of a list of texts if the option is `repeatable`. It may raise a
+    # ValueError. With `None` the command line converts the text according to the type.
+    parse: Callable[[Any], Any] | None = None
+    repeatable: bool = False  # whether the flag may be given more than once
+    is_hidden: bool = False  # whether the help omits the option
+    sampler: str | None = None  # sampler that this setting turns on, without which it has no effect
+    changes_logits: bool = False  # whether the setting can change which token is the most likely
+    needs_sampling: bool = False  # whether the setting chooses among tokens, and so contradicts temperature 0
+
+    def read(self, value: Any) -> Any:
+        """Return the value of a command line argument, or of one text in its place; see `parse`."""
+        if self.parse is None:
+            return value
+        return self.parse([value] if self.repeatable and isinstance(value, str) else value)
+
+
+def option(default: T, *flags: str, help: str, **details: Any) -> T:
+    """Return a dataclass field with an `Option`; the return type is that of the value, as with `dataclasses.field`."""
+    return field(default=default, metadata={KEY: Option(flags, help, **details)})
+
+
+def options(settings: Any) -> dict[str, Option]:
+    """Return the options of a dataclass, or of an instance of one, by the names of their fields."""
+    return {f.name: resolve_flags(f.name, f.metadata[KEY]) for f in fields(settings) if KEY in f.metadata}
+
+
+def resolve_flags(name: str, setting: Option) -> Option:
+    """Return the option of a field; without other flags, the name of the field is its flag."""
+    return setting if setting.flags else replace(setting, flags=(f"--{name.replace('_', '-')}",))
+
+
+# --------------------------------------------------------------------------- ranges
+# Every comparison with nan is false, so nan is in no range.
+#
+# The command line checks the ranges of `allow_int_range` and `allow_range` itself, and its help shows them. The class
+# of the settings checks the others, whose message also gives the meaning of 0 or -1, such as `COUNT` and `WINDOW`.
+
+_LARGEST = float(np.finfo(np.float32).max)  # settings of llama.cpp are 32-bit floats
+
+
+def allow_integers(minimum: int, maximum: int = 2**31 - 1, description: str | None = None) -> Allowed:
+    """Return the whole numbers from `minimum` to `maximum`."""
+    return Allowed(
+        lambda x: isinstance(x, int) and minimum <= x <= maximum, description or f"a whole number of at least {minimum}"
+    )
+
+
+def allow_int_range(minimum: int, maximum: int) -> Allowed:
+    """Return the whole numbers in a range that the command line's help shows."""
+    return Allowed(
+        lambda x: isinstance(x, int) and minimum <= x <= maximum, f"from {minimum} to {maximum}", minimum, maximum
+    )
+
+
+def allow_range(minimum: float, maximum: float | None = None) -> Allowed:
+    """Return the numbers in a range that the command line's help shows."""
+    description = f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}"
+    return Allowed(lambda x: minimum <= x and (maximum is None or x <= maximum), description, minimum, maximum)
+
+
+def allow_choices(*values: str) -> Allowed:
+    """Return the given values as the only allowed ones."""
+    return Allowed(lambda x: x in values, f"one of: {', '.join(values)}")
+
+
+FINITE = Allowed(lambda x: -_LARGEST <= x <= _LARGEST, "finite, in 32 bits")
+NOT_NEGATIVE = Allowed(lambda x: 0 <= x <= _LARGEST, "finite and at least 0, in 32 bits")
+FACTOR = Allowed(lambda x: 1e-30 < x <= _LARGEST, "finite and above 0 (1: off), in 32 bits")
+BASE = Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits")
+SHARE = Allowed(lambda x: 0 <= x <= 1, "between 0 and 1")
+RELATIVE = Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1")
+MASS = Allowed(lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
+COUNT = allow_integers(0, description="a whole number of at least 0 (0: off)")
+WINDOW = allow_integers(-1, description="a whole number of at least -1 (0: off, -1: the whole context)")
+
+
+# --------------------------------------------------------------------------- settings of sampling
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """Names of the samplers in llama.cpp's default order."""
@@ -279,3 +371,103 @@ class Sampling:
     def samples_internally(self) -> bool:
         """True if a sampler draws the token itself, with separate random numbers."""
         return self.mirostat != 0
+
+
+# --------------------------------------------------------------------------- rules of one text
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBlock:
+    """A pair of tags around reasoning."""
+
+    start: str  # opening tag
+    end: str  # closing tag
+    closing: tuple[int, ...]  # token ids that close the block: the message and the closing tag
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """Maximum number of tokens in each block of reasoning; `budget_for` makes it for a prompt."""
+
+    limit: int  # tokens after the opening tag; 0 closes a block as soon as it is opened
+    blocks: tuple[ReasoningBlock, ...]  # blocks that the model may open
+    piece: Callable[[int], bytes] = field(repr=False)  # bytes of a token, names of control tokens included
+    open_block: ReasoningBlock | None = None  # block that the prompt has opened
+    used: int = 0  # tokens of the prompt after the opening tag of that block
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """Rules of one text that depend on the tokens before, so that no logit bias can express them.
+
+    Rules that vLLM also has are named like its fields. A whole number declared with `option` is an option of `complete`
+    and `chat`, a setting of `/set`, a field of every HTTP API, and one of Ollama's `options`, without further code;
+    `complete --beams` rejects it. `ngramspec.decoding.sampler_stack` applies the rules to tokens.
+    """
+
+    # Minimum number of tokens before the text may end, by a token or a stop string. Limits have priority: `max_tokens`,
+    # the context, and those of the server's text readers.
+    min_tokens: int = option(
+        0,
+        metavar="N",
+        help="Minimum number of tokens before the text may end; stop strings within them do not count; 0: off.",
+        allowed=allow_range(0),
+    )
+    stop_token_ids: frozenset[int] = frozenset()  # tokens that end the text, in addition to those of the vocabulary
+    bad_words: tuple[tuple[int, ...], ...] = ()  # forbidden sequences of token ids, of two or more tokens each
+    reasoning: ReasoningBudget | None = None  # budget of reasoning; `None` means no limit
+
+    @property
+    def restriction(self) -> str:
+        """Name of a rule that forbids or forces tokens; empty without one. `stop_token_ids` does neither."""
+        if self.reasoning is not None:
+            return "a reasoning budget"
+        return "min_tokens" if self.min_tokens else "bad_words" if self.bad_words else ""
+
+
+NO_RULES = TextRules()
+
+
+def budget_for(
+    limit: int,
+    message: str,
+    tags: Mapping[str, str],
+    tokenizer: Tokenizer,
+    piece: Callable[[int], bytes],
+    *,
+    prompt: Sequence[int] = (),
+    start: str | None = None,
+) -> ReasoningBudget | None:
+    """Return the budget of the response to a prompt, or `None` if the model does not reason.
+
+    `message` is inserted before the closing tag when the budget is used up; it contains no control tokens. `tags` are
+    closing tags by opening tags; without any, the model does not reason. The prompt has opened the tag `start`.
+    """
+    if not tags:
+        return None
+    before = tokenizer.tokenize(message, add_bos=False) if message else []
+    blocks = {
+        tag: ReasoningBlock(tag.strip(), end, (*before, *tokenizer.tokenize(end, special=True, add_bos=False)))
+        for tag, end in tags.items()
+    }
+    used = 0 if start is None else _tokens_after(start.strip(), prompt, piece)
+    return ReasoningBudget(limit, tuple(blocks.values()), piece, None if start is None else blocks[start], used)
+
+
+def _tokens_after(tag: str, prompt: Sequence[int], piece: Callable[[int], bytes]) -> int:
+    """Return the number of tokens after the last occurrence of a tag; a token that contains its end does not count."""
+    raw, start, sizes = tag.encode(), b"", list[int]()
+    for token in reversed(prompt):
+        text = piece(token)
+        sizes.append(len(text))
+        start = (text + start)[: len(text) + len(raw)]
+        at = start.find(raw)
+        if at >= 0:
+            rest, count = sum(sizes) - at - len(raw), 0
+            for size in sizes:
+                rest -= size
+                if rest < 0:
+                    break
+                count += 1
+            return count
+    return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from ngramspec.chat.families import find_open_tag, reasoning_tags
 from ngramspec.chat.template import ChatPrompt
-from ngramspec.sampling.text_rules import ReasoningBudget, budget_for
+from ngramspec.sampling.settings import ReasoningBudget, budget_for
 from ngramspec.server.fields import Fields
 from ngramspec.server.state import UNLIMITED, ServedModel
 

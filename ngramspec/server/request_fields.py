@@ -9,9 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ngramspec.request import Request
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.call import Call
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields, describe_value

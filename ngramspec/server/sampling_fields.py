@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields as dataclass_fields
 from typing import Any, get_type_hints
 
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, parse_samplers
+from ngramspec.sampling.settings import LARGEST_BIAS, NAMED_ONLY, SAMPLERS, Sampling, options, parse_samplers
 from ngramspec.server.call import Call
 from ngramspec.server.constraint_fields import read_grammar
 from ngramspec.server.errors import ApiError, bad_field

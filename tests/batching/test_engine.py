@@ -21,8 +21,7 @@ from ngramspec.data import PromptError, TargetError
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import Sampling, TextRules
 from ngramspec.steps import Step
 
 

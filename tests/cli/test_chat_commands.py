@@ -24,8 +24,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Conversation, Turn
 from ngramspec.llama.vocabulary import CHATML
 from ngramspec.memory import Memory
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import SAMPLERS, Sampling
+from ngramspec.sampling.settings import SAMPLERS, Sampling, options
 
 Captured = pytest.CaptureFixture[str]
 

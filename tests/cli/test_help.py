@@ -13,7 +13,7 @@ from ngramspec_cli.llama_options import NoEffect
 from ngramspec_cli.options import COMMON, GROUPS
 from support.cli_runner import run
 
-from ngramspec.sampling.option import options
+from ngramspec.sampling.settings import options
 
 TOP = {name: import_command(name) for name in typer.main.get_command(app).commands}
 MEMORY = {f"memory {name}": command for name, command in TOP["memory"].commands.items()}

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO, run
 
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Sampling, options
 
 TEXT = b"def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return "
 COMMAND = ("complete", str(DEMO), "-t", "1", "-c", "512")

@@ -12,8 +12,7 @@ from support.grid import grid
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules, budget_for
+from ngramspec.sampling.settings import Sampling, TextRules, budget_for
 
 PROMPT = [1, 2, 3]
 LIMIT = 4

@@ -12,12 +12,14 @@ import pytest
 from support.uncompiled import plain_modules
 
 from ngramspec.decoding.branches import BranchFinder
+from ngramspec.drafting import draft as draft_module
 from ngramspec.drafting import token_index
-from ngramspec.drafting.draft import Ask, Chooser, MarginalCost
+from ngramspec.drafting.draft import Chooser
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
 PLAIN = plain_modules()
+MODULES: tuple[Any, Any] = draft_module, PLAIN["draft"]
 FINDERS = BranchFinder, PLAIN["branches"].BranchFinder
 MANY = [(0, 80), *(pytest.param(seed, 300, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
 """(seed, length) of the random texts in the test of `SuffixAutomaton`."""
@@ -61,8 +63,10 @@ class Pair:
             return None if how == "greedy" else lambda _, weights: rng.choice(list(weights))
 
         one, other = (
-            drafter.propose(Ask(limit, picking(), fixed_length=how == "blind", price=price and kind(*price)))
-            for drafter, kind in zip(self.drafters, (MarginalCost, PLAIN["draft"].MarginalCost), strict=True)
+            drafter.propose(
+                module.Ask(limit, picking(), fixed_length=how == "blind", price=price and module.MarginalCost(*price))
+            )
+            for drafter, module in zip(self.drafters, MODULES, strict=True)
         )
         assert (one.tokens, one.match_lengths) == (other.tokens, other.match_lengths)
         assert one.acceptance_probs == pytest.approx(other.acceptance_probs, rel=1e-9)
@@ -71,7 +75,7 @@ class Pair:
         return one
 
     def ask(self, chances: Sequence[float], sent: int) -> int:
-        prices = MarginalCost(0.0, [0.0] * 65), PLAIN["draft"].MarginalCost(0.0, [0.0] * 65)
+        prices = [module.MarginalCost(0.0, [0.0] * 65) for module in MODULES]
         one, other = (
             kind(drafter.guesser).find(chances, sent, 20, 5, price)
             for kind, drafter, price in zip(FINDERS, self.drafters, prices, strict=True)

@@ -22,7 +22,7 @@ from support.mock_target import MockTarget, rows_to
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter, predictor
 from ngramspec.drafting.baselines import suffix
 from ngramspec.drafting.draft import Ask, Chooser, Draft, Drafter, MarginalCost
-from ngramspec.drafting.draft_model import call_plan, passes
+from ngramspec.drafting.draft_model import agreement
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
@@ -109,7 +109,7 @@ def test_make_drafter_by_name_checks_name_and_memory() -> None:
             make_drafter(name, memory=memory)
 
 
-@pytest.mark.parametrize("module", [predictor, suffix, call_plan, passes])
+@pytest.mark.parametrize("module", [predictor, suffix, agreement])
 def test_docstring_examples_pass(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert (result.failed, result.attempted > 2) == (0, True)

@@ -170,7 +170,7 @@ def test_hybrid_beside_uses_next_sequence_and_shares_learning() -> None:
     first = HybridDrafter(ModelDrafter(small.sequences[0], clock=milliseconds, shared_model=small))
     drafters = [first, first.clone_for_sequence(), first.clone_for_sequence()]
     assert [drafter.model.model for drafter in drafters] == small.sequences
-    assert all(drafter.model._passes is first.model._passes for drafter in drafters)
+    assert all(drafter.model.times is first.model.times for drafter in drafters)
     prompt = [1, 2, 3, 4] * 3
     drafts = set()
     for drafter in (*drafters, first.fresh_copy(), first):

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, DraftModelGain, ModelPasses
 from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Ask, MarginalCost
-from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
+from ngramspec.drafting.draft_model.model import POSITIONS, PRIOR, PROBES, RARE, WIDEST, ModelDrafter, model_guess
 from ngramspec.sampling.distribution import entropy_ratio
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
@@ -173,31 +172,31 @@ def test_model_drafter_q_equals_distribution_at_target_temperature() -> None:
 # --------------------------------------------------------------------------- gain of its guesses
 
 
-def payoff(token: float = 0.1) -> DraftModelGain:
-    """Return the payoff of a model that takes `token` seconds for a token."""
-    passes = ModelPasses()
-    passes.record_time(1, token)
-    return DraftModelGain(passes)
+def drafter_of(token: float = 0.1) -> ModelDrafter:
+    """Return a drafter whose model takes `token` seconds for a token."""
+    drafter = ModelDrafter(MockTarget(40))
+    drafter.times.observe(1, token)
+    return drafter
 
 
-def test_payoff_rate_is_separate_by_position_up_to_the_last() -> None:
-    made = payoff()
+def test_model_drafter_rate_is_separate_by_position_up_to_the_last() -> None:
+    drafter = drafter_of()
     for _ in range(100):
-        made.learn(1, False)
-        made.learn(POSITIONS + 3, True)
-    assert made.rate(0) == pytest.approx(PRIOR)
-    assert made.rate(1) < 0.1
-    assert made.rate(POSITIONS - 1) == made.rate(99) > 0.95
+        drafter.learn(1, False)
+        drafter.learn(POSITIONS + 3, True)
+    assert drafter.rate(0) == pytest.approx(PRIOR)
+    assert drafter.rate(1) < 0.1
+    assert drafter.rate(POSITIONS - 1) == drafter.rate(99) > 0.95
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.0])
-def test_payoff_gain_equals_gain_of_best_length(seconds: float) -> None:
+def test_model_drafter_gain_equals_gain_of_best_length(seconds: float) -> None:
     each = 0.3 + 0.1 / seconds
     by_length = [sum(PRIOR**j - 1.2 * each for j in range(1, k + 1)) for k in range(10)]
     price = MarginalCost(1.2, [0.3] * 10, seconds)
-    assert payoff().gain(9, price) == pytest.approx(max(by_length))
-    assert payoff().gain(1, price) == pytest.approx(by_length[1])
-    assert payoff().gain(9, MarginalCost(1.2, [0.8] * 10, seconds)) == 0.0
+    assert drafter_of().gain(9, price) == pytest.approx(max(by_length))
+    assert drafter_of().gain(1, price) == pytest.approx(by_length[1])
+    assert drafter_of().gain(9, MarginalCost(1.2, [0.8] * 10, seconds)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_payoff_gain_equals_gain_of_best_length(seconds: float) -> None:
         # A further guess must be correct with probability 0.4; it is with 0.8.
         (MarginalCost(1.0, [0.3] * 10, 1.0), 3, 0.5, 0.1),
         # Without known seconds, only the target's price counts.
-        (MarginalCost(1.0, [0.5] * 10), 1, 0.5, math.inf),
+        (MarginalCost(1.0, [0.5] * 10), 1, 0.5, 1e9),
         # Very unlikely guesses end a draft at any price.
         (None, 1, 0.05, 0.1),
         (MarginalCost(0.0, [0.0] * 10), 1, 0.05, 0.1),
@@ -216,11 +215,11 @@ def test_payoff_gain_equals_gain_of_best_length(seconds: float) -> None:
         (MarginalCost(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 3, 1.01, 0.1),
     ],
 )
-def test_payoff_continues_draft_while_next_token_pays(
+def test_model_drafter_continues_draft_while_next_token_pays(
     price: MarginalCost | None, length: int, least: float, token: float
 ) -> None:
-    assert payoff(token).should_continue(least * 1.001, length, price) == (least < 1)
-    assert not payoff(token).should_continue(least * 0.999, length, price)
+    assert drafter_of(token).should_continue(least * 1.001, length, price) == (least < 1)
+    assert not drafter_of(token).should_continue(least * 0.999, length, price)
 
 
 # --------------------------------------------------------------------------- its cost

@@ -18,9 +18,15 @@ from ngramspec.backend import ExactnessMode, Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling.distribution import distribution_logprobs, gumbel_pick
-from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, RecordingSampler, Sampler, TokenBanSampler
-from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import ReasoningCounter, TextRules, budget_for
+from ngramspec.sampling.sampler import (
+    BudgetSampler,
+    CloseCalls,
+    ReasoningCounter,
+    RecordingSampler,
+    Sampler,
+    TokenBanSampler,
+)
+from ngramspec.sampling.settings import Sampling, TextRules, budget_for
 
 LOGITS = np.arange(8, dtype=np.float32)
 

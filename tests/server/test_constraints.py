@@ -13,7 +13,7 @@ import pytest
 from support.fake_service import FakeService, Script
 from support.http import BODIES, allows, ask, demo_vocabulary, get_error, thinking_vocabulary
 
-from ngramspec.sampling.text_rules import TextRules
+from ngramspec.sampling.settings import TextRules
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 PATHS = [path for path in BODIES if not path.startswith("/api/")]

@@ -14,7 +14,7 @@ from support.mock_shared import MockShared
 
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.llama.vocabulary import CHATML, Vocabulary
-from ngramspec.sampling.text_rules import ReasoningBudget
+from ngramspec.sampling.settings import ReasoningBudget
 from ngramspec.server.state import ServedModel, Server
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -8,8 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from ngramspec.sampling.option import options
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import Sampling, options
 
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TEXT = {"type": "text", "text": "u"}

@@ -138,7 +138,7 @@ class SuffixDrafter(Drafter):
 
     >>> drafter = SuffixDrafter()
     >>> drafter.begin([5, 6, 7, 5, 6, 8, 5, 6])
-    >>> draft = drafter.propose(4)
+    >>> draft = drafter.propose(Ask(4))
     >>> draft.tokens, draft.match_lengths, draft.context_counts
     ((8, 5, 6, 8), (2, 3, 4, 2), (2, 1, 1, 2))
 
