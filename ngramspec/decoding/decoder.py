@@ -31,7 +31,7 @@ from ngramspec.policies.policy import Policy
 from ngramspec.request import Request
 from ngramspec.steps import Step
 
-BRANCHES, TRACE = "ngramspec.decoding.branches", "ngramspec.policies.traced_cost"
+BRANCHES, TRACE = "ngramspec.decoding.branches", "ngramspec.policies.traced"
 """Modules of features that only some models and requests use."""
 
 
