@@ -29,29 +29,20 @@ def check_beams(
     load: LoadSettings,
     other_options: Mapping[str, object | None],
 ) -> None:
-    """End the program if an option is set that beam search would have to ignore.
-
-    `other_options` maps flags to values; `None` means that the option is not used.
-    """
-    if load.exact == "on":
-        usage_error(
-            "--beams cannot be combined with --exact on: the position of a beam in the cache affects the rounding"
-        )
-    if not sampling.greedy:
-        usage_error("--beams cannot be combined with --temp: it searches for the most likely text")
-    if sampling.changes_logits:
-        usage_error("--beams cannot be combined with penalties, logit biases, grammars or infill")
-    if acceptance != Acceptance():
-        usage_error("--beams cannot be combined with --acceptance, --lenience or --typical-acceptance")
-    plain = LoadSettings()
+    """End the program if an option is set that beam search would have to ignore, such as a flag with a value."""
+    plain, others = LoadSettings(), dict[str, bool]()
+    others["--exact on: the position of a beam in the cache affects the rounding"] = load.exact == "on"
+    others["--temp: it searches for the most likely text"] = not sampling.greedy
+    others["penalties, logit biases, grammars or infill"] = sampling.changes_logits
+    others["--acceptance, --lenience or --typical-acceptance"] = acceptance != Acceptance()
     for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
-        if getattr(load, name) != getattr(plain, name):
-            usage_error(f"--beams cannot be combined with --{name.replace('_', '-')}")
+        others[f"--{name.replace('_', '-')}"] = getattr(load, name) != getattr(plain, name)
     for name, setting in options(rules).items():
-        if getattr(rules, name) != getattr(NO_RULES, name):
-            usage_error(f"--beams cannot be combined with {setting.flags[0]}")
+        others[setting.flags[0]] = getattr(rules, name) != getattr(NO_RULES, name)
     for flag, value in other_options.items():
-        if value is not None:
+        others[flag] = value is not None
+    for flag, is_set in others.items():
+        if is_set:
             usage_error(f"--beams cannot be combined with {flag}")
 
 

@@ -237,12 +237,9 @@ class SequenceModel(Model, Protocol):
     ) -> Generator[int, None, Logits]:
         """Prefill chunk by chunk, so that other sequences can have passes in between; return the logits at the end.
 
-        `max_chunk` returns the maximum number of tokens of the next chunk. `aligned` chunks have a fixed size instead.
-        If the caller closes the generator early, the tokens of the finished chunks stay in the cache.
-
-        Yields:
-            Number of these tokens in the cache: first of those that need not be evaluated again, then after each chunk
-            except the last.
+        It yields the number of these tokens in the cache: first of those that need not be evaluated again, then after
+        each chunk except the last. `max_chunk` returns the maximum number of tokens of the next chunk; `aligned` chunks
+        have a fixed size instead. If the generator is closed early, the tokens of finished chunks stay in the cache.
         """
 
     def adopt(self, source: SequenceModel, length: int) -> None:
@@ -299,12 +296,9 @@ class SharedModel(Protocol):
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
         """Append tokens to several sequences in one pass and return the logits of each part, shape (rows, n_vocab).
 
-        If a sequence owes tokens (`Model.owed`), the pass evaluates them before its new tokens.
-
-        Raises:
-            ValueError: There are no parts, two parts of one sequence, too many tokens or rows, or a sequence without
-                room for its tokens.
-            TargetError: The pass failed. Every sequence has the same tokens as before, though it may owe some of them.
+        If a sequence owes tokens (`Model.owed`), the pass evaluates them before its new tokens. After a TargetError,
+        every sequence has the same tokens as before, though it may owe some of them. A ValueError means no parts, two
+        parts of one sequence, or too many tokens or rows.
         """
 
     def scale_adapters(self, scales: Sequence[float]) -> None:

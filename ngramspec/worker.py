@@ -61,7 +61,10 @@ class Worker:
         try:
             answer = self._results.get(request) or self._ask(request)
             if self._cache:
-                self._store_result(request, answer)
+                self._results[request] = answer
+                self._results.move_to_end(request)
+                while sum(len(key) + len(value) for key, value in self._results.items()) > self._cache:
+                    self._results.popitem(last=False)
         finally:
             self._lock.release()
         result, error = pickle.loads(answer)
@@ -130,17 +133,10 @@ class Worker:
         limit = f"more than {_limit():g} s" if late else "too much memory"
         raise self._error(f"{self._subject} takes {limit} to {self._action}")
 
-    def _store_result(self, request: bytes, answer: bytes) -> None:
-        self._results[request] = answer
-        self._results.move_to_end(request)
-        while sum(len(key) + len(value) for key, value in self._results.items()) > self._cache:
-            self._results.popitem(last=False)
-
 
 # --------------------------------------------------------------------------- the child
 
-_LATE = -signal.SIGPROF if sys.platform != "win32" else 1
-"""Exit code of a child that exceeded its time."""
+_LATE = -signal.SIGPROF if sys.platform != "win32" else 1  # exit code of a child that exceeded its time
 
 
 def _limit() -> float:

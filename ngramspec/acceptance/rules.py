@@ -47,15 +47,12 @@ class TokenDecision:
     why: Mapping[str, float]  # numbers that the decision depends on, by name
 
 
-Watch = Callable[[TokenDecision], None]  # called with each decision, in order
+Watch = Callable[[TokenDecision], None]
 Q = Mapping[int, float]  # distribution that a draft token was drawn from; empty after the draft
 
 
 class Rule:
-    """A rule for one sequence.
-
-    `lenience` is a factor of q, above 0 and at most 1, which only some rules use. `watch` is called with each decision.
-    """
+    """A rule for one sequence. `lenience` is a factor of q, which some use; `watch` is called with each decision."""
 
     def __init__(self, sampler: Sampler, lenience: float = 1.0, watch: Watch | None = None) -> None:
         self.sampler, self.lenience, self.watch = sampler, lenience, watch
@@ -214,16 +211,14 @@ class Lenient(Rule):
         return best, False
 
 
-EPSILON, DELTA = 0.09, 0.3
-"""Parameters of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)."""
+EPSILON, DELTA = 0.09, 0.3  # parameters of `Typical` in Medusa's code (`posterior_threshold`, `posterior_alpha`)
 
 
 class Typical(Rule):
     """A rule that accepts draft tokens with p(x) > min(epsilon, delta exp(-H(p))); otherwise the token is drawn from p.
 
-    The threshold depends on the entropy of p: if many tokens are plausible, it is lower (Cai et al. 2024,
-    "Medusa: simple LLM inference acceleration framework with multiple decoding heads", arXiv 2401.10774, section
-    2.3.1).
+    The threshold depends on the entropy of p: if many tokens are plausible, it is lower (Cai et al. 2024, "Medusa",
+    arXiv 2401.10774, section 2.3.1).
     """
 
     def decide(self, row: Row, guess: int | None, position: int, _q: Q) -> tuple[int, bool]:

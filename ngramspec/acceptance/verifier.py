@@ -47,10 +47,7 @@ class Acceptance:
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
     def rule(self, sampling: Sampling, restriction: str = "") -> str:
-        """Return the rule to apply: one of `METHODS`, or "typical"; raise a ValueError for contradictions.
-
-        `restriction` names a rule of the text that forbids or forces tokens; see `TextRules.restriction`.
-        """
+        """Return the rule to apply: one of `METHODS`, or "typical"; `restriction`: see `TextRules.restriction`."""
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"acceptance 'greedy' requires temperature 0, got {sampling.temperature}")
         if sampling.samples_internally and (self.method == "rejection" or self.lossy):
@@ -63,8 +60,7 @@ class Acceptance:
             obstacles = restriction or "penalties, logit biases or a grammar"
             raise ValueError(f"lenience at temperature 0 cannot be combined with {obstacles}")
         if sampling.greedy:
-            # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
-            return "greedy"
+            return "greedy"  # with all mass on one token all methods emit the same tokens
         if self.typical:
             return "typical"
         if sampling.samples_internally or self.method == "match":
@@ -83,10 +79,7 @@ class Verifier(Protocol):
 
 
 class RuleVerifier:
-    """The verifier of the drafts of one sequence, whose sampler has begun it.
-
-    A ValueError means that the acceptance contradicts the sampling. `watch` is called with each decision.
-    """
+    """The verifier of the drafts of one sequence, whose sampler has begun it; `watch` is called with each decision."""
 
     def __init__(
         self, sampler: Sampler, acceptance: Acceptance | str | None = None, watch: Watch | None = None
@@ -108,13 +101,10 @@ class RuleVerifier:
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft, or choose one token if it is empty; rows after the first rejection are ignored.
 
-        There are at least len(draft) + 1 rows, or len(draft) if the last draft token ends the text. `position` is the
-        index in the sequence of the token that row 0 decides.
-
-        Raises:
-            BadLogits, GrammarError: The first token cannot be chosen. At a later one, the verdict has the error and
-                what was accepted before, which plain decoding would have emitted.
-            ValueError: The rows are too few, or rejection sampling lacks the distributions of the draft.
+        There are at least len(draft) + 1 rows, or len(draft) if the last draft token ends the text; fewer are a
+        ValueError. `position` is the index in the sequence of the token that row 0 decides. If a token after the first
+        cannot be chosen (BadLogits, GrammarError), the verdict has the error and what was accepted before, which plain
+        decoding would have emitted.
         """
         guesses, q, sampler = draft.tokens, draft.q, self.sampler
         if self.fixed_length:

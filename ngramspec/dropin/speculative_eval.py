@@ -130,10 +130,9 @@ class SpeculativeEvaluator(DraftedText):
     # ------------------------------------------------------------------ a token
 
     def evaluate_next(self, token: int, text: NDArray[np.intc]) -> Row | None:
-        """Return the logits after one more token, shape (n_vocab,), valid until the next call.
+        """Return the logits after one more token of a text, shape (n_vocab,), valid until the next call.
 
-        `text` contains all tokens before it that the owner has evaluated. `None` means that the owner must evaluate the
-        token itself.
+        `None` means that the owner must evaluate the token itself.
         """
         length = len(text)
         self._next_token = None
@@ -163,7 +162,7 @@ class SpeculativeEvaluator(DraftedText):
                 self._can_draft = self._is_checked or sequence.goes_back()
                 self._is_checked = True
                 if self._can_draft:
-                    self._prepare(self._sizes)
+                    self._loop.prepare(self._stored.times.for_plain(self._sizes[0]), self._sizes)
                     self.active = True
         finally:
             sequence.rollback(len(tokens))
@@ -185,7 +184,7 @@ class SpeculativeEvaluator(DraftedText):
             if not fitting:
                 self._stop_drafting()
                 return None
-            self._prepare(fitting)
+            self._loop.prepare(self._stored.times.for_plain(fitting[0]), fitting)
         self.last, self.tokens_left = token, room
         try:
             self._last_pass = current = self._loop.submit((self,))
@@ -199,9 +198,6 @@ class SpeculativeEvaluator(DraftedText):
         self._at, self._base = 0, length
         self.behind = len(self._batch) - 1
         return self._rows[0]
-
-    def _prepare(self, sizes: Sequence[int]) -> None:
-        self._loop.prepare(self._stored.times.for_plain(sizes[0]), sizes)
 
     def _stop_drafting(self) -> None:
         """Stop drafting for the rest of this generation; the owner evaluates its tokens."""

@@ -463,7 +463,7 @@ def test_llama_stream_left_open_at_exit_saves_state_silently(tmp_path: Path) -> 
 def test_llama_generate_with_grammar_beyond_limits_of_drafts_equals_parent(
     pair: Twins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ngramspec.llama.grammar.LIMITS", LLParserLimits(max_items_in_row=3, verbose_errors=False))
+    monkeypatch.setattr("ngramspec.grammars.lark.LIMITS", LLParserLimits(max_items_in_row=3, verbose_errors=False))
     text = 'root ::= x{0,30}\nx ::= y "!"?\ny ::= [a-z ] | "(" root ")"'
     grammar = LlamaGrammar.from_string(text, verbose=False)
     pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0, grammar=grammar))
