@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.server.answer import Block, End, Piece, TextEvent
+from ngramspec.server.answer import Answer, Block
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
+from ngramspec.server.chat import EFFORTS, ChatTask, count_prompt, start_chat
 from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonResponse, quote
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.reasoning import read_thinking, read_thinking_budget
-from ngramspec.server.reply import Reply, chunk
+from ngramspec.server.reply import NAMED, Reply, merge, respond
 from ngramspec.server.toolbox import Toolbox
 from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+
+Event = dict[str, Any]
 
 _SIGNATURE = "unsigned"
 """Signature of thinking blocks. Clients do not send blocks without one back, and the model would lose its reasoning."""
@@ -40,8 +43,8 @@ _ERRORS = {
 
 async def messages(call: Call) -> Response:
     """Answer a chat."""
-    reply = MessageReply(call)
-    return await answer_chat(call, await asyncio.to_thread(read_request, call.fields), reply)
+    answers = await start_chat(call, await asyncio.to_thread(read_request, call.fields))
+    return await respond(call, MessageReply(call, answers))
 
 
 async def count_tokens(call: Call) -> Response:
@@ -197,77 +200,73 @@ def _read_variables(fields: Fields) -> dict[str, Any]:
 
 
 class MessageReply(Reply):
-    """A message, or its stream of events; the name of each event is its "type"."""
+    """A message, or its stream of events."""
 
-    def __init__(self, call: Call) -> None:
-        super().__init__()
+    head = NAMED
+
+    def __init__(self, call: Call, answers: Sequence[Answer]) -> None:
+        super().__init__(call, answers)
         self._id, self._model = f"msg_{secrets.token_hex(12)}", call.fields.string("model") or call.model.name
         thinking = call.fields.object("thinking") or Fields({})
         # True if the text of reasoning is omitted
-        self._hide = thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
+        self._hides = thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
         self._has_begun = False
 
-    def response_body(self) -> dict[str, Any]:
-        (answer,) = self.answers
-        assert answer.end is not None
-        content = [self._content(block) for block in answer.blocks]
-        return self._message(content) | _stop_fields(answer.end) | {"usage": self._usage(answer.end)}
+    def events(self, answer: Answer) -> list[Event]:
+        events = self._begin() if answer.steps or answer.done else []
+        for kind, block, text, _ in answer.changes:
+            at = {"index": block.index}
+            if kind == "opened":
+                events.append({"type": "content_block_start", **at, "content_block": _open(block)})
+            elif kind == "grown":
+                delta, field = _DELTAS[block.kind]
+                if block.kind != "reasoning" or not self._hides:
+                    events.append({"type": "content_block_delta", **at, "delta": {"type": delta, field: text}})
+            else:
+                if block.kind == "reasoning":
+                    signature = {"type": "signature_delta", "signature": _SIGNATURE}
+                    events.append({"type": "content_block_delta", **at, "delta": signature})
+                events.append({"type": "content_block_stop", **at})
+        if answer.done is not None:
+            usage = self._input_usage() | {
+                "output_tokens": answer.done.stats.generated,
+                "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
+            }
+            events.append({"type": "message_delta", "delta": _stop_fields(answer), "usage": usage})
+            events.append({"type": "message_stop"})
+        return events
 
-    def chunks(self, number: int, event: TextEvent) -> str:
-        if not isinstance(event, Piece | End):
-            return ""
-        text = "" if self._has_begun else self._start_event()
-        if isinstance(event, End):
-            ending = {"type": "message_delta", "delta": _stop_fields(event), "usage": self._usage(event)}
-            return text + chunk(ending, "message_delta") + chunk({"type": "message_stop"}, "message_stop")
-        for kind, block, piece, _ in event.changes:
-            text += self._change_events(kind, block, piece)
-        return text
+    def fold(self, event: Event) -> None:
+        match event:
+            case {"message": message}:
+                self.body = message
+            case {"content_block": block}:
+                self.body["content"].append(block)
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                merge(self.body["content"][index], {name: value for name, value in delta.items() if name != "type"})
+            case {"type": "content_block_stop", "index": index}:
+                block = self.body["content"][index]
+                if block["type"] == "tool_use":  # a limit may have cut the arguments, which must not be used then
+                    block["input"] = read_arguments(block.pop("partial_json", "")) or {}
+            case {"delta": stop_fields, "usage": usage}:
+                self.body |= stop_fields | {"usage": usage}
 
     def keepalive(self) -> str:
-        return self._start_event() + chunk({"type": "ping"}, "ping")
+        return self.encode([*self._begin(), {"type": "ping"}])
 
     def error_chunk(self, error: ApiError) -> str:
-        return chunk(error_body(error), "error")
+        return self.encode([error_body(error)])
 
-    def _start_event(self) -> str:
+    def _begin(self) -> list[Event]:
         """Return the first event, if it was not sent yet. It has the length of the prompt, unless a ping came first."""
         if self._has_begun:
-            return ""
+            return []
         self._has_begun = True
-        usage = self._input_usage() | {"output_tokens": 0}
-        more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
-        return chunk({"type": "message_start", "message": self._message([]) | more}, "message_start")
-
-    def _change_events(self, kind: str, block: Block, text: str) -> str:
-        if kind == "opened":
-            start = {"type": "content_block_start", "index": block.index}
-            return chunk(start | {"content_block": self._content(block, opened=True)}, "content_block_start")
-        if kind == "grown":
-            return "" if self._hide and block.kind == "reasoning" else _delta(block, *_DELTAS[block.kind], text)
-        signature = _delta(block, "signature_delta", "signature", _SIGNATURE) if block.kind == "reasoning" else ""
-        return signature + chunk({"type": "content_block_stop", "index": block.index}, "content_block_stop")
-
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
-
-    def _content(self, block: Block, opened: bool = False) -> dict[str, Any]:
-        """Return the content of a block; `opened` means that the block is still empty."""
-        match block.kind:
-            case "reasoning":
-                text, signature = "" if self._hide else block.text, "" if opened else _SIGNATURE
-                return {"type": "thinking", "thinking": text, "signature": signature}
-            case "text":
-                return {"type": "text", "text": block.text}
-            case "call":  # `max_tokens` may have cut the arguments, and incomplete ones must not be used
-                arguments = read_arguments(block.text) or {}
-                return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
-
-    def _usage(self, end: End) -> dict[str, Any]:
-        return self._input_usage() | {
-            "output_tokens": end.done.stats.generated,
-            "output_tokens_details": {"thinking_tokens": end.reasoning_tokens},
+        message = {
+            **{"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": []},
+            **{"stop_reason": None, "stop_sequence": None, "usage": self._input_usage() | {"output_tokens": 0}},
         }
+        return [{"type": "message_start", "message": message}]
 
     def _input_usage(self) -> dict[str, int]:
         (answer,) = self.answers
@@ -287,18 +286,20 @@ _DELTAS = {
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def _delta(block: Block, kind: str, field: str, text: str) -> str:
-    return (
-        'event: content_block_delta\ndata: {"type":"content_block_delta",'
-        f'"index":{block.index},"delta":{{"type":"{kind}","{field}":{quote(text)}}}}}\n\n'
-    )
+def _open(block: Block) -> dict[str, Any]:
+    """Return the content of a block that is still empty."""
+    match block.kind:
+        case "reasoning":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case "text":
+            return {"type": "text", "text": ""}
+        case "call":
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
 
 
-def _stop_fields(end: End) -> dict[str, Any]:
-    if end.full:
-        reason = "model_context_window_exceeded"
-    elif end.stop_string is not None and end.reason == "stop":
-        reason = "stop_sequence"
-    else:
-        reason = _REASONS[end.reason]
-    return {"stop_reason": reason, "stop_sequence": end.stop_string if reason == "stop_sequence" else None}
+def _stop_fields(answer: Answer) -> dict[str, Any]:
+    if answer.is_full:
+        return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
+    if answer.stop_string is not None and answer.reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_string}
+    return {"stop_reason": _REASONS[answer.reason], "stop_sequence": None}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from starlette.datastructures import Headers
 
 from ngramspec.batching.request import Done
-from ngramspec.request import Request
 from ngramspec.server.fields import Fields
 from ngramspec.server.state import ServedModel, Server
 
@@ -55,7 +53,6 @@ class Call:
     counters: Counters = field(default_factory=Counters)
     query: Fields = field(default_factory=lambda: Fields({}))
     headers: Headers = field(default_factory=Headers)
-    requests: Sequence[Request] = ()  # requests to the engine, after their prompts are known
 
     @cached_property
     def model(self) -> ServedModel:

@@ -10,19 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from starlette.responses import Response
-
 from ngramspec.chat.families import AnswerParser, answer_grammar
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call
 from ngramspec.server.constraint_fields import JsonFormat, run_in_worker
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.reasoning import read_budget
-from ngramspec.server.reply import Reply, respond
 from ngramspec.server.request_fields import read_shared_fields, repeat_with_seeds
 from ngramspec.server.sampling_fields import read_sampling
 from ngramspec.server.state import ServedModel
@@ -157,11 +155,12 @@ def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, op
     )
 
 
-async def answer_chat(call: Call, task: ChatTask, reply: Reply) -> Response:
-    """Answer a task once for each answer of a reply; it raises the same errors as `render_prompt`."""
+async def start_chat(call: Call, task: ChatTask, n_answers: int = 1) -> list[Answer]:
+    """Return the answers to a task, which are still empty; it raises the same errors as `render_prompt`."""
     request, opening = await asyncio.to_thread(_make_request, call, task)
-    requests = repeat_with_seeds(request, len(reply.answers))
     vocabulary, tools = call.model.vocabulary, task.callable_tools
     parallel = task.parallel and vocabulary.allows_parallel_calls
-    parsers = [AnswerParser(vocabulary.chat_template, tools, opening=opening, parallel=parallel) for _ in requests]
-    return await respond(call, requests, reply, parsers)
+    return [
+        Answer(request, number, AnswerParser(vocabulary.chat_template, tools, opening=opening, parallel=parallel))
+        for number, request in enumerate(repeat_with_seeds(request, n_answers))
+    ]

@@ -1,30 +1,35 @@
-"""`run_requests`: the requests of a call at work in the engine, and what happens to their answers."""
+"""`run_answers`: the answers of a call at work in the engine, and what happens to them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from time import monotonic
-from typing import Self
 
-from ngramspec.batching.request import Done, Event, Listener
-from ngramspec.request import Request
-from ngramspec.server.answer import Answer, TextEvent
+from ngramspec.batching.request import Done, Event
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call
 from ngramspec.server.errors import context_length_error
 from ngramspec.steps import Step
 
+_CANCEL_SECONDS = 5.0
+"""Maximum time to wait for a cancelled request, so that it is counted. It ends after the current decode call."""
+
+_MAX_EVENTS = 64
+"""Maximum number of events that are read before other clients have a turn."""
+
 
 @asynccontextmanager
-async def run_requests(
-    call: Call, requests: Sequence[Request], answers: Sequence[Answer]
-) -> AsyncIterator[RequestStream]:
-    """Run requests in the engine while the block lasts, one for each answer. The call counts their cost.
+async def run_answers(call: Call, answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
+    """Run the requests of answers in the engine while the block lasts. The call counts their cost.
 
     It raises an ApiError if a prompt is too long, and a GrammarError if a grammar is unusable.
     """
+    requests = [answer.request for answer in answers]
     for request in requests:
         # A prompt must leave room for a token, unless none is requested.
         if len(request.prompt) + (request.max_tokens != 0) > call.model.n_ctx:
@@ -38,131 +43,111 @@ async def run_requests(
         for grammar in {request.sampling.grammar for request in requests if request.sampling.grammar is not None}:
             await asyncio.to_thread(vocabulary.grammars.hold, grammar)
             grammars.append(grammar)
-        async with RequestStream(call, requests, answers) as running:
-            yield running
+        async with _submit(call, answers) as queue:
+            yield queue
     finally:
         for grammar in grammars:
             vocabulary.grammars.release(grammar)
 
 
-_CANCEL_SECONDS = 5.0
-"""Maximum time to wait for a cancelled request, so that it is counted. It ends after the current decode call."""
+@asynccontextmanager
+async def _submit(call: Call, answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
+    """Submit the requests of answers; at the end of the block, cancel and count them."""
+    has_limits = any(answer.reader is not None and answer.reader.ended is not None for answer in answers)
+    has_logprobs = any(answer.request.logprobs is not None for answer in answers)
+    merges = not (call.streamed and (has_logprobs or call.fields.boolean("timings_per_token")))
+    ping_seconds = call.server.ping_seconds if call.streamed else math.inf
+    queue = EventQueue(ping_seconds, wakes_always=call.streamed or has_limits, merges=merges)
+    for answer in answers:
+        answer.ticket = call.model.service.submit(answer.request, partial(queue.put, answer.number), answer.number)
+    try:
+        yield queue
+    finally:
+        queue.stop_pings()
+        for answer in answers:
+            answer.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                while len(queue.ended) < len(answers):
+                    await queue.wait()
+                    queue.take()
+        for number, event in queue.ended:
+            if isinstance(event, Done):
+                call.counters.add(len(answers[number].request.prompt), event)
 
 
-class RequestStream:
-    """Requests at work, whose events can be awaited. They are cancelled, and counted, when the `with` block ends.
+class EventQueue:
+    """Events on their way from the engine's thread, which only calls `put`, to the event loop, which does the rest.
 
     An event loop that wakes up takes a core from the decode call, and Python's lock from the engine. So the engine
-    wakes it once for all events that arrive until the next `arrival`, and only at the end if nothing is streamed.
+    wakes it once for all events that arrive until the next `wait`, and only for last events unless `wakes_always`.
     """
 
-    def __init__(self, call: Call, requests: Sequence[Request], answers: Sequence[Answer]) -> None:
-        call.requests = requests
-        self.unfinished = len(requests)  # number of answers whose `End` was not returned yet
-        self.sent_at = monotonic()  # time of the last chunk
+    def __init__(self, ping_seconds: float, *, wakes_always: bool, merges: bool) -> None:
+        self.ended: list[tuple[int, Done | Exception]] = []  # last events that were taken
+        self.ping_seconds, self._wakes_always, self._merges = ping_seconds, wakes_always, merges
         self._loop = asyncio.get_running_loop()
-        self._requests, self._answers, self._counters = requests, answers, call.counters
-        has_limits = any(answer.reader is not None and answer.reader.ended is not None for answer in answers)
-        self._wakes_always = call.streamed or has_limits  # otherwise at the end or for an error
-        has_logprobs = any(request.logprobs is not None for request in requests)
-        # True if steps of one answer that waited are one piece
-        self._merges = call.streamed and not (has_logprobs or call.fields.boolean("timings_per_token"))
-        self._ping_seconds = call.server.ping_seconds
-        self._events: deque[tuple[int, Event]] = deque()
-        self._ended: list[tuple[int, Event]] = []  # the last events; any thread can append to a list safely
-        self._is_woken = False  # True from the call that wakes the loop until the loop waits again
-        self._waiter: asyncio.Future[None] | None = None
-        self._timer = self._loop.call_later(self._ping_seconds, self._check_silence) if call.streamed else None
-        submit = call.model.service.submit
-        self._tickets = [submit(request, self._listener(number), number) for number, request in enumerate(requests)]
+        self._events = SimpleQueue[tuple[int, Event]]()
+        self._is_woken = False  # True from the call that wakes the loop until the next `wait`
+        self._waiter: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        self.ping_at = monotonic() + ping_seconds  # time of the next ping if no chunk is sent until then
+        self._timer = self._loop.call_later(ping_seconds, self._check_silence) if ping_seconds < math.inf else None
 
-    def _listener(self, number: int) -> Listener:
-        def listen(event: Event) -> None:
-            self._events.append((number, event))
-            is_last = not isinstance(event, Step) and isinstance(event, (Done, Exception))
-            if is_last:
-                self._ended.append((number, event))
-            must_wake = self._wakes_always or (is_last and (isinstance(event, Exception) or self._all_ended))
-            if must_wake and not self._is_woken:
-                self._is_woken = True
-                try:  # noqa: SIM105 (`suppress` would call three functions for every token)
-                    self._loop.call_soon_threadsafe(self._wake)
-                except RuntimeError:  # the loop is closed
-                    pass
+    # ------------------------------------------------------------------ on the engine's thread
 
-        return listen
-
-    @property
-    def _all_ended(self) -> bool:
-        return len(self._ended) == len(self._requests)
+    def put(self, number: int, event: Event) -> None:
+        """Add an event of an answer, and wake the loop if necessary."""
+        self._events.put((number, event))
+        if not self._is_woken and (self._wakes_always or isinstance(event, (Done, Exception))):
+            self._is_woken = True
+            try:  # noqa: SIM105 (`suppress` would call three functions for every token)
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the loop is closed
+                pass
 
     # ------------------------------------------------------------------ on the event loop
 
-    def arrival(self) -> asyncio.Future[None]:
-        """Return a future that completes when events wait, or when no chunk was sent for too long."""
+    def wait(self) -> asyncio.Future[None]:
+        """Return a future that completes when events wait, or when it is time for a ping."""
         self._is_woken = False
         self._waiter = asyncio.Future(loop=self._loop)
-        if self._events:
+        if not self._events.empty():
             self._is_woken = True
             self._loop.call_soon(self._wake)  # a completed future would not let other clients have a turn
         return self._waiter
 
-    def next_events(self) -> Sequence[tuple[int, TextEvent]]:
-        """Return the next event with the number of its answer; several if steps waited, none if nothing did.
-
-        It raises an ApiError if the engine could not complete an answer.
-        """
-        if not self._events:
-            return ()
-        number, event = self._events[0]
-        if not isinstance(event, Step):
-            self._events.popleft()
-            self.unfinished -= isinstance(event, Done)
-            return [(number, text_event) for text_event in self._answers[number].add_event(event)]
-        steps: dict[int, list[Step]] = {}
-        while isinstance(event, Step):
-            self._events.popleft()
-            steps.setdefault(number, []).append(event)
-            if not (self._merges and self._events):
+    def take(self) -> list[tuple[int, Event | list[Step]]]:
+        """Return waiting events with the numbers of their answers; consecutive steps of an answer are one event."""
+        events: list[tuple[int, Event | list[Step]]] = []
+        steps: dict[int, list[Step]] = {}  # the last event of each answer, if it is one of steps
+        for _ in range(_MAX_EVENTS):
+            if self._events.empty():
                 break
-            number, event = self._events[0]
-        pieces = []
-        for number, waiting_steps in steps.items():
-            if not (answer := self._answers[number]).ended:
-                pieces.append((number, answer.write(waiting_steps)))
-                if answer.ended:
-                    self._tickets[number].cancel()
-        return pieces
-
-    @property
-    def is_silent(self) -> bool:
-        """True if it is time for a ping."""
-        return monotonic() - self.sent_at >= self._ping_seconds
+            number, event = self._events.get_nowait()
+            if not isinstance(event, Step):
+                steps.pop(number, None)
+                events.append((number, event))
+                if isinstance(event, (Done, Exception)):
+                    self.ended.append((number, event))
+            elif self._merges and number in steps:
+                steps[number].append(event)
+            else:
+                steps[number] = [event]
+                events.append((number, steps[number]))
+        return events
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if not self._waiter.done():
             self._waiter.set_result(None)
 
     def _check_silence(self) -> None:
-        remaining_seconds = self.sent_at + self._ping_seconds - monotonic()
-        if remaining_seconds <= 0:  # also true while a client does not read, when there is no waiter
+        """Wake the loop if it is time for a ping."""
+        remaining_seconds = self.ping_at - monotonic()
+        if remaining_seconds <= 0:  # also true while a client does not read, when nothing waits
             self._wake()
-            remaining_seconds = self._ping_seconds
+            remaining_seconds = self.ping_seconds
         self._timer = self._loop.call_later(remaining_seconds, self._check_silence)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    def stop_pings(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for ticket in self._tickets:
-            ticket.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CANCEL_SECONDS):
-                while not self._all_ended:
-                    self._events.clear()
-                    await self.arrival()
-        for number, event in self._ended:
-            if isinstance(event, Done):
-                self._counters.add(len(self._requests[number].prompt), event)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from starlette.responses import Response
@@ -30,10 +29,21 @@ class Encoded:
         parts = [part for item in items for part in (",", *_encode_parts(item))]
         return cls(["[", *parts[1:], "]"])
 
+    def extend(self, other: Encoded) -> None:
+        """Add the items of another list to this list."""
+        comma = [","] if len(self.parts) > 2 and len(other.parts) > 2 else []
+        self.parts[-1:] = [*comma, *other.parts[1:]]
+
+
+ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+
 
 def encode_json(data: Any) -> str:
     """Return an object as JSON on one line; nan and infinity, which JSON lacks, raise a ValueError."""
-    return "".join(_encode_parts(data))
+    try:
+        return ENCODER.encode(data)
+    except TypeError:  # a part is `Encoded`
+        return "".join(_encode_parts(data))
 
 
 def _encode_parts(data: Any) -> list[str]:
@@ -49,15 +59,6 @@ def _encode_parts(data: Any) -> list[str]:
     for value, text in zip(encoded, texts, strict=True):
         parts += (*value.parts, text)
     return parts
-
-
-quote = encode_basestring_ascii
-"""Function that returns a string as JSON, in the same form as `encode_json`."""
-
-
-def members(fields: Mapping[str, Any]) -> str:
-    """Return fields as JSON that continues an object after its first member."""
-    return f",{encode_json(fields)[1:-1]}" if fields else ""
 
 
 MAX_SENT = 2**20

@@ -15,7 +15,7 @@ from ngramspec.chat.template import ChatPrompt
 from ngramspec.fill_in import Limits
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.request import Request
-from ngramspec.server.answer import End, Piece, TextEvent
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.constraint_fields import read_response_format
@@ -24,10 +24,9 @@ from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.openai_completions import fill_in_prompt, is_prompt_list, read_prompts, read_requests
-from ngramspec.server.reply import Reply, chunk, logprobs_content, respond
+from ngramspec.server.reply import Reply, logprobs_content, merge, read_telemetry, respond
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_max_tokens
 from ngramspec.server.sampling_fields import check_token, read_sampling
-from ngramspec.server.telemetry import read_telemetry
 
 
 async def completion(call: Call) -> Response:
@@ -49,9 +48,12 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, as_l
     _check_sizes(call, requests, name)
     milliseconds = fields.integer("t_max_predict_ms", -1, minimum=-(2**31)) or 0
     seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, fields.integer("n_indent", 0) or 0
-    limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
-    reply = NativeReply(call, requests, as_list or len(requests) > 1)
-    return await respond(call, requests, reply, limits)
+    has_limits = seconds is not None or indent
+    answers = [
+        Answer(request, number, LineLimits(seconds, indent) if has_limits else None)
+        for number, request in enumerate(requests)
+    ]
+    return await respond(call, NativeReply(call, answers, as_list=as_list or len(requests) > 1))
 
 
 MAX_LOGPROBS = 10_000
@@ -73,73 +75,61 @@ def _check_sizes(call: Call, requests: Sequence[Request], name: str) -> None:
 class NativeReply(Reply):
     """A response with completions, or its stream; if `as_list`, the response is a list."""
 
-    def __init__(self, call: Call, requests: Sequence[Request], as_list: bool) -> None:
-        super().__init__(len(requests))
-        fields = call.fields
-        self._call, self._model, self._requests, self._as_list = call, call.model, requests, as_list
-        self._returns_tokens = fields.boolean("return_tokens")
+    def __init__(self, call: Call, answers: Sequence[Answer], *, as_list: bool) -> None:
+        super().__init__(call, answers)
+        self._call, self._as_list = call, as_list
+        self._returns_tokens = call.fields.boolean("return_tokens")
         # Names of the fields to return; empty means all.
-        self._response_fields = fields.string_list("response_fields", max_strings=256)
-        self._telemetry = [read_telemetry(call) for _ in requests]
+        self._response_fields = call.fields.string_list("response_fields", max_strings=256)
+        self._telemetry = read_telemetry(call, answers)
+        self._results: list[dict[str, Any]] = [{} for _ in answers]  # of a response that is not streamed
 
-    def response_body(self) -> Any:
-        results = [self._end(number, streamed=False) for number in range(len(self.answers))]
+    def events(self, answer: Answer) -> list[dict[str, Any]]:
+        more = self._telemetry[answer.number].update(answer) if self._telemetry else {}
+        events: list[dict[str, Any]] = []
+        event = {"index": answer.number, "content": answer.new_text, "tokens": [], "stop": False}
+        if "prompt_progress" in more:
+            events.append(event | more)
+        elif event["content"] or answer.steps:
+            event["tokens"] = [token for step in answer.steps for token in step.tokens]
+            event["id_slot"], event["tokens_predicted"] = answer.slot, len(answer.tokens)
+            event["tokens_evaluated"] = answer.prompt_tokens
+            if answer.request.logprobs is not None:
+                event["completion_probabilities"] = logprobs_content(
+                    self.model, answer.logprobs, answer.request.post_sampling
+                )
+            events.append(event | more)
+        if answer.done is not None:
+            has_prompt = not self._response_fields or "prompt" in self._response_fields
+            result = native_answer(self._call, answer, has_prompt=has_prompt)
+            result |= {"index": answer.number, "content": "", "tokens": []}
+            events.append(self._select(result) if self._call.streamed else result)
+        return events
+
+    def fold(self, event: dict[str, Any]) -> None:
+        merge(self._results[event["index"]], event)
+
+    def whole(self) -> Any:
+        for answer, result in zip(self.answers, self._results, strict=True):
+            if not self._returns_tokens:
+                result["tokens"] = []
+            if answer.request.logprobs is not None:
+                result.setdefault("completion_probabilities", [])
+        results = list(map(self._select, self._results))
         return results if self._as_list else results[0]
 
-    def chunks(self, number: int, event: TextEvent) -> str:
-        telemetry = self._telemetry[number]
-        more = telemetry.update(event) if telemetry else {}
-        if isinstance(event, End):
-            return chunk(self._end(number, streamed=True))
-        if isinstance(event, Piece):
-            return self._piece(number, event, more)
-        if "prompt_progress" in more:
-            return chunk({"index": number, "content": "", "tokens": [], "stop": False, **more})
-        return ""
-
-    def _piece(self, number: int, piece: Piece, more: Mapping[str, Any]) -> str:
-        answer, text = self.answers[number], piece.text
-        if not (text or piece.steps):
-            return ""
-        result = {
-            "index": number,
-            "content": text,
-            "tokens": [token for step in piece.steps for token in step.tokens],
-            "stop": False,
-            "id_slot": answer.slot,
-            "tokens_predicted": len(answer.tokens),
-            "tokens_evaluated": answer.prompt_tokens,
-            **more,
-        }
-        if self._requests[number].logprobs is not None:
-            result["completion_probabilities"] = logprobs_content(
-                self._model, piece.logprobs, self._requests[number].post_sampling
-            )
-        return chunk(result)
-
-    def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
-        answer, request = self.answers[number], self._requests[number]
-        has_prompt = not self._response_fields or "prompt" in self._response_fields
-        result = native_answer(self._call, request, answer, has_prompt=has_prompt) | {"index": number}
-        if streamed:
-            result["content"] = ""
-        if streamed or not self._returns_tokens:
-            result["tokens"] = []
-        if request.logprobs is not None and not streamed:
-            result["completion_probabilities"] = logprobs_content(self._model, answer.logprobs, request.post_sampling)
-        return _select_fields(result, self._response_fields) if self._response_fields else result
-
-
-def _select_fields(result: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields with these names, where "a/b" is the field b of a; unknown names are ignored."""
-    fields: dict[str, Any] = {}
-    for name in names:
-        value: Any = result
-        for part in name.split("/"):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            fields[name] = value
-    return fields
+    def _select(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the requested fields of a result, where "a/b" is the field b of a; unknown names are ignored."""
+        if not self._response_fields:
+            return result
+        fields: dict[str, Any] = {}
+        for name in self._response_fields:
+            value: Any = result
+            for part in name.split("/"):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None:
+                fields[name] = value
+        return fields
 
 
 # --------------------------------------------------------------------------- text to tokens and back

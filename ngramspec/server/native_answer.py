@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call
@@ -16,10 +15,10 @@ from ngramspec.server.request_fields import read_max_tokens
 from ngramspec.server.state import ServedModel
 
 
-def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
+def native_answer(call: Call, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
     """Return a completion that ended, with its text, its settings, and its prompt, which takes milliseconds if long."""
-    model, end = call.model, answer.end
-    assert end is not None
+    model, request, done = call.model, answer.request, answer.done
+    assert done is not None
     limit = read_max_tokens(call.fields)
     settings = generation_settings(request.sampling, -1 if limit is None else limit, request.stop)
     text = answer.text()
@@ -30,17 +29,17 @@ def native_answer(call: Call, request: Request, answer: Answer, *, has_prompt: b
         "id_slot": answer.slot,
         "stop": True,
         "model": model.name,
-        "tokens_predicted": end.done.stats.generated,
+        "tokens_predicted": done.stats.generated,
         "tokens_evaluated": answer.prompt_tokens,
         "generation_settings": settings | {"n_probs": request.logprobs or 0, "stream": call.streamed},
         **({"prompt": prompt_text(model, request.prompt)} if has_prompt else {}),
         "has_new_line": "\n" in text,
-        "truncated": end.full,
-        "stop_type": "limit" if end.reason == "length" else "eos" if end.stop_string is None else "word",
-        "stopping_word": end.stop_string or "",
+        "truncated": answer.is_full,
+        "stop_type": "limit" if answer.reason == "length" else "eos" if answer.stop_string is None else "word",
+        "stopping_word": answer.stop_string or "",
         # The last token was never evaluated.
         "tokens_cached": answer.prompt_tokens + max(0, len(answer.tokens) - 1),
-        "timings": timings(answer.prompt_tokens, *end.done[1:]),
+        "timings": timings(answer.prompt_tokens, *done[1:]),
     }
 
 
@@ -48,7 +47,7 @@ def verbose_field(call: Call, answer: Answer) -> dict[str, Any]:
     """Return llama-server's `__verbose` for one answer of another format; empty if it was not requested."""
     if not call.fields.boolean("verbose", call.server.is_verbose):
         return {}
-    return {"__verbose": native_answer(call, call.requests[0], answer)}
+    return {"__verbose": native_answer(call, answer)}
 
 
 def prompt_text(model: ServedModel, tokens: Sequence[int]) -> str:

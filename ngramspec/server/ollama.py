@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import Response
 
+from ngramspec.batching.request import Done
 from ngramspec.chat.families import reasoning_tags
 from ngramspec.request import Request
-from ngramspec.server.answer import Block, End, Piece, TextEvent
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat
+from ngramspec.server.chat import EFFORTS, ChatTask, start_chat
 from ngramspec.server.constraint_fields import JsonFormat
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonResponse, encode_json, members, quote
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.openai_completions import fill_in_prompt, read_requests, read_tokens
 from ngramspec.server.reply import Reply, logprobs_content, respond
@@ -40,27 +40,29 @@ _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+
 async def chat(call: Call) -> Response:
     """Answer a chat."""
     fields, inner = call.fields, _merge_options(call)
-    reply, unload = OllamaReply(inner, "chat", fields), _has_zero_keep_alive(fields)
+    reply = OllamaReply(inner, fields, is_chat=True)
     if not fields.list("messages"):
-        return reply.load_response(unload)
-    return await answer_chat(inner, await asyncio.to_thread(_read_chat, call, inner), reply)
+        return reply.load_response()
+    reply.answers = await start_chat(inner, await asyncio.to_thread(_read_chat, call, inner))
+    return await respond(inner, reply)
 
 
 async def generate_text(call: Call) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
     fields, inner = call.fields, _merge_options(call)
-    reply, unload = OllamaReply(inner, "generate", fields), _has_zero_keep_alive(fields)
+    reply = OllamaReply(inner, fields, is_chat=False)
     prompt, suffix = fields.string("prompt") or "", fields.string("suffix") or ""
     _refuse_images(fields)
     if fields.string("template"):
         raise fields.field_error("template", "Go templates are not supported; use raw with the whole prompt")
     if not prompt and not suffix:
-        return reply.load_response(unload)
+        return reply.load_response()
     if fields.boolean("raw") or suffix:
-        request = await asyncio.to_thread(_read_request, call, inner, prompt, suffix)
-        return await respond(inner, [request], reply)
-    reply.has_context = True
-    return await answer_chat(inner, await asyncio.to_thread(_read_prompt, call, inner, prompt), reply)
+        reply.answers = [Answer(await asyncio.to_thread(_read_request, call, inner, prompt, suffix))]
+    else:
+        reply.has_context = True
+        reply.answers = await start_chat(inner, await asyncio.to_thread(_read_prompt, call, inner, prompt))
+    return await respond(inner, reply)
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -206,93 +208,59 @@ def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
 class OllamaReply(Reply):
     """An answer of `/api/chat` or `/api/generate`, or its stream of JSON lines.
 
-    `call` has the options of the request, and `fields` its other fields. `kind` is "chat", whose text is in a message,
-    or "generate".
+    `call` has the options of the request, and `fields` its other fields.
     """
 
-    media_type = "application/x-ndjson"
+    media_type, head, tail = "application/x-ndjson", "", "\n"
 
-    def __init__(self, call: Call, kind: str, fields: Fields) -> None:
-        super().__init__()
-        self._call, self._model, self._kind, self._started_at = call, call.model, kind, time.monotonic()
+    def __init__(self, call: Call, fields: Fields, *, is_chat: bool) -> None:
+        super().__init__(call, ())
+        self._is_chat, self._started_at = is_chat, time.monotonic()
         self._name = fields.string("model") or call.model.name
-        self._with_logprobs = fields.boolean("logprobs")
-        self.has_context = False  # True if the answer contains its `context`
-        self._calls = 0
-        # JSON before and after a text
-        self._frames = {
-            "text": members(self._fields("\0")).split(quote("\0")),
-            "reasoning": members(self._fields(thinking="\0")).split(quote("\0")),
-        }
+        self._unloads = _has_zero_keep_alive(fields)
+        self.has_context = False  # whether the answer contains its `context`
+        self._n_calls = 0
 
-    def load_response(self, unload: bool) -> Response:
+    def load_response(self) -> Response:
         """Return the response to a request without a prompt. The model is always loaded and never unloaded."""
-        ending = {"done": True, "done_reason": "unload" if unload else "load"}
-        return JsonResponse(self._head() | self._fields() | ending)
+        return JsonResponse(self._event() | {"done": True, "done_reason": "unload" if self._unloads else "load"})
 
-    def response_body(self) -> dict[str, Any]:
-        (answer,) = self.answers
-        calls = [call for block in answer.blocks for call in self._tool_call(block)]
-        fields = self._fields(answer.text(), answer.text("reasoning"), calls)
-        return self._head() | fields | self._end_fields(answer.logprobs)
-
-    def chunks(self, number: int, event: TextEvent) -> str:
-        if isinstance(event, End):
-            return self._line(members(self._fields() | self._end_fields(())))
-        if not isinstance(event, Piece):
-            return ""
-        lines = []
-        for change, block, text, _ in event.changes:
-            if change == "closed" and (calls := self._tool_call(block)):
-                lines.append(members(self._fields(calls=calls)))
-            elif change == "grown" and text and block.kind != "call":
-                before, after = self._frames[block.kind]
-                lines.append(f"{before}{quote(text)}{after}")
-        if event.logprobs:
-            lines = lines or [members(self._fields())]
-            lines[-1] += members(self._logprobs(event.logprobs))
-        return "".join(map(self._line, lines))
+    def events(self, answer: Answer) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        for kind, block, text, _ in answer.changes:
+            if block.kind != "call":
+                if text:
+                    events.append(self._event(**{"thinking" if block.kind == "reasoning" else "text": text}))
+            # A limit may have cut off the arguments.
+            elif kind == "closed" and (arguments := read_arguments(block.text)) is not None:
+                function = {"index": self._n_calls, "name": block.name, "arguments": arguments}
+                events.append(self._event(tool_calls=[{"id": block.id, "function": function}]))
+                self._n_calls += 1
+        if answer.logprobs:
+            events = events or [self._event()]
+            events[-1]["logprobs"] = logprobs_content(self.model, answer.logprobs)
+        if answer.done is not None:
+            events.append(self._event() | self._end_fields(answer, answer.done))
+        return events
 
     def keepalive(self) -> str:
-        return self._line(members(self._fields()))
+        return self.encode([self._event()])
 
     def error_chunk(self, error: ApiError) -> str:
-        return encode_json(error_body(error)) + "\n"
+        return self.encode([error_body(error)])
 
-    def _line(self, rest: str) -> str:
-        """Return a chunk; `rest` is JSON as `members` returns it."""
-        return f'{{"model":{quote(self._name)},"created_at":"{timestamp(time.time())}"{rest}}}\n'
+    def _event(self, text: str = "", **more: Any) -> dict[str, Any]:
+        """Return an event with a text; `more` contains reasoning (`thinking`) or `tool_calls`."""
+        created_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        head = {"model": self._name, "created_at": created_at}
+        if self._is_chat:
+            return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
+        return {**head, "response": text, **more, "done": False}
 
-    def _head(self) -> dict[str, Any]:
-        return {"model": self._name, "created_at": timestamp(time.time())}
-
-    def _fields(self, text: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        if calls:
-            more["tool_calls"] = calls
-        if self._kind == "chat":
-            return {"message": {"role": "assistant", "content": text, **more}, "done": False}
-        return {"response": text, **more, "done": False}
-
-    def _tool_call(self, block: Block) -> list[dict[str, Any]]:
-        """Return a block that is a call with complete arguments; other blocks return nothing."""
-        arguments = read_arguments(block.text) if block.kind == "call" else None
-        if arguments is None:
-            return []
-        function = {"index": self._calls, "name": block.name, "arguments": arguments}
-        self._calls += 1
-        return [{"id": block.id, "function": function}]
-
-    def _logprobs(self, logprobs: Sequence[Any]) -> dict[str, Any]:
-        return {"logprobs": logprobs_content(self._model, logprobs)} if self._with_logprobs else {}
-
-    def _end_fields(self, logprobs: Sequence[Any]) -> dict[str, Any]:
-        (answer,) = self.answers
-        assert answer.end is not None
-        done = answer.end.done
-        ending: dict[str, Any] = {
+    def _end_fields(self, answer: Answer, done: Done) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "done": True,
-            "done_reason": "length" if answer.end.reason == "length" else "stop",
+            "done_reason": "length" if answer.reason == "length" else "stop",
             "total_duration": round(1e9 * (time.monotonic() - self._started_at)),
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,
@@ -301,8 +269,8 @@ class OllamaReply(Reply):
             "eval_duration": round(1e9 * done.seconds),
         }
         if self.has_context:
-            ending["context"] = [*self._call.requests[0].prompt, *answer.tokens]
-        return ending | (self._logprobs(logprobs) if logprobs else {})
+            fields["context"] = [*answer.request.prompt, *answer.tokens]
+        return fields
 
 
 def timestamp(seconds: float) -> str:

@@ -12,17 +12,25 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.chat.template import check_variables
-from ngramspec.server.answer import Block, End, Piece, TextEvent
+from ngramspec.server.answer import Answer, Block
 from ngramspec.server.call import Call
-from ngramspec.server.chat import ChatTask, answer_chat, count_prompt
+from ngramspec.server.chat import ChatTask, count_prompt, start_chat
 from ngramspec.server.constraint_fields import read_response_format
-from ngramspec.server.drafted_text import DraftedText, Span
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonResponse, encode_json, members, quote
+from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.native_answer import verbose_field
 from ngramspec.server.reasoning import read_reasoning_variables, read_thinking_budget
-from ngramspec.server.reply import DONE, FINGERPRINT, Reply, logprobs_content, prediction_usage, totals
+from ngramspec.server.reply import (
+    DONE,
+    FINGERPRINT,
+    Reply,
+    logprobs_content,
+    prediction_usage,
+    read_telemetry,
+    respond,
+    totals,
+)
 from ngramspec.server.request_fields import (
     MAX_ALTERNATIVES,
     has_usage_chunk,
@@ -31,7 +39,6 @@ from ngramspec.server.request_fields import (
     read_prediction,
     read_stop,
 )
-from ngramspec.server.telemetry import read_telemetry
 from ngramspec.server.toolbox import Toolbox, free_text
 from ngramspec.server.transcript import dump_arguments
 
@@ -44,7 +51,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
     task, toolbox = await asyncio.to_thread(_read_request, call.fields)
-    return await answer_chat(call, task, ChatReply(call, read_n_answers(call.fields), toolbox))
+    answers = await start_chat(call, task, read_n_answers(call.fields))
+    return await respond(call, ChatReply(call, answers, toolbox))
 
 
 def _read_request(fields: Fields) -> tuple[ChatTask, Toolbox]:
@@ -227,155 +235,165 @@ def _read_function_call(function: Fields) -> dict[str, Any]:
 class ChatReply(Reply):
     """A chat completion, or its stream: the role, the deltas and the finish of each choice; then usage and timings."""
 
-    def __init__(self, call: Call, count: int, toolbox: Toolbox) -> None:
-        super().__init__(count)
+    ending = DONE
+
+    def __init__(self, call: Call, answers: Sequence[Answer], toolbox: Toolbox) -> None:
+        super().__init__(call, answers)
         fields = call.fields
-        self._call, self._model = call, call.model
-        self._toolbox, self._uses_functions = toolbox, "functions" in fields
-        self._post_sampling = fields.boolean("post_sampling_probs")
-        self._has_logprobs, self._has_usage_chunk = fields.boolean("logprobs"), has_usage_chunk(call)
-        self._marks_drafts = fields.boolean("return_drafts")
+        self._call, self._toolbox, self._uses_functions = call, toolbox, "functions" in fields
+        self._telemetry = read_telemetry(call, answers)
+        self._has_usage_event = has_usage_chunk(call) or not call.streamed
+        self._drafts = [DraftedText() for _ in answers] if fields.boolean("return_drafts") else []
+        self._begun = set[int]()  # choices whose role was sent
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
-            "model": fields.string("model") or self._model.name,
+            "model": fields.string("model") or self.model.name,
             "system_fingerprint": FINGERPRINT,
+            "object": "chat.completion.chunk",
         }
-        self._chunk = f"data: {encode_json(self._head | {'object': 'chat.completion.chunk'})[:-1]}"
-        self._choices = [_Choice(call, number, self._chunk) for number in range(count)]
+        self.body = self._head | {"choices": [{"index": answer.number} for answer in answers]}
 
-    def add(self, number: int, event: TextEvent) -> None:
-        if self._marks_drafts and isinstance(event, Piece):
-            self._choices[number].mark(event)
-
-    def response_body(self) -> dict[str, Any]:
-        choices = []
-        for choice, answer in zip(self._choices, self.answers, strict=True):
-            assert answer.end is not None
-            message: dict[str, Any] = {"role": "assistant", "content": answer.text()}
-            if reasoning := answer.text("reasoning"):
-                message["reasoning_content"] = reasoning
-            calls = answer.calls
-            if calls and self._uses_functions:
-                message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
-            elif calls:
-                message["tool_calls"] = [self._tool_call(block) for block in calls]
-            fields = {"index": choice.number, "message": message, "finish_reason": self._finish_reason(answer.end)}
-            if self._has_logprobs:
-                fields["logprobs"] = {"content": logprobs_content(self._model, answer.logprobs, self._post_sampling)}
-            if self._marks_drafts:
-                fields["drafted"] = choice.drafted
-            choices.append(fields)
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": choices,
-            **self._totals(with_usage=True),
-            **verbose_field(self._call, self.answers[0]),
-        }
-
-    def chunks(self, number: int, event: TextEvent) -> str:
-        choice = self._choices[number]
-        more = choice.telemetry.update(event) if choice.telemetry else {}
-        if isinstance(event, Piece):
-            parts = self._parts(choice, event)
-            if not (parts or "timings" in more):
-                return ""
-        elif isinstance(event, End):
-            parts = [("{}", {"finish_reason": self._finish_reason(event)})]
-            if not self._has_usage_chunk and all(answer.end for answer in self.answers):
+    def events(self, answer: Answer) -> list[dict[str, Any]]:
+        number = answer.number
+        more = self._telemetry[number].update(answer) if self._telemetry else {}
+        choices = self._deltas(answer)
+        if answer.done is not None:
+            choices.append({"delta": {}, "finish_reason": self._finish_reason(answer)})
+            if not self._has_usage_event and all(answer.done for answer in self.answers):
                 more = self._totals(with_usage=False)
-        elif "prompt_progress" in more:
-            parts = [("{}", {})]
-        else:
-            return ""
-        text = ""
-        if not choice.has_begun:
-            choice.has_begun = True
-            text = choice.chunk('{"role":"assistant","content":null}', {}, {})
-        for delta, fields in parts:
-            text += choice.chunk(delta, fields, more)
-        return text
+        elif not choices and "prompt_progress" in more:
+            choices.append({"delta": {}})
+        if choices and number not in self._begun:
+            self._begun.add(number)
+            choices.insert(0, {"delta": {"role": "assistant", "content": None}})
+        events = []
+        for choice in choices:
+            fields = {"index": number, "finish_reason": None, **choice}
+            events.append({**self._head, "choices": [fields], **more})
+        return events
 
-    def last_chunks(self) -> str:
-        usage = members({"choices": [], **self._totals(with_usage=True)}) if self._has_usage_chunk else ""
-        return f"{self._chunk}{usage}}}\n\n{DONE}" if usage else DONE
+    def last_events(self) -> list[dict[str, Any]]:
+        return [{**self._head, "choices": [], **self._totals(with_usage=True)}] if self._has_usage_event else []
 
-    def _parts(self, choice: _Choice, piece: Piece) -> list[tuple[str, dict[str, Any]]]:
-        """Return the deltas of a piece as JSON, each with the other fields of its choice."""
-        parts: list[tuple[str, dict[str, Any]]] = []
-        spans = choice.mark(piece) if self._marks_drafts else ()
-        for place, (kind, block, text, _) in enumerate(piece.changes):
-            more = {"drafted": spans[place]} if self._marks_drafts else {}
+    def whole(self) -> dict[str, Any]:
+        for choice, answer in zip(self.body["choices"], self.answers, strict=True):
+            message = choice["message"] = choice.pop("delta")
+            message["content"] = message["content"] or ""
+            # A limit may have cut off the last call.
+            calls = [
+                {name: value for name, value in call.items() if name != "index"}
+                for call in message.pop("tool_calls", [])[: len(answer.calls)]
+            ]
+            if calls:
+                message["tool_calls"] = calls
+            elif not answer.calls:
+                message.pop("function_call", None)
+            if answer.request.logprobs is not None:
+                choice.setdefault("logprobs", {"content": []})
+            if self._drafts:
+                choice["drafted"] = self._drafts[answer.number].content_spans
+        return {**self.body, "object": "chat.completion", **verbose_field(self._call, self.answers[0])}
+
+    def _deltas(self, answer: Answer) -> list[dict[str, Any]]:
+        """Return the fields of the choice in each event of an event."""
+        choices: list[dict[str, Any]] = []
+        spans = self._drafts[answer.number].mark(answer) if self._drafts else ()
+        for place, (kind, block, text, _) in enumerate(answer.changes):
             if block.kind == "call":
                 if delta := self._call_delta(kind, block, text):
-                    parts.append((encode_json(delta), {}))
+                    choices.append({"delta": delta})
             elif text:
-                field = "content" if block.kind == "text" else "reasoning_content"
-                parts.append((f'{{"{field}":{quote(text)}}}', more))
-        if piece.logprobs:
-            if not (parts and parts[-1][0].startswith('{"content"')):
-                parts.append(('{"content":""}', {"drafted": []} if self._marks_drafts else {}))
-            parts[-1][1]["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs, self._post_sampling)}
-        return parts
+                choices.append({"delta": {"content" if block.kind == "text" else "reasoning_content": text}})
+                if spans:
+                    choices[-1]["drafted"] = spans[place]
+        if answer.logprobs:
+            if not (choices and "content" in choices[-1]["delta"]):
+                choices.append({"delta": {"content": ""}} | ({"drafted": []} if self._drafts else {}))
+            content = logprobs_content(self.model, answer.logprobs, answer.request.post_sampling)
+            choices[-1]["logprobs"] = {"content": content}
+        return choices
 
     def _call_delta(self, kind: str, block: Block, text: str) -> dict[str, Any]:
         """Return the delta of a call: its name once, then only its arguments; the input of a custom tool at its end."""
-        is_custom = block.name in self._toolbox.custom_tools
-        delta: dict[str, Any] = {}
+        call_type = "custom" if block.name in self._toolbox.custom_tools else "function"
+        field = "input" if call_type == "custom" else "arguments"
         if kind == "opened":
-            delta = self._tool_call(block)
-        elif kind == "closed" and is_custom:
+            delta = {"id": block.id, "type": call_type, call_type: {"name": block.name, field: ""}}
+        elif kind == "closed" and call_type == "custom":
             delta = {"custom": {"input": free_text(block.text)}}  # the input is within JSON, which is complete only now
-        elif kind == "grown" and not is_custom:
+        elif kind == "grown" and call_type == "function":
             delta = {"function": {"arguments": text}}
-        if not delta:
+        else:
             return {}
         if self._uses_functions:
-            return {"function_call": delta["function"]}
+            return {"function_call": delta["function"]} if block.call == 0 else {}
         return {"tool_calls": [{"index": block.call, **delta}]}
 
-    def _tool_call(self, call: Block) -> dict[str, Any]:
-        if call.name in self._toolbox.custom_tools:
-            return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": free_text(call.text)}}
-        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+    def _finish_reason(self, answer: Answer) -> str:
+        return "function_call" if self._uses_functions and answer.reason == "tool_calls" else answer.reason
 
-    def _finish_reason(self, end: End) -> str:
-        return "function_call" if self._uses_functions and end.reason == "tool_calls" else end.reason
-
-    def _totals(self, with_usage: bool) -> dict[str, Any]:
-        fields = totals(self.answers, len(self.answers), with_usage)
+    def _totals(self, *, with_usage: bool) -> dict[str, Any]:
+        fields = totals(self.answers, len(self.answers), with_usage=with_usage)
         if with_usage:
-            reasoning = sum(answer.end.reasoning_tokens for answer in self.answers if answer.end is not None)
+            reasoning = sum(answer.reasoning_tokens for answer in self.answers)
             texts = [answer.tokens for answer in self.answers]
-            prediction_fields = prediction_usage(self._call.requests[0].prediction, texts)
+            prediction_fields = prediction_usage(self.answers[0].request.prediction, texts)
             fields["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **prediction_fields}
         return fields
 
 
-class _Choice:
-    """The state of a choice of a response; `head` is the start of its chunks as JSON."""
+# --------------------------------------------------------------------------- drafts
 
-    def __init__(self, call: Call, number: int, head: str) -> None:
-        self.number, self.telemetry = number, read_telemetry(call)
-        self.has_begun = False  # True after the stream sent the role
-        self.drafted: list[Span] = []  # drafted spans of its content
-        self._length = 0  # length of the content so far
-        self._texts = DraftedText()
-        self._head = f'{head},"choices":[{{"index":{number},"delta":'
+Span = tuple[int, int]
+"""First character of a part of a text, and the first one after it."""
 
-    def chunk(self, delta: str, fields: dict[str, Any], more: dict[str, Any]) -> str:
-        """Return a chunk with a delta as JSON, further fields of the choice, and fields next to it (`more`)."""
-        reason = "" if "finish_reason" in fields else ',"finish_reason":null'
-        return f"{self._head}{delta}{reason}{members(fields) if fields else ''}}}]{members(more) if more else ''}}}\n\n"
 
-    def mark(self, piece: Piece) -> list[list[Span]]:
+class DraftedText:
+    """Finds the accepted draft tokens in the text of an answer, for `return_drafts`.
+
+    It finds the texts that a parser returns, in order, in the text that the parser received, and so the tokens they
+    consist of. Text that the parser changed is not found, and has no spans.
+    """
+
+    def __init__(self) -> None:
+        self.content_spans: list[Span] = []  # drafted spans of the content
+        self._content_length = 0
+        self._text = ""  # text that `_find` has not reached yet
+        self._spans: list[Span] = []  # drafted parts of this text
+
+    def mark(self, answer: Answer) -> list[list[Span]]:
         """Return the drafted spans of the text of each change."""
-        self._texts.add(piece.steps)
-        spans = []
-        for _, block, text, _ in piece.changes:
-            spans.append(self._texts.find(text))
+        for step in answer.steps:
+            # Text that a token held back comes out with the next token, and belongs to it.
+            for i, text in enumerate(step.pieces):
+                start = len(self._text)
+                self._text += text
+                if text and i < step.accepted:
+                    self._spans.append((start, len(self._text)))
+        result = []
+        for _, block, text, _ in answer.changes:
+            spans = self._find(text)
+            result.append(spans)
             if block.kind == "text":
-                self.drafted += [(self._length + start, self._length + end) for start, end in spans[-1]]
-                self._length += len(text)
+                at = self._content_length
+                self.content_spans += [(at + start, at + end) for start, end in spans]
+                self._content_length += len(text)
+        return result
+
+    def _find(self, text: str) -> list[Span]:
+        """Return the drafted spans of the next text; adjacent spans are merged."""
+        at = self._text.find(text)
+        if not text or at < 0:
+            return []
+        end = at + len(text)
+        spans: list[Span] = []
+        for first, last in self._spans:
+            start, stop = max(first, at) - at, min(last, end) - at
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], stop)
+            elif start < stop:
+                spans.append((start, stop))
+        self._text = self._text[end:]
+        self._spans = [(max(a - end, 0), b - end) for a, b in self._spans if b > end]
         return spans

@@ -12,19 +12,18 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Scored
 from ngramspec.data import ModelError
 from ngramspec.fill_in import fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.answer import End, Piece, TextEvent
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import Call
 from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.fields import Fields, describe_value
-from ngramspec.server.json_text import Encoded, encode_json, members
+from ngramspec.server.json_text import Encoded, encode_json
 from ngramspec.server.openai_chat import read_logprobs
 from ngramspec.server.reasoning import refuse_budget
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
@@ -48,7 +47,8 @@ MAX_SCORED = 2**22
 async def completions(call: Call) -> Response:
     """Continue one or more texts."""
     requests, echoes = await asyncio.to_thread(_read_request, call)
-    return await respond(call, requests, CompletionReply(call, requests, echoes))
+    answers = [Answer(request, number) for number, request in enumerate(requests)]
+    return await respond(call, CompletionReply(call, answers, echoes))
 
 
 def _read_request(call: Call) -> tuple[list[Request], list[str]]:
@@ -132,70 +132,60 @@ def _find_offsets(vocabulary: Vocabulary, prompt: Sequence[int], text: str) -> l
 
 
 class CompletionReply(Reply):
-    """A response with completions, or its stream."""
+    """A response with completions, or its stream. `echoes` are the texts before each answer."""
 
-    def __init__(self, call: Call, requests: Sequence[Request], echoes: Sequence[str]) -> None:
-        super().__init__(len(requests))
-        self._model, self._requests, self._echoes = call.model, requests, echoes
+    ending = DONE
+
+    def __init__(self, call: Call, answers: Sequence[Answer], echoes: Sequence[str]) -> None:
+        super().__init__(call, answers)
         self._n_answers = read_n_answers(call.fields)  # number of answers to one prompt
-        self._has_usage_chunk = has_usage_chunk(call)
-        self._pending_echoes = dict(enumerate(echoes))  # text before each choice whose stream has not begun
+        self._has_usage_event = has_usage_chunk(call) or not call.streamed
+        self._pending_echoes = dict(enumerate(echoes))  # text before each answer of which nothing was sent
         self._offsets = [_Offsets(len(echo)) for echo in echoes]
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": call.fields.string("model") or self._model.name,
+            "model": call.fields.string("model") or self.model.name,
             "system_fingerprint": FINGERPRINT,
         }
-        self._chunk_start = f"data: {encode_json(self._head)[:-1]}"
+        self.body = self._head | {"choices": [{"index": answer.number} for answer in answers]}
 
-    def response_body(self) -> dict[str, Any]:
-        choices = [
-            self._choice(number, self._echoes[number] + answer.text(), answer.logprobs, answer.end, with_echo=True)
-            for number, answer in enumerate(self.answers)
-        ]
-        return {**self._head, "choices": choices, **totals(self.answers, self._n_answers)}
+    def events(self, answer: Answer) -> list[dict[str, Any]]:
+        events, number, more = [], answer.number, {}
+        if (answer.changes or answer.scored or answer.done) and number in self._pending_echoes:
+            echo = self._pending_echoes.pop(number)
+            if echo or answer.request.scored:
+                events.append(self._event(number, echo, self._echo_table(answer, echo)))
+        text = answer.new_text
+        if text or answer.logprobs:
+            events.append(self._event(number, text, self._answer_table(answer, answer.logprobs)))
+        if answer.done is not None:
+            if not self._has_usage_event and all(answer.done for answer in self.answers):
+                more = totals(self.answers, self._n_answers, with_usage=False)
+            events.append(self._event(number, "", self._answer_table(answer, ()), answer.reason) | more)
+        return events
 
-    def chunks(self, number: int, event: TextEvent) -> str:
-        if not isinstance(event, Piece | End | Scored):
-            return ""
-        text = ""
-        if (echo := self._pending_echoes.pop(number, "")) or isinstance(event, Scored):
-            text = self._chunk(self._choice(number, echo, (), None, with_echo=True))
-        if isinstance(event, Scored):
-            return text
-        if isinstance(event, End):
-            last = all(answer.end for answer in self.answers) and not self._has_usage_chunk
-            more = totals(self.answers, self._n_answers, with_usage=False) if last else {}
-            return text + self._chunk(self._choice(number, "", (), event), **more)
-        content = event.text
-        if content or event.logprobs:
-            text += self._chunk(self._choice(number, content, event.logprobs, None))
-        return text
+    def last_events(self) -> list[dict[str, Any]]:
+        return [{**self._head, "choices": [], **totals(self.answers, self._n_answers)}] if self._has_usage_event else []
 
-    def last_chunks(self) -> str:
-        usage = members({"choices": [], **totals(self.answers, self._n_answers)}) if self._has_usage_chunk else ""
-        return f"{self._chunk_start}{usage}}}\n\n{DONE}" if usage else DONE
+    def _event(self, number: int, text: str, table: dict[str, Any] | None, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
+        return {**self._head, "choices": [choice]}
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> str:
-        return f"{self._chunk_start}{members({'choices': [choice], **more})}}}\n\n"
+    def _echo_table(self, answer: Answer, echo: str) -> dict[str, Any] | None:
+        """Return the logprobs of the prompt, of which the first token has none."""
+        request = answer.request
+        if not request.scored:
+            return None if request.logprobs is None else self._table(())
+        offsets = _find_offsets(self.model.vocabulary, request.prompt, echo)
+        return self._table(zip(request.prompt, offsets, (None, *answer.scored), strict=True))
 
-    def _choice(
-        self, number: int, text: str, logprobs: Sequence[Logprobs], end: End | None, with_echo: bool = False
-    ) -> dict[str, Any]:
-        """Return a choice, or a part of one; if `with_echo`, it includes the prompt."""
-        request, table, vocabulary = self._requests[number], None, self._model.vocabulary
-        if request.logprobs is not None:
-            offsets = self._offsets[number]
-            rows: list[_Row] = [(entry.token, offsets.add(vocabulary.piece(entry.token)), entry) for entry in logprobs]
-            if with_echo and request.scored:
-                echoed = _find_offsets(vocabulary, request.prompt, self._echoes[number])
-                scored = (None, *self.answers[number].scored)
-                rows = [*zip(request.prompt, echoed, scored, strict=True), *rows]
-            table = self._table(rows)
-        reason = None if end is None else end.reason
-        return {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
+    def _answer_table(self, answer: Answer, logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
+        if answer.request.logprobs is None:
+            return None
+        offsets, piece = self._offsets[answer.number], self.model.vocabulary.piece
+        return self._table((entry.token, offsets.add(piece(entry.token)), entry) for entry in logprobs)
 
     def _table(self, rows: Iterable[_Row]) -> dict[str, Any]:
         """Return OpenAI's table of logprobs, by column; the first token of a prompt has null instead of a value."""
@@ -203,8 +193,8 @@ class CompletionReply(Reply):
         for token, offset, entry in rows:
             top: dict[str, float] = {}
             for alternative, logprob in (*entry.top, (token, entry.logprob)) if entry is not None else ():
-                top.setdefault(token_text(self._model, alternative), clamp_logprob(logprob))
-            table["tokens"].append(token_text(self._model, token))
+                top.setdefault(token_text(self.model, alternative), clamp_logprob(logprob))
+            table["tokens"].append(token_text(self.model, token))
             table["token_logprobs"].append(None if entry is None else clamp_logprob(entry.logprob))
             table["top_logprobs"].append(None if entry is None else Encoded([encode_json(top)]))
             table["text_offset"].append(offset)

@@ -1,4 +1,4 @@
-"""Formatting of answers, whole or as a stream of chunks (`Reply`), and the HTTP response with them (`respond`).
+"""The format of answers (`Reply`), whole or as a stream of chunks, and the HTTP response with them (`respond`).
 
 This module also has the usage, the timings and the logprobs in the formats of OpenAI and llama-server.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import Any
@@ -17,39 +17,63 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError, __version__
-from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.answer import Answer, TextEvent, TextReader
+from ngramspec.server.answer import Answer
 from ngramspec.server.call import COUNTERS, Call
 from ngramspec.server.errors import ApiError, error_body, to_api_error
-from ngramspec.server.generate import run_requests
-from ngramspec.server.json_text import MAX_SENT, Encoded, JsonResponse, encode_json
+from ngramspec.server.generate import run_answers
+from ngramspec.server.json_text import ENCODER, MAX_SENT, Encoded, JsonResponse, encode_json
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 
 
 class Reply:
-    """Base class for the format of answers; each API has a subclass."""
+    """The answers to a call in the format of an API, which is a subclass.
 
-    media_type = "text/event-stream"  # type of the chunks
+    An API only formats the events of a stream. A response that is not streamed is folded from the same events, so both
+    have the same content.
+    """
 
-    def __init__(self, count: int = 1) -> None:
-        self.answers = [Answer() for _ in range(count)]
+    media_type = "text/event-stream"  # type of a stream
+    # Text before and after the JSON of an event, with its fields.
+    head, tail = "data: ", "\n\n"
+    ending = ""  # last chunk of a stream
 
-    def add(self, number: int, event: TextEvent) -> None:
-        """Record an event that an answer has taken, if the answers are returned as a whole."""
+    def __init__(self, call: Call, answers: Sequence[Answer]) -> None:
+        self.model, self.answers = call.model, answers
+        self.body: dict[str, Any] = {}  # response that is not streamed, as far as it is known
 
-    def response_body(self) -> Any:
-        """Return the JSON of the answers, which have all ended."""
+    def events(self, answer: Answer) -> Iterable[dict[str, Any]]:
+        """Return the events for what the last event of the engine added to an answer."""
         raise NotImplementedError
 
-    def chunks(self, number: int, event: TextEvent) -> str:
-        """Return the chunks of a stream for an event that an answer has taken; empty if it has no chunk."""
-        raise NotImplementedError
+    def last_events(self) -> Iterable[dict[str, Any]]:
+        """Return the events after the ends of all answers."""
+        return ()
 
-    def last_chunks(self) -> str:
-        """Return the chunks after the ends of all answers."""
+    def fold(self, event: dict[str, Any]) -> None:
+        """Add an event to the body."""
+        merge(self.body, event)
+
+    def fold_all(self, events: Iterable[dict[str, Any]]) -> str:
+        for event in events:
+            self.fold(event)
         return ""
+
+    def whole(self) -> Any:
+        """Return the JSON of a response that is not streamed, from the body of all events."""
+        return self.body
+
+    def encode(self, events: Iterable[dict[str, Any]]) -> str:
+        """Return the chunks of events."""
+        chunks = ""
+        for event in events:
+            try:
+                json = ENCODER.encode(event)
+            except TypeError:  # a part is `Encoded`
+                json = encode_json(event)
+            chunks += self.head % event + json + self.tail
+        return chunks
 
     def keepalive(self) -> str:
         """Return the chunk that keeps a silent stream alive."""
@@ -57,66 +81,96 @@ class Reply:
 
     def error_chunk(self, error: ApiError) -> str:
         """Return the last chunk of a stream that an error ends."""
-        return chunk(error_body(error))
+        return self.encode([error_body(error)])
 
 
-# --------------------------------------------------------------------------- streams
+NAMED = "event: %(type)s\ndata: "
+"""Head of the events of APIs whose events have a type."""
+
+_TEXTS = {
+    *("arguments", "content", "input", "partial_json", "reasoning_content", "response", "signature", "text"),
+    "thinking",
+}
+"""Fields of events whose values continue those before."""
 
 
-def chunk(data: Any, name: str | None = None) -> str:
-    """Return a chunk; `name` is the name of the event in APIs that have several."""
-    text = f"data: {data if isinstance(data, str) else encode_json(data)}\n\n"
-    return text if name is None else f"event: {name}\n{text}"
+def merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Add an event, or a part of it, to what it continues: texts, lists and objects grow, others are replaced.
+
+    Items of lists that have the same `index` are one item.
+    """
+    for name, value in part.items():
+        match whole.get(name):
+            case Encoded() as before:
+                before.extend(value)
+            case dict() as before if value is not None:
+                merge(before, value)
+            case list() as before:
+                for item in value:
+                    is_part = isinstance(item, dict) and "index" in item
+                    known = [one for one in before if one["index"] == item["index"]] if is_part else []
+                    if known:
+                        merge(known[0], item)
+                    else:
+                        before.append(item)
+            case str() as before if name in _TEXTS and value is not None:
+                whole[name] = before + value
+            case _:
+                whole[name] = value
 
 
-DONE = chunk("[DONE]")
+# --------------------------------------------------------------------------- the response
+
+
+DONE = "data: [DONE]\n\n"
 """The last chunk of OpenAI's older streams."""
 
-_BATCH = 64
-"""Maximum number of events of a whole response that are read before other clients have a turn."""
 
-
-async def respond(
-    call: Call, requests: Sequence[Request], reply: Reply, readers: Sequence[TextReader] = ()
-) -> Response:
-    """Answer a call with what requests generate, as a stream or as a whole.
+async def respond(call: Call, reply: Reply) -> Response:
+    """Answer a call with what the requests of a reply generate, as a stream or as a whole.
 
     An error before the first chunk of a stream is a plain HTTP error, and a later one is a chunk. A ping is a chunk
     too, because clients disconnect from a server that sends no headers.
-
-    There is one request for each answer of the reply, and one reader, or none if the text is content.
     """
-    for answer, reader in zip(reply.answers, readers, strict=False):
-        answer.reader = reader
     if call.streamed:
-        chunks = _chunks(call, requests, reply)
+        chunks = _generate(call, reply, reply.encode)
         return _Stream(await anext(chunks, ""), chunks, reply)
-    async with run_requests(call, requests, reply.answers) as running:
-        while running.unfinished:
-            await running.arrival()
-            for _ in range(_BATCH):
-                if not (events := running.next_events()):
-                    break
-                for number, event in events:
-                    reply.add(number, event)
+    async for _ in _generate(call, reply, reply.fold_all):
+        pass  # nothing is sent before the end
     # A response with logprobs, or with many answers, takes seconds.
-    return await asyncio.to_thread(lambda: JsonResponse(reply.response_body()))
+    return await asyncio.to_thread(lambda: JsonResponse(reply.whole()))
 
 
-async def _chunks(call: Call, requests: Sequence[Request], reply: Reply) -> AsyncGenerator[str, None]:
-    async with run_requests(call, requests, reply.answers) as running:
-        while running.unfinished:
-            await running.arrival()
-            chunks = ""
-            for number, event in running.next_events():
-                if requests[number].logprobs is not None:  # those of a long prompt or text take seconds
-                    chunks += await asyncio.to_thread(reply.chunks, number, event)
+async def _generate(
+    call: Call, reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]
+) -> AsyncGenerator[str, None]:
+    """Generate the answers of a reply, and yield the chunks that `use` makes of their events."""
+
+    def format_events(answer: Answer) -> str:
+        return use(reply.events(answer))
+
+    async with run_answers(call, reply.answers) as queue:
+        while len(queue.ended) < len(reply.answers):
+            await queue.wait()
+            for number, event in queue.take():
+                answer = reply.answers[number]
+                if isinstance(event, list):
+                    answer.write(event)
                 else:
-                    chunks += reply.chunks(number, event)
-            if chunks or running.is_silent:
-                yield chunks or reply.keepalive()
-                running.sent_at = monotonic()
-    if chunks := reply.last_chunks():
+                    answer.add_event(event)
+                if answer.ended:
+                    answer.cancel()
+                if answer.request.logprobs is not None or answer.done:  # a long prompt or text takes seconds
+                    chunks = await asyncio.to_thread(format_events, answer)
+                else:
+                    chunks = use(reply.events(answer))
+                if chunks:
+                    yield chunks
+                    queue.ping_at = monotonic() + queue.ping_seconds
+            if monotonic() >= queue.ping_at:
+                yield reply.keepalive()
+                queue.ping_at = monotonic() + queue.ping_seconds
+    if chunks := await asyncio.to_thread(lambda: use(reply.last_events())):
         yield chunks
 
 
@@ -146,7 +200,7 @@ class _Stream(Response):
                 error_chunk = self._reply.error_chunk(ApiError(500, "internal error"))
                 await send({**body, "body": error_chunk.encode(), "more_body": False})
                 raise
-            await send({**body, "body": b"", "more_body": False})
+            await send({**body, "body": self._reply.ending.encode(), "more_body": False})
 
 
 # --------------------------------------------------------------------------- usage, timings and logprobs
@@ -205,16 +259,50 @@ def _rate_fields(what: str, tokens: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def totals(answers: Sequence[Answer], n_answers: int, with_usage: bool = True) -> dict[str, Any]:
+class Telemetry:
+    """Fields that a stream adds to the chunks of an answer on request: progress of the prompt, and timings so far."""
+
+    def __init__(self, *, has_progress: bool, has_timings: bool) -> None:
+        self._has_progress, self._has_timings = has_progress, has_timings
+        self._stats = Stats()
+        self._started_at = self._first_at = 0.0  # times of the start and of the first token; 0 before
+
+    def update(self, answer: Answer) -> dict[str, Any]:
+        """Return the fields of the chunks of an event of the engine; it must be called for every event, in order."""
+        fields: dict[str, Any] = {}
+        now = monotonic()
+        self._started_at = self._started_at or now
+        if answer.steps:
+            self._first_at = self._first_at or now
+        for step in answer.steps:
+            self._stats.add(step)
+        cached, done = answer.cached_tokens, answer.evaluated_tokens
+        if self._has_progress and answer.is_progress:
+            fields["prompt_progress"] = {"total": answer.prompt_tokens, "cache": cached, "processed": done}
+        if self._has_timings:
+            first_at = self._first_at or now
+            fields["timings"] = timings(done, self._stats, cached, first_at - self._started_at, now - first_at)
+        return fields
+
+
+def read_telemetry(call: Call, answers: Sequence[Answer]) -> list[Telemetry]:
+    """Return the telemetry of each answer if the request asks for it with `return_progress` or `timings_per_token`."""
+    has_progress, has_timings = call.fields.boolean("return_progress"), call.fields.boolean("timings_per_token")
+    if not call.streamed or not (has_progress or has_timings):
+        return []
+    return [Telemetry(has_progress=has_progress, has_timings=has_timings) for _ in answers]
+
+
+def totals(answers: Sequence[Answer], n_answers: int, *, with_usage: bool = True) -> dict[str, Any]:
     """Return the last timings and the usage of answers; `n_answers` is the number of answers to one prompt."""
-    ends = [answer.end for answer in answers if answer.end is not None]
-    fields: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
+    ends = [answer.done for answer in answers if answer.done is not None]
+    fields: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1][1:])}
     if with_usage:
         cached_tokens = sum(
-            min(end.done.n_cached for end in ends[i : i + n_answers]) for i in range(0, len(ends), n_answers)
+            min(done.n_cached for done in ends[i : i + n_answers]) for i in range(0, len(ends), n_answers)
         )
         prompt_tokens = sum(answer.prompt_tokens for answer in answers[::n_answers])
-        generated_tokens = sum(end.done.stats.generated for end in ends)
+        generated_tokens = sum(done.stats.generated for done in ends)
         fields["usage"] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": generated_tokens,

@@ -28,11 +28,12 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, ChatTask, answer_chat, count_prompt
+from ngramspec.server.chat import EFFORTS, ChatTask, count_prompt, start_chat
 from ngramspec.server.constraint_fields import JsonFormat, read_json_format
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import Encoded, JsonResponse, encode_json
 from ngramspec.server.reasoning import NO_REASONING
+from ngramspec.server.reply import respond
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_prediction
 from ngramspec.server.responses_reply import ResponseReply
 from ngramspec.server.toolbox import Toolbox, function_name
@@ -50,7 +51,7 @@ _IGNORED_ITEMS = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     task, toolbox, echo = await asyncio.to_thread(read_request, call.fields)
-    return await answer_chat(call, task, ResponseReply(call, toolbox, echo))
+    return await respond(call, ResponseReply(call, await start_chat(call, task), toolbox, echo))
 
 
 async def input_tokens(call: Call) -> Response:

@@ -480,10 +480,8 @@ ANSWER = "ngramspec.server.answer:Answer"
 
 
 @fault("server/test_dialects.py::test_official_clients_fields_reach_the_engine", f"{ANSWER}.write")
-def answer_lacks_text_of_last_step(write: Any, self: Any, steps: Any) -> Any:
-    return write(
-        self, [step if step.stop is None else replace(step, pieces=("",) * len(step.pieces)) for step in steps]
-    )
+def answer_lacks_text_of_last_step(write: Any, self: Any, steps: Any) -> None:
+    write(self, [step if step.stop is None else replace(step, pieces=("",) * len(step.pieces)) for step in steps])
 
 
 @fault(
@@ -496,11 +494,10 @@ def chat_loses_pending_text(finish: Any, self: Any, cut: bool = False) -> Any:
 
 
 @fault("server/test_app.py::test_completion_reports_stop_type_and_settings", f"{ANSWER}.add_event")
-def stop_string_counts_as_limit(add_event: Any, self: Any, event: Any) -> Any:
-    events = add_event(self, event)
-    if self.end is not None and self.end.stop_string is not None:
-        self.end = self.end._replace(reason="length", stop_string=None)
-    return events
+def stop_string_counts_as_limit(add_event: Any, self: Any, event: Any) -> None:
+    add_event(self, event)
+    if self.done is not None and self.stop_string is not None:
+        self.reason, self.stop_string = "length", None
 
 
 @fault("server/test_app.py::test_chat_completions_returns_message_usage_and_timings", "ngramspec.server.reply:totals")
@@ -521,11 +518,12 @@ def blocks_share_one_index(init: Any, self: Any, index: int, *rest: Any, **field
 
 @fault(
     "server/test_app.py::test_completions_with_echo_and_logprobs_returns_prompt_and_columns[True]",
-    "ngramspec.server.openai_completions:CompletionReply.chunks",
+    "ngramspec.server.openai_completions:CompletionReply.events",
 )
-def stream_loses_text_of_last_step(chunks: Any, self: Any, number: int, event: Any) -> Any:
-    steps = getattr(event, "steps", ())
-    return chunks(self, number, event._replace(changes=()) if steps and steps[-1].stop is not None else event)
+def stream_loses_text_of_last_step(events: Any, self: Any, answer: Any) -> Any:
+    if answer.steps and answer.steps[-1].stop is not None:
+        answer.changes = []
+    return events(self, answer)
 
 
 @fault(
