@@ -39,8 +39,7 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
             return False
         while not answer.is_full:
             before = reader.at
-            yield from reader.skip_space()
-            marker = yield from reader.take(item, end)
+            marker = yield from reader.skip_space(item, end)
             if marker == item:
                 yield from reader.skip_all(item)
             if marker == item and (yield from read_call(reader, answer, tools)):
@@ -151,12 +150,10 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
     if not (yield from reader.take("{")):
         return False
     while separator == ",":
-        yield from reader.skip_space()
-        if (yield from reader.take("}")):
+        if (yield from reader.skip_space("}")):
             break
         key = yield from read_string(reader)
-        yield from reader.skip_space()
-        if key is None or not (yield from reader.take(":")):
+        if key is None or not (yield from reader.skip_space(":")):
             return has_begun
         yield from reader.skip_space()
         if key == "name" and name is None:
@@ -173,8 +170,7 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
                 early_arguments = "".join(parts)
         if not is_complete:
             return has_begun
-        yield from reader.skip_space()
-        separator = yield from reader.take(",", "}")
+        separator = yield from reader.skip_space(",", "}")
     if has_begun or name is None or (early_arguments is None and (names is not None or has_others)):
         return has_begun
     arguments = read_object(early_arguments or "null")

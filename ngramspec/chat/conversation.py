@@ -36,8 +36,7 @@ class Conversation:
 
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
-    # Index of the oldest turn in the last prompt. Earlier turns are saved too, but never return to the prompt, because
-    # each return would require a prefill of all later turns.
+    # Index of the oldest turn in the last prompt. Earlier turns never return, which would require a prefill of the later.
     first: int = 0
 
     def messages(self, first: int = 0) -> list[Message]:
@@ -54,9 +53,8 @@ class Conversation:
     ) -> tuple[list[int], int]:
         """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
 
-        If the prompt is too long, leave out as few of the oldest turns as possible, but never the system message or the
-        question; if these do not fit, raise a PromptError. This takes O(log turns) calls of `encode`, which must not
-        return more tokens for fewer turns. The conversation does not change until `add`.
+        As few of the oldest turns as possible are left out, but never the system message or the question; if these do
+        not fit, raise a PromptError. `encode` must not return more tokens for fewer turns.
         """
 
         def encode_from(first: int) -> list[int]:
@@ -93,10 +91,7 @@ def answer_room(n_ctx: int, max_tokens: int) -> int:
 
 
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
-    """Write a conversation atomically as JSON: {"messages": [...], "model": ..., "sampling": {...}}.
-
-    Another existing file is not overwritten.
-    """
+    """Write a conversation atomically as JSON; another existing file is not overwritten."""
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
         if path.exists():
@@ -168,10 +163,7 @@ class ToolTemplate:
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Message], list[Any] | None]:
-        """Return messages in OpenAI's form and tools as the template requires them; `None` if it receives no tools.
-
-        The arguments of a call may be any text, because models write invalid JSON, and limits cut it.
-        """
+        """Return messages in OpenAI's form and tools as the template requires them; `None` if it receives no tools."""
         features = self.features
         turns = [{key: m[key] for key in _FIELDS if m.get(key) is not None} for m in messages]
         has_calls = bool(tools) or any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
@@ -412,7 +404,11 @@ def _move_results_to_calls(messages: list[Message]) -> list[Message]:
             results, calls = call_turn.setdefault("tool_responses", []), call_turn["tool_calls"]
             call = calls[len(results)]["function"] if len(results) < len(calls) else {}
             name = str(call.get("name", message.get("tool_call_id", "")))
-            results.append({"name": name, "response": _value(message["content"])})
+            try:
+                response = json.loads(message["content"])
+            except (TypeError, ValueError, RecursionError):
+                response = message["content"]
+            results.append({"name": name, "response": response})
         elif call_turn is not None and message["role"] == "assistant" and not message.get("tool_calls"):
             call_turn["content"], call_turn = message["content"], None
         else:
@@ -421,13 +417,6 @@ def _move_results_to_calls(messages: list[Message]) -> list[Message]:
             if call_turn is not None:
                 call_turn.pop("content", None)
     return turns
-
-
-def _value(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return text
 
 
 def make_assistant_prefill(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,8 +33,7 @@ class Family:
 
     name: str
     markers: tuple[tuple[str, ...], ...]  # groups of strings; a chat template of the family contains all of one group
-    # Parsers of the text after the start of a call, by that start. A start may be anywhere in an answer. No start is a
-    # prefix of another.
+    # Parsers of the text after the start of a call, by that start, which may be anywhere. None is a prefix of another.
     starts: Mapping[str, ReadCall] = field(default_factory=dict)
     # Text before and after the JSON arguments of a call; %(name)s is the tool's name, %(json)s is the name as JSON.
     call: tuple[str, str] = ('<tool_call>\n{"name": %(json)s, "arguments": ', "}\n</tool_call>")
@@ -54,7 +53,6 @@ class Family:
         return begin + (between or "").join(texts) + end
 
 
-_TAG = {"<tool_call>": read_hermes}  # in the answers of all families, except `only_own`
 _DSML = "｜DSML｜"
 _DEEPSEEK_LIST, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_CALL, _DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -70,12 +68,21 @@ _KIMI = make_list_parsers(
     "<|tool_call_begin|>",
     make_named_parser("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
 )
-_MISTRAL = {"[TOOL_CALLS]": make_named_parser("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True)}
 # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
 _LLAMA = make_object_parser(";", known_only=True)
 _FENCE_CALL = make_object_parser("```", known_only=True)
 
-HERMES = Family("hermes", (("<tool_call>",), ("<tool_calls>",)), _TAG | {"<tool_calls>": read_hermes})
+HERMES_START = "<tool_call>"  # in the answers of all families, except `only_own`
+HERMES = Family("hermes", ((HERMES_START,), ("<tool_calls>",)), {"<tool_calls>": read_hermes})
+_MISTRAL = Family(
+    "mistral",
+    (("[TOOL_CALLS]", "[ARGS]"),),
+    {"[TOOL_CALLS]": make_named_parser("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True)},
+    call=("[TOOL_CALLS]%(name)s[ARGS]", ""),
+    around=("", "", ""),
+    short_ids=True,
+    only_own=True,
+)
 FAMILIES = (
     Family(
         "harmony",
@@ -118,23 +125,13 @@ FAMILIES = (
         (("<|tool_call_start|>",), ("List of tools: [",), ("<|tool_list_start|>",)),
         {"<|tool_call_start|>": make_python_parser("<|tool_call_end|>")},
     ),
-    Family(
-        "mistral",
-        (("[TOOL_CALLS]", "[ARGS]"),),
+    _MISTRAL,
+    replace(
         _MISTRAL,
-        call=("[TOOL_CALLS]%(name)s[ARGS]", ""),
-        around=("", "", ""),
-        short_ids=True,
-        only_own=True,
-    ),
-    Family(
-        "mistral-list",
-        (("[TOOL_CALLS]",),),
-        _MISTRAL,
+        name="mistral-list",
+        markers=(("[TOOL_CALLS]",),),
         call=('{"name": %(json)s, "arguments": ', "}"),
         around=("[TOOL_CALLS][", ", ", "]"),
-        short_ids=True,
-        only_own=True,
     ),
     Family(
         "llama",
@@ -228,14 +225,11 @@ def answer_grammar(
     opening: str = "",
     controls: Mapping[str, int] | None = None,
 ) -> Lark:
-    """Return the grammar of answers that call tools, in the form that `AnswerParser` reads, or are JSON.
+    """Return the grammar of answers for `AnswerParser` that call tools or are JSON, perhaps after reasoning.
 
-    If the template mentions reasoning, the answer may begin with it.
-
-    `choice` is "required", the name of the tool that must be called once, or "auto": then the answer may also be the
-    JSON of the expression `json`, made by `json_rule`. `template` and `opening` are those of `AnswerParser`. Marks
-    around calls and reasoning that are in `controls`, which has ids by names, are control tokens; others are text. It
-    raises a ValueError without a tool of that name, and a GrammarError with the tool's name for an unsupported schema.
+    `choice` is "required", the name of the tool that must be called once (a ValueError if there is none), or "auto":
+    then the answer may also be the JSON of the expression `json`, made by `json_rule`. `controls` has the ids of the
+    marks that are control tokens. An unsupported schema raises a GrammarError.
     """
     controls = controls or {}
     allowed_tools = [tool for tool in tools if choice in {"auto", "required", tool.name}]
@@ -308,10 +302,10 @@ _SHORT, _NEAR = 12, 80
 
 
 class AnswerParser:
-    """A parser of one answer of a model with a chat template in Jinja; without tools, calls are content.
+    """A parser of one answer, which raises no errors, whatever the text is; without tools, calls are content.
 
     `opening` is the text at the end of the prompt (`ChatPrompt.opening`), which may open reasoning. Without `parallel`,
-    the answer ends after its first call. The parser raises no errors, whatever the text is.
+    the answer ends after its first call.
     """
 
     def __init__(
@@ -346,8 +340,7 @@ def _read_answer(
     """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
     tag: str | None = find_open_tag(tags, opening)
     if tag is None and tags:
-        yield from reader.skip_space()
-        tag = yield from reader.take(*tags)
+        tag = yield from reader.skip_space(*tags)
     if tag is None:
         reader.at = 0
     else:
@@ -355,7 +348,7 @@ def _read_answer(
     if not tools:
         yield from reader.read_until((), answer.add_content)
         return
-    starts = family.starts if family.only_own else {**_TAG, **family.starts}
+    starts = family.starts if family.only_own else {HERMES_START: read_hermes, **family.starts}
     reader.ran_out = False
     # If a limit cut the text within a call, the rest of the text belongs to the call.
     while not (answer.is_full or (reader.cut and reader.ran_out)):

@@ -223,14 +223,15 @@ class Reader:
             if end < len(self._text) or not (yield from self._wait()):
                 return self._text[start : self.at]
 
-    def skip_space(self) -> Reads[None]:
+    def skip_space(self, *literals: str) -> Reads[str | None]:
+        """Skip white space; read and return the string that comes next, as `take` does."""
         yield from self.run(SPACE)
+        return (yield from self.take(*literals))
 
     def skip_all(self, *words: str) -> Reads[None]:
         """Skip white space, and all repetitions of several strings with the white space after them."""
-        yield from self.skip_space()
-        while (yield from self.take(*words)):
-            yield from self.skip_space()
+        while (yield from self.skip_space(*words)):
+            pass
 
     def take(self, *literals: str) -> Reads[str | None]:
         """Read and return the longest of several strings that comes next; `None` if no string does."""

@@ -121,8 +121,7 @@ def _read_header(reader: Reader, start: str) -> Reads[tuple[str, bool]]:
     while marker:
         yield from reader.skip_all(start)
         name, attributes = yield from _read_name(reader)
-        yield from reader.skip_space()
-        marker = yield from reader.take(start)
+        marker = yield from reader.skip_space(start)
     return name, attributes is not None
 
 
@@ -211,8 +210,7 @@ def _ends_value(reader: Reader, marker: str, tool: Tool, tags: Tags) -> Reads[bo
         key, _ = yield from _read_key(reader, tool, tags)
         properties = tool.parameters.get("properties")
         return key in properties if properties else key.isidentifier()
-    yield from reader.skip_space()
-    if (yield from reader.take(*tags.ends, *tags.starts)):
+    if (yield from reader.skip_space(*tags.ends, *tags.starts)):
         return True
     return not (yield from reader.peek()) and not reader.cut
 
@@ -268,8 +266,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
 
 def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     """Parse the text after "<|tool_call>", such as `call:f{key:<|"|>text<|"|>}`."""
-    yield from reader.skip_space()
-    if not (yield from reader.take("call:")):
+    if not (yield from reader.skip_space("call:")):
         return False
     name = (yield from reader.run(_GEMMA_NAME)).strip()
     if not name or not (yield from reader.take("{")):
@@ -289,8 +286,7 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
         start = reader.at
         yield from reader.skip_space()
         comma = None if first else (yield from reader.take(","))
-        yield from reader.skip_space()
-        if (yield from reader.take(brackets[-1])):
+        if (yield from reader.skip_space(brackets[-1])):
             emit(brackets.pop())
             first = False
             continue
@@ -300,8 +296,7 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
             quote = yield from reader.take(_QUOTE, '"')
             before += to_json((yield from reader.run(_GEMMA_NAME)).strip()) + ": "
             yield from reader.take(quote or _QUOTE)
-            yield from reader.skip_space()
-            is_valid = (yield from reader.take(":")) is not None
+            is_valid = (yield from reader.skip_space(":")) is not None
             yield from reader.skip_space()
         opening = (yield from reader.take("{", "[")) if is_valid and len(brackets) < MAX_DEPTH else None
         first = opening is not None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.chat.families import FAMILIES, HERMES, AnswerParser, Family, answer_grammar, family_of
+from ngramspec.chat.families import FAMILIES, HERMES, HERMES_START, AnswerParser, Family, answer_grammar, family_of
 from ngramspec.chat.stream import Delta, Tool, find_closers
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -285,7 +285,7 @@ MARK = re.compile(
 )
 CLOSER = re.compile(r"</.*|.*(?:end|call)[|｜]>|<.*\|>|[\]})]|\[/.*|```")
 WORD = re.compile(r"[^\W\d_]{2,}")
-FOREIGN = sorted({mark for family in FAMILIES for mark in family.starts})
+FOREIGN = sorted({HERMES_START, *(mark for family in FAMILIES for mark in family.starts)})
 
 
 def damage(text: str, chance: random.Random) -> str:
