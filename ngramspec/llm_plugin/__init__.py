@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ngramspec.loading.settings import LoadSettings
 
 ALIAS = "ngramspec"  # alias of the default model, and prefix of all names
-OLDEST = "0.32"  # first version of `llm` whose prompts contain their messages
 
 
 @llm.hookimpl
@@ -65,17 +64,17 @@ class NGramSpec(llm.Model):
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: llm.Conversation | None
     ) -> Iterator[str | StreamEvent]:
         """Answer a prompt in pieces; without a stream, `llm` joins them."""
-        if not hasattr(llm, "Message"):
-            raise PromptFailed(f"ngramspec requires llm {OLDEST} or later; upgrade with: llm install -U llm")
+        if not hasattr(llm, "Message"):  # version 0.32 is the first whose prompts contain their messages
+            raise PromptFailed("ngramspec requires llm 0.32 or later; upgrade with: llm install -U llm")
         from ngramspec.llm_plugin.answering import answer, load_settings
         from ngramspec.loading.load import load
 
         try:
             settings = load_settings(prompt.options)
-            if self._loaded_model is None or self._settings != settings:
-                if self._loaded_model is not None:
-                    self._loaded_model.close()
-                    self._loaded_model = None
+            if self._loaded_model is not None and self._settings != settings:
+                self._loaded_model.close()
+                self._loaded_model = None
+            if self._loaded_model is None:
                 self._loaded_model, self._settings = load(self._name, settings), settings
             yield from answer(self._loaded_model, prompt, response)
         except PromptError as error:

@@ -30,7 +30,7 @@ _SEED = _SAMPLING["seed"]  # -1 means a random one
 
 @cache
 def prompt_options() -> type[llm.Options]:
-    """Return the class of the options; it rejects invalid values, and lists the allowed ones."""
+    """Return the class of the options."""
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
     fields = {name: _field(option, hints[name]) for name, option in (_SAMPLING | _LOADING).items()}
     fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
@@ -73,8 +73,7 @@ def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
 def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
     """Yield the events of an answer: text as it is generated, and calls of tools when they are complete.
 
-    The number of tokens and the measurements are stored in the response. If the caller stops early, the cache of the
-    model contains the tokens that were emitted. Errors are NGramSpecErrors, or ValueErrors for contradicting options.
+    Errors are NGramSpecErrors, or ValueErrors for contradicting options.
     """
     target, vocabulary = model.target, model.target.vocabulary
     options: Any = prompt.options  # an instance of `prompt_options()`
@@ -88,7 +87,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
     parser = AnswerParser(template, tools, **form)
     stats, tokens, stop = Stats(), list[int](), None
-    calls = list[tuple[Delta, list[str]]]()
+    calls = list[tuple[Delta, list[str]]]()  # each with the pieces of its arguments
     steps = model.decoder.generate(
         chat.tokens,
         max_tokens=options.max_tokens or target.n_ctx,
@@ -150,17 +149,14 @@ def _to_openai(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _make_events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
-    """Yield the events of text and reasoning; add calls to a list, each with the pieces of its arguments."""
+    """Yield the events of text and reasoning; add calls to a list."""
     for delta in deltas:
-        match delta.kind:
-            case "text":
-                yield StreamEvent("text", delta.text)
-            case "reasoning":
-                yield StreamEvent("reasoning", delta.text)
-            case "call":
-                calls.append((delta, []))
-            case "arguments":
-                calls[delta.call][1].append(delta.text)
+        if delta.kind == "call":
+            calls.append((delta, []))
+        elif delta.kind == "arguments":
+            calls[delta.call][1].append(delta.text)
+        else:
+            yield StreamEvent(delta.kind, delta.text)
 
 
 def _emit_calls(calls: Sequence[tuple[Delta, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:

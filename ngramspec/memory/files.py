@@ -50,14 +50,10 @@ _Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
-    """Find the files below `path`, or `path` itself, which is included even if it is ignored or may be secret.
+    """Return the files below `path` that may contain text, and the skipped files and folders with the reason.
 
-    Links and the folders of version control are not followed. As in git, an ignored folder is ignored with all of its
-    contents. Empty files are left out without a reason. An OSError means that `path` does not exist or cannot be read.
-
-    Returns:
-        Files that may contain text, in the order of their names, and skipped files with the reason. A folder that is
-        skipped entirely counts as one file.
+    `path` itself is included even if it is ignored or may be secret; an OSError means that it cannot be read. Links
+    and the folders of version control are not followed. Empty files are left out without a reason.
     """
     files: dict[Path, Times] = {}
     reasons: dict[Path, str] = {}
@@ -161,8 +157,7 @@ def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: 
 class AddResult:
     """Result of adding files."""
 
-    # These are the numbers of files by their change relative to the memory.
-    new: int
+    new: int  # number of files, like the next three
     changed: int
     unchanged: int
     removed: int
@@ -180,9 +175,8 @@ def add_files(
 ) -> AddResult:
     """Add files and folders to a memory; `progress` is called with the bytes done and the bytes in all.
 
-    A file whose size and time of modification have not changed is not read again, and a changed file is replaced. A
-    file of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written until
-    everything has been read, so the memory is unchanged if anything fails before. A MemoryFileError means that a path
+    Files with the same size and time of modification are not read again. Files that are no longer in the folder, or no
+    longer text, are dropped. Nothing is written until everything has been read. A MemoryFileError means that a path
     does not exist or contains no text, or the store cannot be used or written.
     """
     stored_times = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
@@ -267,15 +261,15 @@ def _tokenize_files(
 ) -> Iterator[tuple[str, Document | str]]:
     """Yield the name of each file with its document, or with the reason why it was skipped."""
     stop = Event()
-    total, done = sum(size for size, _ in files.values()), 0
+    n_bytes, done = sum(size for size, _ in files.values()), 0
     pool = ThreadPoolExecutor(threads)
     try:
-        futures = {name: pool.submit(_tokenize, name, times, tokenizer, stop) for name, times in files.items()}
-        for name, future in futures.items():
-            yield name, future.result()
+        results = pool.map(lambda name: _tokenize(name, files[name], tokenizer, stop), files)
+        for name, result in zip(files, results, strict=True):
+            yield name, result
             done += files[name][0]
             if progress is not None:
-                progress(done, total)
+                progress(done, n_bytes)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)

@@ -22,9 +22,7 @@ from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 class Memory(TextIndexSet):
     """Texts of earlier sessions, of the user's files, and of this process.
 
-    `indexes` contains the store's index, an index of the answers that were remembered later, and those of the texts
-    added in this process. Without a store it contains only the latter. `refresh` reads the store again if it was
-    rewritten.
+    `indexes` contains those of the store, of the answers that were saved later, and of the texts of this process.
     """
 
     def __init__(
@@ -62,12 +60,11 @@ class Memory(TextIndexSet):
 
 def _indexes(contents: Contents) -> list[TokenIndex]:
     """Return the index of the store and that of its latest answers, without empty ones."""
-    indexes = [contents.index] if contents.index is not None else []
     latest = TokenIndex()
     for answer in contents.answers:
         latest.extend(answer.tokens.tolist())
         latest.append(SEAM)
-    return [index for index in (*indexes, latest) if index.size]
+    return [index for index in (contents.index, latest) if index is not None and index.size]
 
 
 # --------------------------------------------------------------------------- names
@@ -100,7 +97,6 @@ def memory_names() -> list[str]:
 
 
 def settings_path() -> Path:
-    """Return the path of the settings."""
     return config_folder() / "config.toml"
 
 
