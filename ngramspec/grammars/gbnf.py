@@ -82,10 +82,7 @@ FindToken = Callable[[str], int | None]
 
 
 def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, Node]:
-    """Return the rules of a grammar by name; `find_token` finds the tokens that the grammar names.
-
-    It raises a GrammarError with the line if the text is not GBNF with a rule `root`.
-    """
+    """Return the rules of a grammar by name; raise a GrammarError with the line if the text is not GBNF."""
     if len(text) > MAX_SIZE:
         raise GrammarError(f"the grammar has {len(text):,} characters, but may have at most {MAX_SIZE:,}")
     try:

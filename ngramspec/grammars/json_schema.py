@@ -78,8 +78,7 @@ MAX_SCHEMAS = 20_000
 def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
     """Return the Lark expression of JSON that is valid by a schema; {} means any object.
 
-    It raises a GrammarError if the schema is invalid, or contains unsupported constraints, which are ignored unless
-    `strict` is set.
+    An invalid schema raises a GrammarError, and with `strict` also one with unsupported constraints.
     """
     return _expression(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
 
@@ -130,16 +129,8 @@ def _make_error(why: str) -> GrammarError:
     return GrammarError(f"the JSON schema cannot be used: {' '.join(why.split())}")
 
 
-def _is_pattern(pattern: str) -> bool:
-    """Return True if llguidance knows everything in a regular expression."""
-    return failure(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))) is None
-
-
 def _find_unwritable(value: Any) -> int | float | None:
-    """Return the first number in a value that llguidance writes as another one, or fails on; `None` without one.
-
-    It reads numbers as doubles and writes integers with 64 bits.
-    """
+    """Return a number in a value that llguidance, with doubles and 64 bits, would write as another one, or fail on."""
     if isinstance(value, list | dict):
         inner = value.values() if isinstance(value, dict) else value
         return next((number for number in map(_find_unwritable, inner) if number is not None), None)
@@ -178,8 +169,7 @@ class _Preparation:
     def _schema(self, schema: Any, *, closed: bool) -> Any:
         """Prepare a schema; anything else that the user put there is left to llguidance, which rejects it.
 
-        `closed` allows only the named properties in an object. It is False for a part of a conjunction, in which other
-        parts name further ones.
+        `closed` allows only the named properties, but not in a part of a conjunction, whose other parts name further.
         """
         if not isinstance(schema, Mapping):
             return schema
@@ -207,20 +197,18 @@ class _Preparation:
     def _value(self, key: str, value: Any, *, closed: bool) -> Any:
         if key in _MAPS and isinstance(value, Mapping):
             return {name: self._schema(inner, closed=True) for name, inner in value.items()}
-        if key in _LISTS and isinstance(value, list):
+        if key in (*_LISTS, *_SINGLE) and isinstance(value, list):
             return [self._schema(inner, closed=closed or key not in _IN_PLACE) for inner in value]
         if key in _SINGLE:
-            is_list = isinstance(value, list)
-            return (
-                [self._schema(inner, closed=True) for inner in value] if is_list else self._schema(value, closed=True)
-            )
+            return self._schema(value, closed=True)
         return value
 
     def _is_kept(self, key: str, value: Any) -> bool:
         if key == "format":
             return value in FORMATS and key not in self._omitted_keys if isinstance(value, str) else True
         if key == "pattern" and not self._strict and isinstance(value, str):
-            return key not in self._omitted_keys and _is_pattern(value)
+            alone = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": value}))
+            return key not in self._omitted_keys and failure(alone) is None
         if (problem := _find_problem(key, value)) is not None:
             if self._strict:
                 raise _make_error(problem)
@@ -275,10 +263,7 @@ class _Preparation:
         properties_schema = prepared_schema.get("properties", {})
         if ("properties" not in schema and not names) or not isinstance(properties_schema, Mapping):
             return
-        prepared_schema["properties"] = {
-            **properties_schema,
-            **{name: True for name in names if name not in properties_schema},
-        }
+        prepared_schema["properties"] = {**properties_schema, **(dict.fromkeys(names, True) | properties_schema)}
         prepared_schema["additionalProperties"] = False
         # llguidance takes the order of properties from the keyword that comes first.
         for key in [key for key in prepared_schema if key in _IN_PLACE]:

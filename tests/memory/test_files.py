@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.memories import ByteTokenizer, answers, names, texts
+from support.memories import ByteTokenizer, answers, names, open_store, texts
 
 from ngramspec.memory import Memory, MemoryFileError, Store, files
 from ngramspec.memory.files import (
@@ -141,8 +141,14 @@ def test_read_text_returns_text_or_none_for_binary_content(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def folder(folder: Path) -> Path:
-    (folder / "c.bin").write_bytes(b"\0\1")
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "memory")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    tree(folder, {"a.txt": "first", "sub/b.txt": "second", "c.bin": "\0\1"})
     return folder
 
 

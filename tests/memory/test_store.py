@@ -6,11 +6,9 @@ import os
 import signal
 import sqlite3
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Timer
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,8 +23,10 @@ from support.memories import (
     wait_for_exit,
 )
 
+from ngramspec.data import NGramSpecError
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
+from ngramspec.memory.memory import saves_answers, write_save_answers
 from ngramspec.memory.store import total
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
@@ -264,17 +264,6 @@ def test_store_with_two_writers_and_a_reader_loses_nothing(tmp_path: Path, monke
         assert [n for n in names(store) if n.startswith(str(me))] == [f"{me} {i}" for i in range(0, 25, 5)]
 
 
-def test_store_with_several_threads_loses_nothing(tmp_path: Path) -> None:
-    def write(me: int) -> None:
-        store = open_store(tmp_path)
-        for i in range(20):
-            store.append([me, i])
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(write, range(3)))
-    assert sorted(answers(open_store(tmp_path))) == [[me, i] for me in range(3) for i in range(20)]
-
-
 def test_store_append_while_other_writer_is_stuck_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PATIENCE", 0.2)
     store = make_filled_store(tmp_path)
@@ -373,14 +362,6 @@ def test_store_write_without_disk_space_keeps_contents(tmp_path: Path, what: str
     assert store.path.read_bytes() == before
 
 
-def test_store_update_when_interrupted_keeps_file(tmp_path: Path) -> None:
-    store = make_filled_store(tmp_path)
-    before = store.path.read_bytes()
-    with pytest.raises(KeyboardInterrupt):
-        store.update(Mock(side_effect=KeyboardInterrupt))
-    assert store.path.read_bytes() == before
-
-
 # ---------------------------------------------------------------------- Memory
 
 
@@ -457,3 +438,36 @@ def test_memory_refresh_with_damaged_file_keeps_old_contents(tmp_path: Path) -> 
     store.update(lambda _: [make_document("a", [5, 5])])
     memory.refresh()
     assert held(memory)[0] == [5, 5, -1]
+
+
+# ---------------------------------------------------------------------- the settings file
+
+
+@pytest.mark.parametrize("text", ['# mine\n  "save_answers"=false # so far\n', "# save_answers = true\n", "\n\n"])
+def test_write_save_answers_keeps_comments_of_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    write_save_answers(True, path)
+    assert saves_answers(path)
+    assert all(part in path.read_text() for part in text.split("\n") if part.startswith("#"))
+    assert path.read_text().count("# so far") == text.count("# so far")
+
+
+def test_saves_answers_rejects_invalid_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for raw, words in (
+        (b"save_answers = maybe\n", "not valid TOML"),
+        (b"save_answers = 1\n", "true or false"),
+        (b"save_answers = 'on'\n", "true or false"),
+        (b"remembr = true\n", "'remembr'"),
+        (b"\xff\xfe", "not UTF-8"),
+    ):
+        path.write_bytes(raw)
+        for use in (lambda: saves_answers(path), lambda: write_save_answers(True, path)):
+            with pytest.raises(NGramSpecError, match=words) as error:
+                use()
+            assert str(path) in str(error.value)
+            assert "\n" not in str(error.value)
+        assert path.read_bytes() == raw
+    with pytest.raises(NGramSpecError, match="cannot"):
+        write_save_answers(True, path / "config.toml")
