@@ -132,7 +132,10 @@ def tune(
         save_tuned(model_tuning_path(source.path, load), tuned)
     own = {"--time-limit": time_limit, "--context-depth": context_depth, "--apply": apply}
     command = command_line("tune", [model], own, load)
-    advice = [f"{name} would also be faster, but changes the text; it is never saved." for name in tuning.advice_names]
+    advice = [
+        f"{name} would also be faster, but changes the text; it is never saved."
+        for name in tuning.find_gaining(advice=True)
+    ]
     if {SINGLE, DRAFTS[0]} <= times.keys() and not conditions.load.is_high:
         line = quant_note(target.weights, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
         advice += [] if line is None else [line]

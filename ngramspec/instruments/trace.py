@@ -86,8 +86,7 @@ class TracedPass(NamedTuple):
 
 
 BrokenLine = tuple[int, str, bool]
-"""A line of a trace that cannot be read: its number, counted from 1, the error, and whether it lacks the line break at
-its end, as the last line does after a crash."""
+"""A line that cannot be read: its number from 1, the error, and whether it lacks a line break, as after a crash."""
 
 
 class TraceWriter:

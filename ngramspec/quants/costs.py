@@ -32,29 +32,13 @@ from ngramspec.quants.shape import Shape, shape_of
 from ngramspec.quants.typical import typical_gain
 from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
-SIZES = (1, 2, 4, 8, 16)
-"""Numbers of tokens in the timed passes."""
-
-RUN = 3
-"""Passes of one size for each model in a round; the first rebuilds llama.cpp's graph and does not count."""
-
-MIN_ROUNDS, MAX_ROUNDS = 2, 8  # minimum and maximum number of rounds
-
-IMPOSSIBLE = 4.0
-"""T(4) / T(1) from which on a measurement was disturbed: four passes over one token would be faster."""
-
+SIZES = (1, 2, 4, 8, 16)  # numbers of tokens in the timed passes
+RUN = 3  # passes of one size for each model in a round; the first rebuilds llama.cpp's graph and does not count
+MIN_ROUNDS, MAX_ROUNDS = 2, 8
 MAX_SPREAD = 0.3  # maximum part by which medians may exceed minima; above it, nothing is recommended or stored
-
-ANSWER, REQUEST = 250, 1000
-"""Tokens of the answer and of the prompt in the request that quantisations are compared by."""
-
-ALIKE = 0.95
-"""Speed relative to the fastest quantisation from which a more precise one is recommended instead."""
-
+ANSWER, REQUEST = 250, 1000  # tokens of the answer and of the prompt by which quantisations are compared
+ALIKE = 0.95  # speed relative to the fastest quantisation from which a more precise one is recommended instead
 FASTER = 1.15  # minimum gain for advice to use another quantisation
-
-SIMILAR = 0.75
-"""Minimum size of a quantisation to recommend to the owner of another one, as a part of that one's size."""
 
 QUANTISATIONS = ("Q4_0", "IQ4_NL", "Q4_K_M", "Q4_1", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
 """Compared quantisations, by llama.cpp's names."""
@@ -216,7 +200,7 @@ def advise(quantisation: str | None, steepness: float, costs: Sequence[QuantCost
 
     `steepness` is the measured T(4) / T(1) of the model. Without `costs`, those of this shape were not measured.
     """
-    if not STEEP <= steepness < IMPOSSIBLE:
+    if not STEEP <= steepness < 4:  # four passes over one token would be faster, so the measurement was disturbed
         return None
     slow = f"note: a batch of 4 tokens costs {steepness:.1f} times one token here"
     if not costs:
@@ -226,7 +210,8 @@ def advise(quantisation: str | None, steepness: float, costs: Sequence[QuantCost
         better = _fastest(costs)
         better_slow = f"but {better.steepness:.1f} times in a file with {better.name} (ngramspec tune --quants)"
         return f"{slow}, {better_slow}" if better.steepness < STEEP else None
-    better = _fastest([cost for cost in costs if cost.size_bytes >= SIMILAR * own.size_bytes])
+    # A much smaller quantisation would be no replacement.
+    better = _fastest([cost for cost in costs if cost.size_bytes >= 0.75 * own.size_bytes])
     if own.request_seconds < FASTER * better.request_seconds:
         return None
     return (

@@ -31,11 +31,7 @@ from ngramspec.quants.shape import Shape
 
 PROMPT = 128  # number of tokens in a timed prompt
 
-MIN_LAYER_BYTES = 96 * 2**20
-"""Minimum bytes of the layers that are loaded, as Q4_0: more than the cache of most processors contains."""
-
-FEWEST_LAYERS = 2  # minimum number of loaded layers, because half of them have larger types in mixed quantisations
-
+MIN_LAYER_BYTES = 96 * 2**20  # minimum bytes of the loaded layers as Q4_0: more than most processors cache
 ROWS = 2  # rows of each quantised matrix; llama.cpp does not quantise a matrix with one row
 
 SPARE = 2**30  # bytes of RAM and disk that must stay free
@@ -53,12 +49,6 @@ class SyntheticModels:
     """Models with random weights; `close` frees them and deletes their files.
 
     A negative `n_gpu_layers` means all, and `depth` is the number of tokens in the context before each pass.
-
-    Attributes:
-        layers: Number of layers in the model of a quantisation.
-        files: Size in bytes and output layer of the whole model, by quantisation; empty before `prepare`. Quantisations
-            whose output layers have the same type share one.
-        outputs: Quantisation of the layer in front of each output layer, by the name of the output layer.
     """
 
     def __init__(
@@ -67,18 +57,17 @@ class SyntheticModels:
         self._shape, self._quantisations, self._settings = shape, quantisations, settings
         self._n_gpu_layers, self._depth = n_gpu_layers, depth
         layer_bytes = sum(_bytes(Q4_0, *size) for size in shape.matrices.values())
-        self.layers = min(shape.layers, max(FEWEST_LAYERS, -(-MIN_LAYER_BYTES // layer_bytes)))
+        # Number of loaded layers; at least two, because half of them have larger types in mixed quantisations.
+        self.layers = min(shape.layers, max(2, -(-MIN_LAYER_BYTES // layer_bytes)))
+        # Size in bytes of each quantisation, and its output layer, which others with the same type share.
         self.files: dict[str, tuple[int, str]] = {}
-        self.outputs: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}  # quantisation of the one layer in front of each output layer
         self._rows: dict[str, dict[str, tuple[int, bytes]]] = {}  # type and rows of the tensors, by quantisation
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-quants-", ignore_cleanup_errors=True)
         self._open: dict[str, TimedModel] = {}
 
     def prepare(self) -> Iterator[str]:
-        """Write and load the models, and yield the name of each before it is written.
-
-        It raises ModelError if the machine lacks memory or disk space, and TargetError if llama.cpp fails.
-        """
+        """Write and load the models, and yield the name of each before it is written."""
         yield "quantising"
         shape, source = self._shape, self._path("source")
         rng = np.random.default_rng(0)
@@ -97,8 +86,7 @@ class SyntheticModels:
         self._check_room(sum(map(self._part_bytes, parts.values())))
         for number, (name, part) in enumerate(parts.items()):
             yield f"loading {name}"
-            path = self._path(f"part{number}")
-            self._write_part(path, part)
+            self._write_part(path := self._path(f"part{number}"), part)
             options = {"n_gpu_layers": self._n_gpu_layers, "depth": self._depth, "prompt": PROMPT}
             self._open[name] = TimedModel(path, self._settings, **options)
             if os.name == "posix":  # Windows does not delete files that are open
@@ -188,21 +176,19 @@ def _bytes(kind: int, columns: int, rows: int = 1) -> int:
 
 
 def make_metadata(shape: Shape, layers: int, vocab: int) -> Mapping[str, str | int | float]:
-    return {
-        "general.architecture": "llama",
-        "llama.block_count": layers,
-        "llama.context_length": 4096,
-        "llama.embedding_length": shape.embd,
-        "llama.feed_forward_length": shape.ff,
-        "llama.attention.head_count": shape.heads,
-        "llama.attention.head_count_kv": shape.kv_heads,
-        "llama.attention.key_length": shape.head_dim,
-        "llama.attention.value_length": shape.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": 1e-6,
-        "llama.rope.dimension_count": shape.head_dim,
-        "llama.vocab_size": vocab,
-        "tokenizer.ggml.model": "no_vocab",
+    values = {
+        "block_count": layers,
+        "context_length": 4096,
+        "embedding_length": shape.embd,
+        "feed_forward_length": shape.ff,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), shape.head_dim),
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "vocab_size": vocab,
     }
+    named = {f"llama.{name}": value for name, value in values.items()}
+    return {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab", **named}
 
 
 def write_gguf(path: Path, metadata: Mapping[str, str | int | float], tensors: Tensors) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,19 +28,12 @@ class Shape:
 
     def __post_init__(self) -> None:
         # llama.cpp loads at most 512 layers, and its smallest blocks of quantised weights contain 32.
-        for name, least, most, multiple in (
-            ("layers", 1, 512, 1),
-            ("embd", 32, 2**20, 32),
-            ("ff", 32, 2**20, 32),
-            ("heads", 1, 1024, 1),
-            ("kv_heads", 1, 1024, 1),
-            ("head_dim", 2, 1024, 2),
-            ("vocab", 2, 2**24, 1),
-        ):
+        limits = {"layers": (512, 1), "embd": (2**20, 32), "ff": (2**20, 32), "heads": (1024, 1), "kv_heads": (1024, 1)}
+        for name, (most, multiple) in (limits | {"head_dim": (1024, 2), "vocab": (2**24, 1)}).items():
             value = getattr(self, name)
-            if not least <= value <= most or value % multiple:
+            if not multiple <= value <= most or value % multiple:
                 steps = f", in steps of {multiple}" if multiple > 1 else ""
-                raise ValueError(f"{name} must be from {least} to {most}{steps}, got {value}")
+                raise ValueError(f"{name} must be from {multiple} to {most}{steps}, got {value}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
         if self.heads * self.head_dim % 32:
@@ -74,27 +68,8 @@ class Shape:
 
 NAMES = [field.name for field in fields(Shape)]
 
-SHAPES: Mapping[str, Shape] = {
-    "smollm2-135m": Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True),
-    "smollm2-360m": Shape(32, 960, 2560, 15, 5, 64, 49152, tied=True),
-    "smollm2-1.7b": Shape(24, 2048, 8192, 32, 32, 64, 49152, tied=True),
-    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 64, 151936, tied=True),
-    "qwen2.5-1.5b": Shape(28, 1536, 8960, 12, 2, 128, 151936, tied=True),
-    "qwen2.5-3b": Shape(36, 2048, 11008, 16, 2, 128, 151936, tied=True),
-    "qwen2.5-7b": Shape(28, 3584, 18944, 28, 4, 128, 152064),
-    "qwen2.5-14b": Shape(48, 5120, 13824, 40, 8, 128, 152064),
-    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 151936, tied=True),
-    "qwen3-1.7b": Shape(28, 2048, 6144, 16, 8, 128, 151936, tied=True),
-    "qwen3-4b": Shape(36, 2560, 9728, 32, 8, 128, 151936, tied=True),
-    "qwen3-8b": Shape(36, 4096, 12288, 32, 8, 128, 151936),
-    "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
-    "llama-3.2-3b": Shape(28, 3072, 8192, 24, 8, 128, 128256, tied=True),
-    "llama-3.1-8b": Shape(32, 4096, 14336, 32, 8, 128, 128256),
-    "mistral-7b": Shape(32, 4096, 14336, 32, 8, 128, 32768),
-}
-"""Shapes of well-known models by name."""
-
-_FORM = "layers=28,embd=1536,ff=8960,heads=12,kv_heads=2,head_dim=128,vocab=151936,tied=yes"
+SHAPES: Mapping[str, str] = json.loads(Path(__file__).with_name("shapes.json").read_bytes())
+"""Lists of the dimensions of well-known models by name."""
 
 
 def is_shape(text: str) -> bool:
@@ -107,13 +82,11 @@ def parse_shape(text: str) -> Shape:
 
     kv_heads, head_dim and tied are optional.
     """
-    if text.lower() in SHAPES:
-        return SHAPES[text.lower()]
     values: dict[str, Any] = {}
-    for item in text.split(","):
+    for item in SHAPES.get(text.lower(), text).split(","):
         name, _, value = item.partition("=")
         if name not in NAMES:
-            raise ValueError(f"{item!r} is not a dimension; use the form {_FORM}")
+            raise ValueError(f"{item!r} is not a dimension; use the form {SHAPES['qwen2.5-1.5b']}")
         if name in values:
             raise ValueError(f"{name} is listed twice")
         if name == "tied":
@@ -127,7 +100,7 @@ def parse_shape(text: str) -> Shape:
     if values.get("heads"):
         values = {"kv_heads": values["heads"], "head_dim": values.get("embd", 0) // values["heads"]} | values
     if missing := [name for name in NAMES[:-1] if name not in values]:
-        raise ValueError(f"the shape lacks {', '.join(missing)}; use the form {_FORM}")
+        raise ValueError(f"the shape lacks {', '.join(missing)}; use the form {SHAPES['qwen2.5-1.5b']}")
     return Shape(**values)
 
 

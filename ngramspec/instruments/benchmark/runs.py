@@ -67,9 +67,7 @@ class Run:
 Difference = dict[str, Any]
 """The first difference between the drafted and the plain output of a prompt. Keys: "category", "prompt", "repeat",
 "policy", "position" (number of equal tokens before), "plain" and "drafted" (token ids there; `None` if that output had
-ended). In greedy decoding of bare logits, "margin" is the distance between the logits of the two tokens. Rounding that
-depends on the batch size moves each logit by up to `ProbeReport.max_difference`, so it explains margins of up to twice
-that."""
+ended), and "margin", the distance between their logits in greedy decoding of bare logits."""
 
 
 @dataclass(slots=True)

@@ -18,24 +18,13 @@ from ngramspec.data import ModelError, NGramSpecError, TargetError
 from ngramspec.instruments.reports.report import Section, Table
 from ngramspec.machine import DEEP, DRAFTS, LONG_READING, MIN_PREFILL, READING, SINGLE, Measure, Settings, flags
 
-MIN_GAIN = 1.03
-"""Minimum speed of a candidate relative to the present settings. Less does not justify an unusual setting."""
-
-MAX_LOSSES = 1
-"""Number of lost pairs after which a candidate is still compared; without it, one interruption would hide a gain."""
-
+MIN_GAIN = 1.03  # minimum speed of a candidate; less does not justify an unusual setting
+MAX_LOSSES = 1  # lost pairs after which a candidate is still compared; otherwise one interruption would hide a gain
 STEADY, MIN_TIMES = 1.4, 10
 """Maximum ratio between times of the present settings, without a tenth at each end, and their minimum number. Above it,
 pairs of the same settings disagree. Processors that become hot slow down by less, and affect both sides of a pair."""
 
-TRYING = 0.5
-"""Part of the time limit after which no further candidate is tried."""
-
-CONFIRMING = pairs_needed() + 2
-"""Number of pairs for which time is reserved to confirm the winners, including the two that warm up."""
-
-LOSING = 2 * (MAX_LOSSES + 1)
-"""Mean number of pairs until an equally fast candidate has lost too often."""
+CONFIRMING = pairs_needed() + 2  # pairs for which time is reserved to confirm the winners, with two that warm up
 
 THREADS = frozenset({"threads", "threads_batch"})
 """Parameters whose best value depends on the load: next to a busy program, one thread can be many times as fast."""
@@ -204,13 +193,14 @@ class Tuning:
             if self._was_busy and candidate.parameter in THREADS:
                 self.left_out[name] = BUSY
                 continue
-            if (seconds := self._warm_up(name, candidate, TRYING * self.seconds - planned)) is None:
+            # The second half of the time is for comparisons.
+            if (seconds := self._warm_up(name, candidate, self.seconds / 2 - planned)) is None:
                 continue
             needed = pairs_needed(chance=CHANCE / (len(self.comparisons) + 1)) + CONFIRMING
             if needed * seconds > self._remaining(self.seconds - planned):
                 self.left_out[name] = NO_TIME
                 continue
-            planned += LOSING * seconds
+            planned += 2 * (MAX_LOSSES + 1) * seconds  # until an equally fast candidate has lost too often
             self.comparisons[name] = Comparison(candidate, CHANCE)
         self._drop_threads()
         for comparison in self.comparisons.values():
@@ -302,16 +292,12 @@ class Tuning:
     def winners(self) -> dict[str, str]:
         """Candidate that gains most for each parameter, if one gains; without candidates that are only advice."""
         result: dict[str, str] = {}
-        for name in self._gaining(advice=False):
+        for name in self.find_gaining(advice=False):
             result.setdefault(self.candidates[name].parameter, name)
         return result
 
-    @property
-    def advice_names(self) -> list[str]:
-        """Candidates that gain, but are only advice: they change too much to be applied."""
-        return self._gaining(advice=True)
-
-    def _gaining(self, *, advice: bool) -> list[str]:
+    def find_gaining(self, *, advice: bool) -> list[str]:
+        """Return the candidates that gain, those that are only advice or the others."""
         gaining = {name: one.speed.median for name, one in self.comparisons.items() if one.gains and one.speed}
         names = [name for name in gaining if self.candidates[name].advice == advice]
         return sorted(names, key=gaining.__getitem__, reverse=True)

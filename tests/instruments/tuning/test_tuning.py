@@ -208,7 +208,7 @@ def test_tuning_recommends_neither_trade_offs_nor_changes_of_the_text() -> None:
     tuning = tuned(Machine({**effects, ("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
     assert tuning.comparisons["-fa off"].speed.is_faster
     assert (tuning.winners, tuning.best_settings) == ({}, None)
-    assert tuning.advice_names == ["-ctk q8_0 -ctv q8_0"]
+    assert tuning.find_gaining(advice=True) == ["-ctk q8_0 -ctv q8_0"]
 
 
 def test_tuning_skips_settings_that_do_not_work() -> None:
