@@ -33,7 +33,7 @@ from .console import defer_signals, note, pluralize, reraise, usage_error
 from .options import PROMPTS, Model, find, flags_in_errors, open_resolved
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
-from .view import print_report, report_parts, run_counted, slow_core, tuning_line
+from .view import run_counted, slow_core, tuning_line
 
 OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
 
@@ -133,7 +133,7 @@ def bench(
             setup = [*conditions.lines, *_heading(benchmark)]
             comparison = against_report(server.url, command, setup, pairs, len(cases))
             found = {"against": server.url, "conditions": conditions.to_json(command), "pairs": pairs}
-            output.write(lambda: print_report([*report_parts(comparison)]), lambda: provenance(target) | found)
+            output.write(comparison, provenance(target) | found)
         reraise(outcome)
         return
     note(
@@ -155,7 +155,7 @@ def bench(
     }
     document = inputs | provenance(target) | _document(target, benchmark, summaries)
     document |= {"verdict": "\n".join(report.details[-len(benchmark.policies) :]), "skipped": skipped}
-    output.write(lambda: print_report([*report_parts(report)]), lambda: document, lambda: report)
+    output.write(report, document)
     reraise(outcome)
 
 

@@ -18,6 +18,7 @@ from ngramspec.sampling.settings import option, options
 from ngramspec.storage import atomic_path
 
 from .console import fail, guard_stdout, usage_error, write_stdout
+from .view import print_report, report_parts
 
 
 def json_option(what: str) -> Any:
@@ -58,26 +59,17 @@ class Output:
             if other_flag != flag and not _in_place(Path(name)):
                 usage_error(f"{other_flag} and {flag} cannot both be written to {name}; name another file")
 
-    def write(
-        self,
-        show: Callable[[], None],
-        document: Callable[[], dict[str, Any]],
-        report: Callable[[], Report] | None = None,
-    ) -> None:
-        """Show the results unless a file is written to stdout, and create and write only the requested files."""
+    def write(self, report: Report, document: dict[str, Any]) -> None:
+        """Show a report unless a file is written to stdout, and create and write only the requested files."""
         try:
             if not self.silent:
                 with guard_stdout():
-                    show()
+                    print_report([*report_parts(report)])
         finally:
             # The files are written even if the reader of stdout, such as head, has ended.
-            if "--json" in self._names:
-                _write(self._names["--json"], json.dumps(document(), indent=2) + "\n")
-            posts = [flag for flag in self._names if flag != "--json"]
-            if posts and report is not None:
-                content = report()
-                for flag in posts:
-                    _write(self._names[flag], self._WRITERS[flag](content))
+            for flag, name in self._names.items():
+                write = self._WRITERS.get(flag)
+                _write(name, json.dumps(document, indent=2) + "\n" if write is None else write(report))
 
 
 def check_writable(name: str) -> None:

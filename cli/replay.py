@@ -32,7 +32,7 @@ from .conditions import Conditions
 from .console import fail, note, pluralize, prefill_bar, reraise, usage_error
 from .options import find, open_target, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
-from .view import print_report, report_parts, run_counted, slow_core
+from .view import run_counted, slow_core
 
 FRONT = 512
 """Number of context tokens for timing the passes of --model."""
@@ -170,7 +170,7 @@ def replay(
         warnings = [*filter(None, [slow_core()])]
         report = replay_report(document, len(recordings), vocabulary.path.name, sources, warnings, texts)
         document["headline"] = report.headline
-        output.write(lambda: print_report([*report_parts(report)]), lambda: document, lambda: report)
+        output.write(report, document)
     reraise(outcome)
 
 

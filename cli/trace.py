@@ -30,9 +30,6 @@ from .answer_line import format_gain, format_speed
 from .console import capture_outcome, fail, guard_stdout, note, printable, reraise, usage_error, write_stdout
 from .view import ACCEPTED, CORRECTION, REFUSED
 
-MAX_LINE_BYTES = 1 << 26
-"""Maximum number of bytes per read, so that a file that is not a trace cannot fill the memory."""
-
 
 def trace(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Trace file written by --trace; -: stdin.")],
@@ -95,17 +92,13 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
         usage_error("no trace on standard input; pipe a file in")
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
-            while line := lines.readline(MAX_LINE_BYTES):
+            while line := lines.readline(1 << 26):  # a file that is not a trace must not fill the memory
                 yield line
     except (OSError, ValueError) as error:  # a name with a null character raises ValueError
         fail(f"cannot read {name}: {get_reason(error)}")
 
 
-CONTEXT = 24
-"""Width of the context column in cells; a narrow terminal gets a fifth of its width."""
-
-MAX_VALUE_LENGTH = 40
-"""Maximum number of characters shown of a setting."""
+CONTEXT = 24  # width of the context column in cells; a narrow terminal gets a fifth of its width
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
 _WORDS = {"gamma": "maximum draft length"}  # labels for some figures of policies; others are shown by name
@@ -148,7 +141,7 @@ class TraceView:
         self.open = step.stop is None
         source = step.source or ("-" if step.batch else "prefill")
         text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _escape_line(source)))
-        text.append(_fit(_context(traced_pass), self._context), "dim").append(" ")
+        text.append(_context(traced_pass, self._context), "dim").append(" ")
         if self._coloured:
             for mark, group in groupby(_mark_tokens(step), lambda entry: entry[0]):
                 text.append(_readable(traced_pass, *(token for _, token, _ in group)), _STYLES[mark])
@@ -166,11 +159,8 @@ class TraceView:
         stats = self._stats
         if not stats.generated:
             return
-        by_source = [
-            f"{_escape_line(source)} {counts.accepted} of {counts.drafted}"
-            for source, counts in self._sources.items()
-            if counts.drafted
-        ]
+        sources = [(_escape_line(source), counts) for source, counts in self._sources.items() if counts.drafted]
+        by_source = [f"{source} {counts.accepted} of {counts.drafted}" for source, counts in sources]
         parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft"]
         parts.append(", ".join(filter(None, [format_speed(stats), format_gain(stats)])))
         parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
@@ -202,18 +192,15 @@ class TraceView:
 def _policy_lines(details: Mapping[str, float | str]) -> Iterator[str]:
     """Yield the numbers that the policy decided by: first the general ones, then those of each draft length."""
     by_length = {name for name in details if _BY_LENGTH.fullmatch(name)}
-    parts = [f"{_WORDS.get(name, name)}{_short(value)}" for name, value in details.items() if name not in by_length]
+    texts = {name: f": {value}" if isinstance(value, str) else f" {value:.4g}" for name, value in details.items()}
+    parts = [f"{_WORDS.get(name, name)}{text}" for name, text in texts.items() if name not in by_length]
     if parts:
         yield ", ".join(parts)
     k = 0
     while f"V({k})" in details:
-        numbers = ", ".join(f"{name}{_short(details[name])}" for name in (f"P({k})", f"T({1 + k})", f"V({k})"))
+        numbers = ", ".join(f"{name}{texts[name]}" for name in (f"P({k})", f"T({1 + k})", f"V({k})"))
         yield f"  {numbers}{'  <- planned' if k == details.get('planned') else ''}"
         k += 1
-
-
-def _short(value: float | str) -> str:
-    return f": {value}" if isinstance(value, str) else f" {value:.4g}"
 
 
 def _columns(position: str, batch: str, ms: str, source: str) -> str:
@@ -251,10 +238,8 @@ def _numbers(step: Step, i: int, decision: TokenDecision) -> str:
 def _settings(sampling: Mapping[str, Any]) -> str:
     defaults = encode(asdict(Sampling()))
     settings = {name: value for name, value in sampling.items() if name == "temperature" or value != defaults.get(name)}
-    texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in settings.items())
-    return ", ".join(
-        f"{name} {text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + '...'}" for name, text in texts
-    )
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in settings.items()}
+    return ", ".join(f"{name} {text if len(text) <= 40 else text[:40] + '...'}" for name, text in texts.items())
 
 
 def _escape_line(text: str) -> str:
@@ -270,14 +255,11 @@ def _readable(traced_pass: TracedPass, *tokens: int) -> str:
     return _escape_line(raw.decode(errors="backslashreplace"))
 
 
-def _context(traced_pass: TracedPass) -> str:
+def _context(traced_pass: TracedPass, width: int) -> str:
+    """Return the end of the context, padded on the left to `width` cells."""
     raw = b"".join(traced_pass.texts.get(token, b"") for token in traced_pass.context)
     start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # first start of a character
-    return _escape_line(raw[start:].decode(errors="backslashreplace"))
-
-
-def _fit(text: str, width: int) -> str:
-    """Return the end of a text, padded on the left to `width` cells."""
+    text = _escape_line(raw[start:].decode(errors="backslashreplace"))
     while cell_len(text) > width:
         text = text[1:]
     return " " * (width - cell_len(text)) + text

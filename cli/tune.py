@@ -32,7 +32,7 @@ from .options import Model, find, open_target
 from .output import Output, command_line, json_option
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import tune_quants
-from .view import print_report, report_parts, run_timed
+from .view import run_timed
 
 DEPTH = 2048
 """Default number of tokens in the long context."""
@@ -160,7 +160,7 @@ def tune(
         "conditions": conditions.to_json(command),
         "advice": advice,
     }
-    output.write(lambda: print_report([*report_parts(report)]), lambda: document)
+    output.write(report, document)
     if apply and changes is not None and not is_saved:
         fail(f"the settings are not saved, because {conditions.load}; run tune --apply again on an idle machine")
     reraise(outcome)

@@ -36,7 +36,7 @@ from .conditions import Load
 from .console import defer_signals, note, reraise, usage_error
 from .options import find
 from .output import Output, command_line
-from .view import print_report, report_parts, run_timed
+from .view import run_timed
 
 DEPTH = 256
 """Default number of tokens in the context before each pass."""
@@ -115,7 +115,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "quantisations": {cost.name: cost.to_json() for cost in costs},
         "conclusions": conclusions,
     }
-    output.write(lambda: print_report([*report_parts(report)]), lambda: document)
+    output.write(report, document)
     reraise(outcome)
 
 

@@ -20,7 +20,7 @@ from .conditions import Conditions, exact_mode, load_settings, provenance
 from .console import defer_signals, fail, note, reraise, usage_error
 from .options import PROMPTS, Model, find, flags_in_errors, open_target
 from .output import Output, command_line, json_option
-from .view import print_report, report_parts, run_timed
+from .view import run_timed
 
 MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
 
@@ -101,7 +101,7 @@ def verify(
         "rollbacks": [_finite(asdict(test)) for test in selfcheck.rollbacks],
         "skipped": skipped_prompts,
     }
-    output.write(lambda: print_report([*report_parts(report)]), lambda: document)
+    output.write(report, document)
     failures = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
     if failures and outcome.error is None:
         fail(f"check failed: {'; '.join(failures)}")

@@ -32,7 +32,6 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
-from ngramspec.instruments.benchmark.figures import count_expected_tokens
 from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.steps import Stats
@@ -117,7 +116,7 @@ class Row:
         s = self.stats
         n_tested = sum(s.tested_at)
         alpha = s.accepted / n_tested if n_tested else 0.0
-        formula = sum(count_expected_tokens(alpha, length) for length in self.lengths) / s.passes
+        formula = sum(alpha**k for length in self.lengths for k in range(length + 1)) / s.passes
         gain = (s.tokens_per_second or 0) / (plain.stats.tokens_per_second or 1)
         differ = f" ({self.different} texts differ)" if self.different else ""
         return (

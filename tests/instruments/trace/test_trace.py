@@ -340,30 +340,6 @@ def test_trace_at_terminal_prints_colours(env: dict[str, str], sample: Path) -> 
 CODE = "def get_width(self):\n    return self.width\n\ndef get_height(self):\n    return self.height\n\ndef get_"
 
 
-def test_trace_of_demo_model_prints_its_text(env: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    from ngramspec.llama.target import Target
-
-    steps, raw = [], b""
-    with Target(DEMO, n_ctx=512, threads=1) as demo:
-        for how in ("greedy", "coupled", "rejection"):
-            steps += made(demo, tmp_path / how, demo.vocabulary.tokenize(CODE), how, n=40)
-            raw += (tmp_path / how).read_bytes()
-    done = run(env, "trace", "-", "--numbers", stdin=raw)
-    assert (done.code, done.err) == (0, "")
-    assert len(re.findall("^some model; temperature .*; acceptance ", done.out, re.MULTILINE)) == 3
-    passes = [line for line in done.out.splitlines() if re.match(r" *\d+ +\d+ +\d+\.\d  ", line)]
-    assert [int(line.split()[1]) for line in passes] == [step.batch for step in steps]
-    seen = [t for line in passes for t in re.findall(r"\[[+>](.[^\[\]]*|\]|\[)\]", line)]
-    # The end-of-generation token has no text, so its number is shown.
-    seen = [t for t in seen if not re.fullmatch(r"<\d+>", t)]
-    assert "".join(seen).replace("⏎", "\n") == "".join(step.text for step in steps)
-    ends = [line.rpartition("  end: ")[2] for line in passes if "  end: " in line]
-    assert ends == [step.stop for step in steps if step.stop]
-    assert len(ends) == 3
-    assert {"margin", "u", "overlap", "expected", "match"} <= set(re.findall(r", ([a-z]+) ", done.out))
-
-
 def test_numbers_show_why_a_draft_had_its_length(env: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "run.jsonl"
@@ -424,10 +400,3 @@ def test_trace_with_incomplete_text_or_newer_format_reports_it(env: dict[str, st
     done = run(env, "trace", sample)
     assert (done.code, len(done.out.splitlines())) == (1, 9)
     assert done.error_message == f"{sample}: the trace has format 9, but this version of ngramspec reads format 3"
-
-
-def test_trace_with_closed_pipe_exits_without_error(env: dict[str, str], sample: Path) -> None:
-    lines = sample.read_bytes().splitlines(keepends=True)
-    sample.write_bytes(lines[0] + b"".join(lines[1:]) * 500)
-    done = shell(env, '"$@" | head -n 3; exit ${PIPESTATUS[0]}', "trace", sample)
-    assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 3)
