@@ -8,7 +8,9 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from ngramspec.data import ModelError, get_reason
@@ -17,28 +19,10 @@ from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 """Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
 
-_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})  # values of general.architecture, from llama-arch.cpp
-
-_OLD = "from before GGUF; use a GGUF version of the model"
-_SIGNATURES = {
-    b"lmgg": f"is a ggml file {_OLD}",
-    b"fmgg": f"is a ggmf file {_OLD}",
-    b"tjgg": f"is a ggjt file {_OLD}",
-    b"algg": "is a ggla adapter (LoRA) from before GGUF, not a model",
-    b"PK\x03\x04": "looks like a PyTorch checkpoint (or another zip archive); convert it to GGUF first",
-    b"\x80\x02": "looks like a pickled PyTorch checkpoint; convert it to GGUF first",
-    b"\x80\x04": "looks like a Python pickle; convert the model to GGUF first",
-    b"\x89HDF": "looks like an HDF5 (Keras) file; convert the model to GGUF first",
-    b"\x1f\x8b": "looks like a gzip archive; unpack it first",
-    b"\x28\xb5\x2f\xfd": "looks like a zstd archive; unpack it first",
-    b"version https://git-lfs": "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
-}
 _EDGE = 1 << 16
 _A, _B = ".lora_a", ".lora_b"
-_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
 """ggml types of an adapter: F32, F16, BF16, and quantised types that every backend can multiply."""
-_MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
 
 
 def has_gguf_magic(path: Path) -> bool:
@@ -82,8 +66,8 @@ def check_values(path: Path, header: GGUFHeader) -> None:
         if isinstance(value, str | bool) or key.partition(".")[0] != header.metadata.get("general.architecture"):
             continue
         name = key.partition(".")[2]
-        if name == "block_count" and not 1 <= value <= _MAX_LAYERS:
-            requirement = f"but must be 1 to {_MAX_LAYERS}"
+        if name == "block_count" and not 1 <= value <= 512:  # LLAMA_MAX_LAYERS of llama.cpp's src/llama-hparams.h
+            requirement = "but must be 1 to 512"
         elif name.endswith("epsilon") and not 0 <= value < math.inf:
             requirement = "but must be a number of at least 0"
         elif name.startswith("rope.dimension_count") and value % 2:
@@ -131,9 +115,9 @@ def _check_pair(
     if not (name + _A in shapes and name + _B in shapes):
         raise ModelError(f"{path} is damaged: it contains only one of the two matrices for {name}; download it again")
     weight, a, b = ((*shape, 1, 1, 1, 1)[:4] for shape in (weights[name], shapes[name + _A], shapes[name + _B]))
-    if name == _EMBEDDINGS:  # in this case A has a row for each token
+    if name == "token_embd.weight":  # in this case A has a row for each token
         fits = (a[1], b[1], a[0]) == (weight[1], weight[0], b[0])
-        if _OUTPUT not in weights:
+        if "output.weight" not in weights:
             raise ModelError(
                 f"{path} changes {name}, which is also the output matrix of {model.name}; llama.cpp cannot apply it"
             )
@@ -175,8 +159,8 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
 
 def _describe_content(start: bytes) -> str:
     """Describe a file that begins with `start`, as a phrase that follows "it"."""
-    for signature, meaning in _SIGNATURES.items():
-        if start.startswith(signature):
+    for signature, meaning in _wrong_files()["signatures"].items():
+        if start.startswith(bytes.fromhex(signature)):
             return meaning
     # A safetensors file begins with the u64 length of a JSON object, followed by that object.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
@@ -191,29 +175,18 @@ def _describe_content(start: bytes) -> str:
     return "is binary data of another kind"
 
 
+@cache
+def _wrong_files() -> Mapping[str, Mapping[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("wrong_files.toml").read_text("utf-8"))
+
+
 def _check_kind(path: Path, kind: object, architecture: object) -> None:
     """Reject GGUF files that cannot generate text."""
     name = architecture if isinstance(architecture, str) else ""
-    embeds = f"is an encoder ({name}): it computes embeddings and cannot generate text"
-    for is_refused, reason in (
-        (
-            kind == "mmproj" or name == "clip",
-            "is the image or audio part (mmproj) of a model; pass the language model itself",
-        ),
-        (kind == "adapter", "is a LoRA adapter, not a model; pass its model, and the adapter with --lora"),
-        (kind == "imatrix", "is an importance matrix, not a model"),
-        (not name, "has no general.architecture; it is not a language model"),
-        (name in ("t5encoder", "gemma-embedding", "llama-embed") or "bert" in name, embeds),
-        (name == "t5", "is an encoder-decoder model (t5); only decoder-only models are supported"),
-        (name in _HEADS, f"is a draft layer for another model ({name}) and cannot run alone; pass that model"),
-        (name in ("wavtokenizer-dec", "qwen3tts", "pockettts"), f"generates audio ({name}), not text"),
-        (
-            name in ("dream", "llada", "llada-moe", "rnd1"),
-            f"is a diffusion model ({name}), which does not decode token by token",
-        ),
-    ):
-        if is_refused:
-            raise ModelError(f"{path} {reason}")
+    tables = _wrong_files()
+    reason = tables["types"].get(str(kind)) or tables["architectures"].get("bert" if "bert" in name else name)
+    if reason is not None:
+        raise ModelError(f"{path} {reason.format(name)}")
 
 
 def is_companion(header: GGUFHeader) -> bool:
@@ -221,7 +194,7 @@ def is_companion(header: GGUFHeader) -> bool:
     kind, architecture = (header.metadata.get(f"general.{name}") for name in ("type", "architecture"))
     is_whole = header.metadata.get("split.count", 1) == 1
     is_head = is_whole and not any(name.startswith("blk.0.") for name in header.shapes)
-    return kind in ("mmproj", "imatrix") or architecture in ("clip", *_HEADS) or is_head
+    return kind in ("mmproj", "imatrix") or architecture in ("clip", "eagle3", "dflash", "gemma4-assistant") or is_head
 
 
 def _check_parts(path: Path, parts: int) -> None:
