@@ -17,7 +17,7 @@ CORE = (
 )
 """Rooms of the core, without the leaves in them."""
 
-MAX_CORE_LINES = 16_100  # the aim is 13,000
+MAX_CORE_LINES = 15_700  # the aim is 13,000
 
 LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "beams": (("ngramspec.beams", "ngramspec_cli.complete_beams"), ("branches",)),
@@ -81,7 +81,7 @@ VIOLATIONS = {
     ),
     "embedder": "llama.target",
     "memory": "cli.options loading.load loading.options loading.settings",
-    "grammars": ("cli.sampling_options llama.samplers llama.vocabulary server.page"),
+    "grammars": ("cli.sampling_options llama.vocabulary server.page"),
     "templates": "llama.vocabulary",
     "chat": "cli.serve cli.serve_run",
     "server": "server.embeddings",

@@ -23,7 +23,6 @@ from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Rep
 from ngramspec.batching.slots import Slots
 from ngramspec.batching.writer import Scheduler, Writer
 from ngramspec.cost.store import StoredTimes
-from ngramspec.cost.times import PassTimes
 from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.decoding.text import Drafts
 from ngramspec.drafting.draft import Drafter
@@ -69,7 +68,7 @@ class Engine:
         self._memory = memory
         self._on_crash = on_crash
         self._clock = clock
-        self._stored = stored
+        self._stored, self.times = stored, stored.times
         self._writer = Writer(
             model, stored.times, self._exactness, drafts=drafter is not None, draft_max=draft_max, clock=clock
         )
@@ -85,7 +84,7 @@ class Engine:
         self._slots = Slots(
             model.sequences, cache_room, needs_neighbours=needs_neighbours, scales=tuple(scales), clock=clock
         )
-        self._scales = self._applied_scales = tuple(scales)
+        self.scales = self._applied_scales = tuple(scales)  # of the LoRA adapters, for requests without their own
         self._scheduler = Scheduler()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -103,11 +102,6 @@ class Engine:
         else:
             threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    @property
-    def times(self) -> PassTimes:
-        """Costs of the model's passes."""
-        return self._stored.times
-
     # ------------------------------------------------------------------ from any thread
 
     def submit(self, request: Request, listener: Listener, rank: int = 0) -> ActiveRequest:
@@ -118,7 +112,7 @@ class Engine:
         """
         active = ActiveRequest(request, listener, self._clock)
         with self._lock:
-            active.scales = self._scales if request.scales is None else request.scales
+            active.scales = self.scales if request.scales is None else request.scales
             active.turn = self._clock() + RANK_SECONDS * rank
             active.number, self._n_requests = self._n_requests, self._n_requests + 1
             is_closed = self._closing is not None
@@ -129,15 +123,9 @@ class Engine:
             active.finish(ClosedError(CLOSED))
         return active
 
-    @property
-    def scales(self) -> tuple[float, ...]:
-        """Scales of the LoRA adapters for requests that do not set their own."""
-        return self._scales
-
     def set_scales(self, scales: Sequence[float]) -> None:
         """Set the scales of the LoRA adapters for later requests; running ones keep theirs."""
-        with self._lock:
-            self._scales = tuple(scales)
+        self.scales = tuple(scales)
 
     def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
         """Do some work with a slot's sequence on the engine's thread, as soon as the slot is idle."""
@@ -153,7 +141,6 @@ class Engine:
         return self._queue_up(self._tasks, (work(self._chunk),))
 
     def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
-        """Queue some work for the engine's thread, and return the future of its result."""
         future = Future[Any]()
         with self._lock:
             if self._closing is None:
@@ -232,7 +219,7 @@ class Engine:
 
     def _run_errands(self) -> None:
         """Do the queued work on idle slots."""
-        self._slots.set_scales(self._scales)
+        self._slots.set_scales(self.scales)
         busy = {active.sequence.number for active in self._working if active.sequence is not None}
         with self._lock:
             ready = [errand for errand in self._errands if errand[0] not in busy]
@@ -286,7 +273,7 @@ class Engine:
             with self._lock:
                 self._working.append(active)
             # A request that does not use the cache gets no copy of known tokens.
-            self._slots.set_scales(self._scales)
+            self._slots.set_scales(self.scales)
             prompt = request.prompt if request.cache_prompt else ()
             self._slots.read_seconds = self._scheduler.read_seconds
             sequence = self._slots.take(prompt, request.slot, active.scales)
@@ -313,7 +300,7 @@ class Engine:
     def _work(self) -> None:
         """Make one pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
         readers, writers = [], []
-        for active in self._take_turns() if self._scales else tuple(self._working):
+        for active in self._take_turns() if self.scales else tuple(self._working):
             if active.cancelled:
                 self._end(active)
             elif active.reader is None:
@@ -331,7 +318,7 @@ class Engine:
     def _write(self, writers: Sequence[ActiveRequest], *, are_alone: bool) -> None:
         """Make a pass over texts; `are_alone`: no prompt waits."""
         began = self._clock()
-        results = self._writer.step(writers, can_go_ahead=are_alone and not self._scales)
+        results = self._writer.step(writers, can_go_ahead=are_alone and not self.scales)
         self._scheduler.record_pass(self._clock() - began, are_alone=are_alone)
         with self._lock:  # so that a report counts all of the pass or nothing
             for active, step, _ in results:

@@ -125,17 +125,10 @@ _PREFILL = no_draft(0)
 
 
 class DraftedText:
-    """A text that passes are made over.
+    """A text that passes are made over; `sequence` holds it without its last token."""
 
-    Attributes:
-        drafts: Drafts for it.
-        sequence: Holds it without its last token.
-        last: That token.
-        tokens_left: Maximum number of tokens that may still be emitted.
-    """
-
-    last: int
-    tokens_left: int
+    last: int  # that token
+    tokens_left: int  # maximum number of tokens that may still be emitted
 
     def __init__(self, drafts: Drafts, sequence: Model) -> None:
         self.drafts, self.sequence = drafts, sequence
@@ -180,22 +173,14 @@ class DraftedText:
 class Text(DraftedText):
     """The text that follows a prompt, as far as it is final.
 
-    Args:
-        request: The text to continue.
-        vocabulary: Meaning of its tokens.
-        n_ctx: Maximum number of tokens of prompt and text.
-        n_vocab: Length of a row of logits.
-        counts_calls: Count the tokens that rounding could have decided (`Step.close_calls`).
+    `n_ctx` is the maximum number of tokens of prompt and text, and `n_vocab` the length of a row of logits. With
+    `counts_calls`, the tokens that rounding could have decided are counted (`Step.close_calls`).
 
     Attributes:
         settled: Number of tokens of prompt and text without the last one, which no pass has evaluated yet.
         stop: Why the text ended; `None` while it grows.
         error: What ended the text after the tokens of the last step; `None` if nothing did.
         is_released: Whether the sequence may hold another text, because the request was cancelled.
-        verifier: Verifies the drafts.
-
-    Raises:
-        PromptError, ValueError, GrammarError: See `SpeculativeDecoder.generate`.
     """
 
     def __init__(
@@ -291,13 +276,9 @@ class Text(DraftedText):
     def commit(self, plan: Plan, rows: Logits, bound: float = 0.0) -> Step | None:
         """Emit the accepted tokens of a draft and one token of the target's, up to the end of the text.
 
-        Args:
-            plan: What was sent.
-            rows: Logits of the pass, at least one row for the last token and each token of the draft.
-            bound: How far the size of this pass may have moved a logit; 0 means not at all.
-
-        Returns:
-            The step; `None` if no token could be chosen, for the reason in `error`.
+        `rows` are the logits of the pass, at least one row for the last token and each token of the draft, and `bound`
+        is how far the size of this pass may have moved a logit. `None` means that no token could be chosen, for the
+        reason in `error`.
         """
         if bound and self._calls is not None:
             self._calls.arm(bound)

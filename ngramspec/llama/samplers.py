@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
 from ngramspec.llama import bindings
-from ngramspec.llama.grammar import Grammar
 from ngramspec.sampling.distribution import Distribution, point_mass, softmax, top_token
 from ngramspec.sampling.rows import CANDIDATE, Candidates
+from ngramspec.sampling.sampler import GrammarState
 from ngramspec.sampling.settings import Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits exceed float32; only the best token is likely long before
@@ -58,7 +58,7 @@ class SamplerChain:
         vocab: Any,
         n_ctx: int = 0,
         dry_samplers: DrySamplers | None = None,
-        grammar: Grammar | None = None,
+        grammar: GrammarState | None = None,
         suppressed_tokens: Sequence[int] = (),
     ) -> None:
         for token, _ in sampling.logit_bias:
@@ -240,7 +240,7 @@ class SamplerChain:
         token = self._candidates.best(first, count)
         return int(self._candidates.data["id"][first + self._array.selected]) if self._selects else token
 
-    def _filter(self, logits: NDArray[np.float32], grammar: Grammar | None) -> tuple[int, int]:
+    def _filter(self, logits: NDArray[np.float32], grammar: GrammarState | None) -> tuple[int, int]:
         """Apply the chain to these logits, or to those that `grammar` allows.
 
         Returns:
@@ -256,7 +256,7 @@ class SamplerChain:
         llama.llama_sampler_apply(self._chain, self._array_pointer)
         return (self._data_pointer.value - self._start) // CANDIDATE.itemsize, array.size
 
-    def _gather(self, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
+    def _gather(self, logits: NDArray[np.float32], grammar: GrammarState | None) -> int:
         """Collect the candidates for the chain: all tokens, or only those that it can keep.
 
         If top-k comes first, the candidates are all tokens with a penalty or bias, and the k largest logits among the
@@ -280,7 +280,7 @@ class SamplerChain:
                 return count
             n_largest *= 8
 
-    def _change(self, count: int, logits: NDArray[np.float32], grammar: Grammar | None) -> int:
+    def _change(self, count: int, logits: NDArray[np.float32], grammar: GrammarState | None) -> int:
         """Add the biases to the candidates, and keep those that the grammar allows."""
         candidates = self._candidates.data[:count]
         if grammar is not None:

@@ -24,7 +24,7 @@ from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Stats, Step
+from ngramspec.steps import Stats
 
 N = 400
 """Size of the vocabulary, large enough that texts do not repeat by chance."""
@@ -111,20 +111,6 @@ def test_draft_model_keeps_texts_of_plain_decoding(sequences: int, temperature: 
         assert later.tokens == alone([*prompt, *ear.tokens, 5], 20)
     assert all(sequence.batches for sequence in made.small.sequences)
     assert sum(len(done) for done in made.target.passes) < 0.8 * 5 * 80
-
-
-def test_draft_model_after_cancellation_serves_next_request() -> None:
-    with drafted(1) as made:
-        first, second = prompts(2)
-        ear = Ear()
-        ticket = made.engine.submit(Request(first, 3000), ear)
-        ear.wait_for(Step)
-        ticket.cancel()
-        assert ear.wait().reason in ("cancelled", "length")
-        for prompt in (second, [*first, *ear.tokens[:3]]):
-            again = ask(made.engine, prompt)
-            again.wait()
-            assert again.tokens == alone(prompt)
 
 
 def rate(n: int, **options: Any) -> tuple[float, Stats]:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from architectures.files import write_models
 from support.ear import ask, run_engine
 from support.grid import grid
-from support.pools import use_pooled_cache
 
 from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import Done
 from ngramspec.batching.writer import choose_sizes
 from ngramspec.cost.bits import KernelClasses
-from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import make_model_drafter
-from ngramspec.sampling.settings import Sampling
 
 N_CTX = 512
 MODELS = ("llama", "gemma3", "qwen35", "lfm2", "mamba2")
@@ -59,32 +53,3 @@ def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path
             assert ear.tokens == text[20:]
             continue
         assert prompt_text.tokens == text or any(step.close_calls for step in prompt_text.steps)
-
-
-@grid(name=("llama", "gemma3", "qwen35", "mamba2"), apart=(True, False))
-def test_engine_on_llama_gives_draft_model_one_sequence_per_text(
-    models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The draft model is the target's file and always used, since a pass costs 1 s; it changes no text."""
-    chance = random.Random(name)
-    if not apart:
-        use_pooled_cache(monkeypatch)
-    with (
-        Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
-        Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="off") as small,
-    ):
-        prompts = [[chance.randrange(3, shared.vocabulary.n_vocab - 3) for _ in range(30)] for _ in range(5)]
-        found, counted = [], []
-        for drafter in (None, HybridDrafter(make_model_drafter(shared.vocabulary, small))):
-            settings: dict[str, Any] = {"exactness": ExactnessMode(range(1, 33), aligned=True), "draft_max": 8}
-            with run_engine(shared, times=make_fixed_curve({1: 1.0, 64: 1.2}), drafter=drafter, **settings) as engine:
-                ears = [
-                    ask(engine, prompt, 40 + 10 * i, sampling=Sampling(0.8 * (i % 2), seed=i))
-                    for i, prompt in enumerate(prompts)
-                ]
-                assert all(isinstance(ear.wait(), Done) for ear in ears)
-                found.append([ear.tokens for ear in ears])
-                counted.append(engine.report().stats)
-        assert found[0] == found[1]
-        assert counted[1].accepted > 0.5 * counted[1].drafted > 0
-        assert shared.drafts_alone or all(sequence.tokens for sequence in small.sequences)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
@@ -46,14 +44,6 @@ def test_prompt_cache_when_full_evicts_least_recently_used() -> None:
     assert cache.size <= 30
     cache.take((0,))
     assert not cache.holds([0])
-
-
-def test_prompt_cache_keeps_size_within_limit() -> None:
-    chance = random.Random(5)
-    cache = PromptCache(1000)
-    for _ in range(500):
-        cache.put([chance.randrange(5) for _ in range(chance.randrange(1, 9))], bytes(chance.randrange(1, 400)))
-        assert cache.size <= 1000
 
 
 def test_slots_take_copies_prefix_from_shortest_sequence() -> None:
