@@ -19,18 +19,18 @@ from ngramspec.instruments.benchmark.figures import Summary, benchmark_report, s
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import LoadedModel, model_tuning_path, open_target
+from ngramspec.loading.load import LoadedModel, find, model_tuning_path, open_resolved, open_target
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
-from ngramspec.machine import load_tuned
 from ngramspec.memory.memory import DEFAULT
+from ngramspec.model_settings import load_tuned
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling, allow_range, option
 from ngramspec.user_class import FORM, is_user_class
 
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, provenance
-from .console import defer_signals, note, pluralize, reraise, usage_error
-from .options import PROMPTS, Model, find, flags_in_errors, open_resolved
+from .console import note, pluralize, reraise, usage_error
+from .options import DISPLAY, PROMPTS, Model
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
 from .view import run_counted, slow_core, tuning_line
@@ -98,9 +98,9 @@ def bench(
         _check_against(sampling_settings, {"repeat": repeat, "policy all": policy == ALL, **asdict(post)})
     selection = _select(load_prompts(prompts), category or [], limit)
     output = Output(as_json, post)
-    source = find(model, load)
+    source = find(model, load, DISPLAY)
     tuning = tuning_line(load_tuned(model_tuning_path(source.path, load)), left_out=load.ignore_tuned)
-    loaded_model = open_resolved(source, load, learn=False)
+    loaded_model = open_resolved(source, load, DISPLAY, learn=False)
     target, memory, load = loaded_model.target, loaded_model.memory, loaded_model.settings
     check_sampling(target.vocabulary, sampling_settings)
     memory_name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
@@ -174,15 +174,14 @@ def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[
     first, *rest = POLICIES if policy == ALL else [policy]
     if rest and load.no_draft:
         usage_error("--policy all cannot be combined with --no-draft")
-    with flags_in_errors():
-        return replace(load, policy=first), rest
+    return replace(load, policy=first), rest
 
 
 def _open_ordinary(target: Target, path: Path, load: LoadSettings) -> SpeculativeDecoder:
     """Load the model of a target in exact mode again, without that mode, for plain decoding."""
-    with defer_signals():  # the notes are those of the first target
-        ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
-        second = open_target(path, ordinary, **target.weights.plan.arguments)
+    changes = {"exact": "off", "ctx_size": target.n_ctx, "mtp": False, **target.weights.plan.fixed}
+    # The notes are those of the first target.
+    second = open_target(path, replace(load.of_target, **changes), replace(DISPLAY, note=lambda _: None))
     return SpeculativeDecoder(second, drafter=None, exact="off")
 
 

@@ -26,6 +26,7 @@ from ngramspec.chat.conversation import Conversation
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.data import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
+from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import list_models
 from ngramspec.sampling.settings import TextRules, option
@@ -35,7 +36,7 @@ from .chat_input import Terminal, disable_echo, read_lines
 from .chat_session import Session, load_last, open_model
 from .chat_settings import SETTINGS
 from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
-from .options import STOP, TRACE, Model, check_predict, check_stop, find
+from .options import DISPLAY, STOP, TRACE, Model, check_predict, check_stop
 from .reasoning_options import ReasoningOptions
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, check_sampling, setting
 
@@ -89,7 +90,7 @@ def chat(
     conversation, recorded_model = load_last() if resume else (Conversation(), "")
     conversation.system = system or conversation.system
     with disable_echo() if interactive else nullcontext():  # keys typed while the model loads go to the prompt
-        source = find(model, load)
+        source = find(model, load, DISPLAY)
         template_worker.start()
         loaded_model = open_model(source, load)
         loaded_model.target.vocabulary.check_chat_template()

@@ -15,13 +15,14 @@ from rich.text import Text
 from ngramspec.chat.conversation import Turn, load, save
 from ngramspec.chat.stream import Delta
 from ngramspec.data import NGramSpecError, encode
+from ngramspec.loading.load import find
 
 from . import chat_settings
 from .chat_session import Session, conversation_path
 from .chat_view import totals
 from .console import note, pluralize, print_error, printable, read_text, stderr
 from .markdown_rows import code_blocks
-from .options import find
+from .options import DISPLAY
 from .view import ACCEPTED, CORRECTION, REFUSED
 
 MAX_FILE_BYTES = 8 * 2**20
@@ -219,7 +220,7 @@ def _model(session: Session, name: str) -> None:
     if not name:
         note(f"{session.source.label} ({session.source.path}); ngramspec models lists the models on this machine")
         return
-    session.reload_model(find(name, session.load), session.load)
+    session.reload_model(find(name, session.load, DISPLAY), session.load)
     note(f"{session.source.label}, context of {session.target.n_ctx} tokens, continues the conversation")
 
 

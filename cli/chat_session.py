@@ -18,7 +18,7 @@ from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
 from ngramspec.data import NGramSpecError, encode
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
-from ngramspec.loading.load import LoadedModel
+from ngramspec.loading.load import LoadedModel, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, budget_for
@@ -30,13 +30,13 @@ from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView
 from .console import Terminated, fail, format_error, guard_stdout, note, prefill_bar, print_error
 from .memory_tip import MemoryTip
-from .options import keep, open_resolved
+from .options import DISPLAY, keep
 from .reasoning_options import UNLIMITED
 
 
 def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
     """Load a model and take the measurements that exact mode needs before the first answer."""
-    loaded_model = open_resolved(source, settings, remember=True)
+    loaded_model = open_resolved(source, settings, DISPLAY, remember=True)
     if loaded_model.target.exact == "on" and loaded_model.target.sequences[0].can_rollback:
         loaded_model.decoder.kernels.ensure_exact(loaded_model.decoder.sequence)
     return loaded_model

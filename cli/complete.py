@@ -17,6 +17,7 @@ from ngramspec.beams.search import SEQUENCES
 from ngramspec.drafting import REMEMBERING, supports_prediction
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
+from ngramspec.loading.load import find, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
 from ngramspec.models.hub import PREFIX
@@ -28,7 +29,7 @@ from .complete_beams import check_beams, complete_with_beams
 from .complete_text import make_prompt, read_texts
 from .console import capture_outcome, fail, guard_stdout, prefill_bar, read_text, reraise, usage_error, write_stdout
 from .models import complete_model
-from .options import MODEL, STOP, TRACE, check_predict, check_stop, choose_model, find, keep, open_resolved
+from .options import DISPLAY, MODEL, STOP, TRACE, check_predict, check_stop, choose_model, keep
 from .sampling_options import SamplingOptions, check_sampling
 
 
@@ -126,18 +127,18 @@ def complete(
     model, source = _arguments(model, model_option, file, text_file, prompt_text, named=load.hf_repo is not None)
     # A mistake in the text must not cost a download.
     downloads = model is None or any(name.startswith(PREFIX) for name in (model, load.draft_model or ""))
-    local_source = None if downloads else find(model, load)
+    local_source = None if downloads else find(model, load, DISPLAY)
     before, after = read_texts(source, suffix, prompt_text)
     head, tail = (before, after or "") if echo else ("", "")
     writer = TraceWriter(trace) if trace is not None else None
-    model_source = local_source or find(model, load)
+    model_source = local_source or find(model, load, DISPLAY)
     if beams is not None:
         arguments = before, after, beams, predict, stops
         complete_with_beams(
             model_source, load, sampling_settings, *arguments, truncate=truncate, echo=echo, as_json=as_json
         )
         return
-    loaded_model = open_resolved(model_source, load, remember=True)
+    loaded_model = open_resolved(model_source, load, DISPLAY, remember=True)
     target, decoder = loaded_model.target, loaded_model.decoder
     check_sampling(target.vocabulary, sampling_settings, logprobs)
     prompt = make_prompt(target, before, after, limit, truncate)

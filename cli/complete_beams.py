@@ -11,13 +11,14 @@ from typing import Any
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.store import StoredTimes
+from ngramspec.loading.load import open_alone
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, options
 
 from .complete_text import make_prompt
 from .console import capture_outcome, guard_stdout, note, prefill_bar, reraise, usage_error, write_stdout
-from .options import check_predict, open_target
+from .options import DISPLAY, check_predict
 from .sampling_options import check_sampling
 from .view import slow_core
 
@@ -62,7 +63,7 @@ def complete_with_beams(
 ) -> None:
     """Load a model, run beam search and print the best text; the arguments are those of `complete`."""
     # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
-    target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
+    target = open_alone(model, replace(load, exact="off"), DISPLAY, n_seq=SEQUENCES)
     check_sampling(target.vocabulary, sampling)
     prompt = make_prompt(target, before, after, check_predict(predict) * beams, truncate)
     search = BeamSearch(

@@ -63,7 +63,7 @@ class Conditions:
         """Kinds of GPU that the model uses, or "CPU"; and the settings."""
         weights = self._target.weights
         gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in weights.plan.gpus)
-        threads = pluralize(weights.present.threads, "thread")
+        threads = pluralize(weights.n_threads, "thread")
         settings = f"{threads}; --exact {self._exact}; {self.load}; {self._memory}"
         return ", ".join(gpus) if weights.on_gpu else "CPU", settings
 
@@ -89,7 +89,7 @@ class Conditions:
         """Return the conditions as JSON, with the command that repeats the measurement."""
         return {
             "model_file": self._file,
-            "threads": self._target.weights.present.threads,
+            "threads": self._target.weights.n_threads,
             "exact": self._exact,
             "memory": self._memory,
             "other_cores": self.load.cores,
@@ -128,13 +128,13 @@ def provenance(target: Target) -> dict[str, Any]:
 
 def load_settings(target: Target) -> dict[str, Any]:
     """Return the settings that loading the model determined as JSON."""
-    present = target.weights.present
+    present = target.settings
     return {
         "context": target.n_ctx,
         "threads": present.threads,
         "threads_batch": present.threads_batch,
         "threads_now": target.governor.state._asdict(),
         "micro_batch": target.n_batch,
-        "flash_attn": target.flash_attn,
+        "flash_attn": present.flash_attn,
         "cache_types": present.cache_types,
     }

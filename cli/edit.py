@@ -14,6 +14,7 @@ import typer
 from ngramspec.chat.stream import Delta
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.instruments.trace import TraceWriter
+from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import TextRules, option
 from ngramspec.steps import Stats, Step
@@ -25,7 +26,7 @@ from .chat_view import HiddenView
 from .complete import is_model
 from .console import edit_bar, fail, guard_stdout, note, pluralize, printable, read_source, usage_error, write_stdout
 from .edit_text import find_file, format_diff, is_complete, merge_lines, replace_text
-from .options import MODEL, NO_LIMIT, TRACE, check_predict, choose_model, find, keep
+from .options import DISPLAY, MODEL, NO_LIMIT, TRACE, check_predict, choose_model, keep
 from .output import check_writable
 from .reasoning_options import ReasoningOptions
 from .sampling_options import SamplingOptions, check_sampling
@@ -75,7 +76,7 @@ def edit(
         check_writable(name)
     label, text = "stdin" if name == "-" else name, file.replace("\r\n", "\n")
     writer = TraceWriter(trace) if trace is not None else None
-    source = find(choose_model(model, model_option), load)
+    source = find(choose_model(model, model_option), load, DISPLAY)
     template_worker.start()
     loaded_model = open_model(source, load)
     vocabulary, drafter = loaded_model.target.vocabulary, loaded_model.decoder.drafter

@@ -23,9 +23,9 @@ from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.requantize import prefers_q4_0
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import model_tuning_path
+from ngramspec.loading.load import find, model_tuning_path, open_alone
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import load_tuned
+from ngramspec.model_settings import load_tuned
 from ngramspec.models.find import QUANTISATION
 from ngramspec.quants.costs import quant_note
 from ngramspec.quants.typical import typical_gain
@@ -33,7 +33,7 @@ from ngramspec.sampling.settings import option
 
 from .conditions import BUSY
 from .console import MAX_COLUMNS, guard_stdout, note, printable
-from .options import Model, find, open_target
+from .options import DISPLAY, Model
 from .view import print_report, report_console, tuning_line
 
 _DRAFTED = 4  # tokens of a call with a usual draft
@@ -61,9 +61,9 @@ def info(
     if list_devices:
         print_report(_device_lines())
         return
-    source = find(model, load)
+    source = find(model, load, DISPLAY)
     tuning = load_tuned(model_tuning_path(source.path, load))
-    target = open_target(source, load)
+    target = open_alone(source, load, DISPLAY)
     sequence = target.sequences[0]
     stored, kernels = StoredTimes(sequence), KernelClasses.load(sequence)
     auto = ExactnessSelector(target.trials) if target.exact == "auto" and sequence.exact_rollback else None
@@ -122,7 +122,7 @@ def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed:
     name = target.weights.quantisation or "of unknown type"
     if cost + 1 < STEEP and not is_disturbed:
         yield f"Batches are cheap with this file ({name}), so no other type is needed."
-    elif name != QUANTISATION and prefers_q4_0(load.placement, repack=not load.no_repack):
+    elif name != QUANTISATION and prefers_q4_0(load):
         yield (
             f"A {QUANTISATION} file of this model would be faster, because llama.cpp reorders its weights for this CPU;"
             " ngramspec tune --quants compares the types."
@@ -212,7 +212,7 @@ def _facts(target: Target, name: str) -> dict[str, str]:
 
 def _details(target: Target) -> dict[str, str]:
     """Return the other properties of the model and the machine."""
-    weights, settings = target.weights, target.weights.present
+    weights, settings = target.weights, target.settings
     batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
     details = {
         "name in file": weights.name,
@@ -221,7 +221,7 @@ def _details(target: Target) -> dict[str, str]:
         "vocabulary": f"{target.vocabulary.n_vocab} tokens",
         "chat template": "the model's own" if target.vocabulary.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
-        "settings": f"{settings.threads} threads{batches}, flash attention {target.flash_attn},"
+        "settings": f"{settings.threads} threads{batches}, flash attention {settings.flash_attn},"
         f" KV cache {'/'.join(settings.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if weights.amx_broken else ""),
         "drafting": _core(),

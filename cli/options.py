@@ -16,17 +16,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
-from ngramspec.llama import devices
-from ngramspec.llama.target import Target
+from ngramspec.data import NGramSpecError
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.loading import load as loading
-from ngramspec.loading.load import LoadedModel
-from ngramspec.loading.settings import DRAFTING, LOADING, PLACEMENT, LoadSettings
-from ngramspec.loading.values import LoadSettingsError
-from ngramspec.machine import Flash
-from ngramspec.memory import Memory, MemoryFileError
+from ngramspec.loading.load import Display, find_file
+from ngramspec.loading.settings import DRAFTING, GPUS, LOADING, LoadSettings
+from ngramspec.model_settings import ALL, Flash, LoadSettingsError
+from ngramspec.model_settings import AUTO as AUTO_LAYERS
 from ngramspec.models.check import check_complete
-from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import KEY, Sampling, TextRules, option, options, resolve_flags
 
 from .console import defer_signals, download_bar, note, usage_error
@@ -80,34 +76,8 @@ def check_stop(stop: list[str] | None) -> tuple[str, ...]:
     return tuple(stop or ())
 
 
-# --------------------------------------------------------------------------- models
-
-
-def find(model: str | None, settings: LoadSettings) -> ModelSource:
-    """Find a model and its draft model, download them if needed, and check them.
-
-    If no model is named, a note on stderr names the one that is used.
-    """
-    with download_bar() as progress, flags_in_errors():
-        source = loading.find(model, settings, progress, note)
-    if source.fallback:
-        note(f"no model given; using {source.fallback}")
-    return source
-
-
-def open_resolved(
-    source: ModelSource, settings: LoadSettings, *, learn: bool = True, remember: bool = False
-) -> LoadedModel:
-    """Open a model with `ngramspec.loading.load.open_resolved` and print its notes on stderr."""
-    with defer_signals():
-        return loading.open_resolved(source, settings, on_note=note, learn=learn, remember=remember)
-
-
-def open_target(model: ModelSource, settings: LoadSettings, *, n_seq: int | None = None, head: bool = False) -> Target:
-    """Load a model without a drafter, with the settings that tuning saved for it."""
-    settings, _ = loading.apply_tuning(model.path, settings, note)
-    with defer_signals():
-        return loading.open_target(model.path, settings, note, n_seq=n_seq, head=head)
+DISPLAY = Display(note, download_bar, defer_signals)
+"""Output of loading: notes on stderr, progress of downloads, and signals that are deferred while weights are loaded."""
 
 
 def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vocabulary:
@@ -116,8 +86,7 @@ def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vo
     If `model` is `None` too, a note that begins with `note_start` names the default model.
     """
     if file is None:
-        with download_bar() as progress:
-            source = loading.find_file(model, LoadSettings(), progress, note)  # converts as chats do
+        source = find_file(model, LoadSettings(), DISPLAY)  # converts as chats do
         if source.fallback:
             note(f"{note_start} {source.fallback}")
         file = source.path
@@ -127,13 +96,13 @@ def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vo
         return Vocabulary(file)
 
 
-def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
+def keep(memory: Any, tokens: Sequence[int]) -> None:
     """Save an answer for later sessions; a failure prints a warning and does not end the program."""
     if memory is None:
         return
     try:
         memory.save_answer(tokens)
-    except MemoryFileError as error:
+    except NGramSpecError as error:
         note(f"warning: this answer is not saved for later sessions: {error}")
 
 
@@ -147,7 +116,6 @@ COMMON = (
 
 _GRAMMAR = "grammar", "grammar_file", "json_schema", "json_schema_file"
 _ACCEPTANCE = "rule", "lenience", "typical_acceptance"
-_GPU = *PLACEMENT, "rpc", "rpc_timeout"
 
 GROUPS = {
     "Output files": ("markdown", "svg", "html", "as_json"),
@@ -157,8 +125,8 @@ GROUPS = {
     ),
     "Requests": ("parallel", "batch_size", "cache_ram", "slot_save_path", "spm_infill"),
     "Embeddings": ("embeddings", "pooling", "embd_normalize"),
-    "Model": ("model_option", *(name for name in LOADING if name not in _GPU)),
-    "GPUs and other machines": _GPU,
+    "Model": ("model_option", *(name for name in LOADING if name not in GPUS)),
+    "GPUs and other machines": GPUS,
     "Drafting": (*DRAFTING, *_ACCEPTANCE),
     "Chat template and reasoning": (
         *("chat_template", "chat_template_file", "chat_template_kwargs"),
@@ -199,7 +167,7 @@ def parse_flash(text: str) -> Flash:
     raise ValueError(f"{text!r} is not one of: {', '.join(_FLASH_WORDS)}")
 
 
-_LAYERS = {AUTO: devices.AUTO, "all": devices.ALL}
+_LAYERS = {AUTO: AUTO_LAYERS, "all": ALL}
 
 _FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
     "on": ("on", "enabled", "true", "1"),
@@ -315,7 +283,7 @@ def expand_groups(command: Command) -> Command:
             instances = {
                 name: _build_group(group, {n: values.pop(n) for n in names}) for name, (group, names) in groups.items()
             }
-        command(**values, **instances)
+            command(**values, **instances)
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

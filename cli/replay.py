@@ -24,13 +24,14 @@ from ngramspec.instruments.reports.report import MAX_LISTED, draft_section
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import model_key
-from ngramspec.loading.settings import PLACEMENT, LoadSettings
+from ngramspec.loading.load import find, open_alone
+from ngramspec.loading.settings import GPUS, LoadSettings
 from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions
 from .console import fail, note, pluralize, prefill_bar, reraise, usage_error
-from .options import find, open_target, open_vocabulary
+from .options import DISPLAY, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
 from .view import run_counted, slow_core
 
@@ -39,7 +40,7 @@ FRONT = 512
 
 _CURVES = ", ".join(CURVES)
 
-POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", *PLACEMENT, "rpc", "threads")
+POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", *GPUS, "threads")
 """Names of the settings for the policy and for --model."""
 
 HELPS = {
@@ -119,8 +120,8 @@ def replay(
         transcripts = _read(files, strict=strict)
         target = None
         if model is not None:
-            source = find(model, load)
-            target = stack.enter_context(open_target(source, load))
+            source = find(model, load, DISPLAY)
+            target = stack.enter_context(open_alone(source, load, DISPLAY))
         if target is not None and vocab is None:
             vocabulary = target.vocabulary
         else:
@@ -235,7 +236,7 @@ def _measure_curve(target: Target, label: str, responses: Sequence[str]) -> tupl
     """Return the costs of a model on this machine, measured if it never ran here, and a description of them."""
     conditions = Conditions(target, label, "off")
     sequence, stored = target.sequences[0], StoredTimes(target.sequences[0])
-    how = f"{label} on this machine, {pluralize(target.weights.present.threads, 'thread')}"
+    how = f"{label} on this machine, {pluralize(target.weights.n_threads, 'thread')}"
     if not stored.times.pairs:
         text = target.vocabulary.tokenize("\n".join(responses)[: 8 * FRONT])
         sequence.prefill(text[: min(FRONT, sequence.n_ctx // 2)])

@@ -8,7 +8,7 @@ import threading
 
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.llama import rpc
-from ngramspec.llama.target import THREADS
+from ngramspec.model_settings import THREADS
 from ngramspec.sampling.settings import allow_int_range, option
 from ngramspec.storage import cache_folder
 

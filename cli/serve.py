@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from ngramspec.llama.contexts import MICRO_BATCH
+from ngramspec.llama.placement import MICRO_BATCH
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import MIN_UBATCH
+from ngramspec.model_settings import MAX_DRAFT
 from ngramspec.sampling.settings import Sampling, allow_range, option, options
 
 from .console import fail, note, usage_error
@@ -15,7 +15,7 @@ from .llama_options import NoEffect
 from .options import Model
 from .reasoning_options import ReasoningOptions
 from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
-from .serve_options import MAX_DRAFT, ServeOptions
+from .serve_options import ServeOptions
 
 _LOAD = (
     (
@@ -77,7 +77,7 @@ def serve(
 
     no_effect.report()
     if serving.batch_size is not None and serving.batch_size < (load.ubatch_size or MICRO_BATCH):
-        load = replace(load, ubatch_size=max(serving.batch_size, MIN_UBATCH))
+        load = replace(load, ubatch_size=max(serving.batch_size, MAX_DRAFT + 1))
     if load.ctx_size and serving.parallel > 1:
         per_request = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"

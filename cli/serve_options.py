@@ -18,8 +18,6 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .console import fail, read_text, usage_error
 from .options import check_predict
 
-MAX_DRAFT = MAX_EVALUATE - 1
-
 MAX_EMBEDDED = 8192
 """Maximum number of tokens of an input to embed, as in OpenAI's models; a larger cache would surprise."""
 

@@ -13,7 +13,8 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 
 import psutil
 import uvicorn
@@ -25,11 +26,11 @@ from ngramspec.chat.template import worker as template_worker
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker
-from ngramspec.llama.embedder import Embedder
-from ngramspec.llama.rpc import wait_for_loss
+from ngramspec.llama.embedder import Embedder, open_embedder
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import open_resolved
+from ngramspec.loading.load import find, open_resolved
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.model_settings import MAX_DRAFT
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
@@ -37,10 +38,10 @@ from ngramspec.server.call import Counters
 from ngramspec.server.connection import Connection, HttpServer
 from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, exit_on_timeout, fail, note, print_error
-from .options import find
+from .console import INTERRUPTED, TERMINATED, Terminated, exit_on_timeout, fail, note, print_error
+from .options import DISPLAY
 from .reasoning_options import ReasoningOptions
-from .serve_options import MAX_DRAFT, MAX_EMBEDDED, ServeOptions
+from .serve_options import MAX_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
 """Maximum time for running requests after a signal; docker kills a container after 10 s."""
@@ -76,7 +77,7 @@ def run(
 ) -> None:
     """Serve until a signal arrives; `sampling` and `seed` are the defaults of requests."""
     keys = options.keys
-    source = find(model, load)
+    source = find(model, load, DISPLAY)
     server = Server(
         sampling,
         seed,
@@ -102,21 +103,17 @@ def run(
                 webbrowser.open(address)
             try:
                 server.model = served_model = open_served_model(load, options, source, sampling.grammar, reasoning)
-                failure = _wait(served_model, options)
-                with exit_on_timeout(DRAIN_SECONDS + EXIT_SECONDS, 0 if failure is None else FAILED):
-                    if failure is None:
-                        note(_SHUTTING_DOWN)
+                _wait(served_model, options)
+                with exit_on_timeout(DRAIN_SECONDS + EXIT_SECONDS, 0):
+                    note(_SHUTTING_DOWN)
                     server.draining = True
                     for worker in _WORKERS:
                         worker.close()
-                    # Running requests may continue. After the loss of an RPC worker they end at the next decode call.
                     served_model.service.stop(DRAIN_SECONDS)
                     stop_answering()
             except (KeyboardInterrupt, Terminated) as signal:
                 # Python would wait for the engine's thread, which loads the model or runs a decode call.
                 os._exit(TERMINATED if isinstance(signal, Terminated) else INTERRUPTED)
-            if failure is not None:
-                fail(failure)
 
 
 @contextmanager
@@ -143,7 +140,9 @@ def open_served_model(
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
     template_worker.start()
     note(f"loading {source.label}" + ("" if source.draft is None else f" and the draft model {source.draft.label}"))
-    loaded_model = executor.submit(open_resolved, source, load, on_note=note, texts=options.parallel).result()
+    loaded_model = executor.submit(
+        open_resolved, source, load, replace(DISPLAY, guard=nullcontext), texts=options.parallel
+    ).result()
     target, drafter = loaded_model.target, loaded_model.decoder.drafter
     _prepare_template(target, options.template)
     reasoning.check(target.vocabulary.chat_template)
@@ -215,22 +214,24 @@ def _prepare_template(target: Target, template: str | None) -> None:
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
     if not options.embeddings:
         return None
-    embedder = target.embedder(options.pooling, min(target.n_ctx, MAX_EMBEDDED))
+    embedder = open_embedder(target, options.pooling, min(target.n_ctx, MAX_EMBEDDED))
     note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a separate context")
     if embedder.pooling == "none":
         note("warning: /v1/embeddings requires pooling; set --pooling mean (/embedding returns one vector per token)")
     return embedder
 
 
-def _wait(model: ServedModel, options: ServeOptions) -> str | None:
-    """Report that the model is ready, and wait; return why the server cannot continue, or `None` after a signal."""
-    try:
+def _wait(model: ServedModel, options: ServeOptions) -> None:
+    """Report that the model is ready, and wait for a signal."""
+    with suppress(KeyboardInterrupt, Terminated):
         note(f"drafts: {model.drafter or 'off'}")
         room = f"{options.parallel} requests at once, {model.n_ctx} tokens each"
         note(f"{model.name} is ready: {room}, --exact {'on' if model.exact else 'off'}")
-        return wait_for_loss()
-    except (KeyboardInterrupt, Terminated):
-        return None
+        wait_for_signal()
+
+
+def wait_for_signal() -> None:
+    threading.Event().wait()  # the handlers of signals raise exceptions
 
 
 # --------------------------------------------------------------------------- HTTP

@@ -14,21 +14,18 @@ from ngramspec.cpu.cores import logical_cores, physical_cores, process_load
 from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.tuning.search import MIN_GAIN, Tuning, candidates, conclusions, table_section
-from ngramspec.llama.cache import UNQUANTISED
-from ngramspec.llama.settings_timer import SettingsTimer
-from ngramspec.llama.target import Target
-from ngramspec.llama.trial_context import STRETCH
-from ngramspec.loading import load as loading
-from ngramspec.loading.load import model_tuning_path
+from ngramspec.llama.trial import STRETCH, SettingsTimer
+from ngramspec.loading.load import find, model_tuning_path, open_alone
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import DRAFTS, SINGLE, Settings, Tuned, flags, save_tuned
+from ngramspec.machine import DRAFTS, SINGLE
+from ngramspec.model_settings import UNQUANTISED, Tuned, flags, save_tuned
 from ngramspec.quants.costs import costs_path, quant_note
 from ngramspec.quants.shape import is_shape, parse_shape, shape_of
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions, provenance
 from .console import defer_signals, fail, note, reraise, usage_error
-from .options import Model, find, open_target
+from .options import DISPLAY, Model
 from .output import Output, command_line, json_option
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import tune_quants
@@ -88,27 +85,20 @@ def tune(
     if quants:
         tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
         return
-    source = find(model, load)
+    source = find(model, load, DISPLAY)
     # Measurements use separate contexts, so that of the model is small.
     base_load = replace(load, ignore_tuned=True, ctx_size=256, exact="off")
-
-    def open_with(settings: Settings) -> Target:
-        trial_load = replace(base_load, no_mmap=not settings.mmap, no_repack=not settings.repack)
-        # The memory of the first copy is not free, so a fit would place this copy differently.
-        with defer_signals():
-            return loading.open_target(source.path, trial_load, **target.weights.plan.arguments)
-
     start = time.monotonic()
     with ExitStack() as stack:
-        target = stack.enter_context(open_target(source, base_load))
+        target = stack.enter_context(open_alone(source, base_load, DISPLAY))
         load_seconds = time.monotonic() - start
         conditions = Conditions(target, source.label, "off")
         # The long context exceeds neither the training context of the model nor the context size of later runs.
         deep = context_depth or DEPTH
         deep = min(deep, load.ctx_size or deep, target.weights.n_ctx_train or deep)
         deep = max(STRETCH, deep // STRETCH * STRETCH)
-        bench = stack.enter_context(closing(SettingsTimer(target, open_with, deep)))
-        present = target.weights.present
+        bench = stack.enter_context(closing(SettingsTimer(target.weights, deep, defer_signals)))
+        present = target.settings
         trials = candidates(
             present,
             physical=physical_cores(),
@@ -170,7 +160,7 @@ def _reset(load: LoadSettings, model: str | None) -> None:
     """Delete the settings and the costs of quantisations that are saved for a model or a shape."""
     files = list[Path]()
     if model is None or not is_shape(model):
-        source = find(model, load)
+        source = find(model, load, DISPLAY)
         files.append(model_tuning_path(source.path, load))
         with suppress(ModelError):  # such as a mixture of experts, whose quantisations are not compared
             files.append(costs_path(shape_of(source.path), load.gpu_layers))

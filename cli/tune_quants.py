@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from ngramspec.cpu.cores import usable_cores
 from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Report
 from ngramspec.llama.devices import build, quantisation
+from ngramspec.loading.load import find
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine import Settings
 from ngramspec.models.gguf import read_header
 from ngramspec.quants.costs import (
     MAX_SPREAD,
@@ -34,7 +34,7 @@ from ngramspec.sampling.settings import options
 
 from .conditions import Load
 from .console import defer_signals, note, reraise, usage_error
-from .options import find
+from .options import DISPLAY
 from .output import Output, command_line
 from .view import run_timed
 
@@ -53,14 +53,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
             usage_error(f"{option.flags[0]} cannot be combined with --quants")
     label, shape, path = _find_shape(load, model)
     threads = load.threads or usable_cores()
-    settings = Settings(
-        threads,
-        load.threads_batch or threads,
-        load.flash_attn or "auto",
-        mmap=not load.no_mmap,
-        repack=not load.no_repack,
-        cache_types=(load.cache_type_k, load.cache_type_v),
-    )
+    settings = replace(load.of_target, threads=threads, threads_batch=load.threads_batch or threads)
     deadline = time.monotonic() + time_limit
     kind = None if path is None else read_header(path).metadata.get("general.file_type")
     own = quantisation(kind) if isinstance(kind, int) else None
@@ -129,7 +122,7 @@ def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path
         except ValueError as error:
             usage_error(str(error))
     try:
-        source = find(model, load)
+        source = find(model, load, DISPLAY)
     except ModelError as error:
         if model is not None and not Path(model).suffix:
             raise ModelError(f"{error}; the shapes with names are {', '.join(SHAPES)}") from error

@@ -12,13 +12,13 @@ from ngramspec.drafting import DEFAULT
 from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import list_checks, verify_report
-from ngramspec.loading.load import open_drafter
+from ngramspec.loading.load import find, open_alone, open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions, exact_mode, load_settings, provenance
-from .console import defer_signals, fail, note, reraise, usage_error
-from .options import PROMPTS, Model, find, flags_in_errors, open_target
+from .console import fail, note, reraise, usage_error
+from .options import DISPLAY, PROMPTS, Model
 from .output import Output, command_line, json_option
 from .view import run_timed
 
@@ -50,18 +50,16 @@ def verify(
     The exit code is 1 if a check fails. The last line shows the result and lists checks skipped for lack of time.
     """
     # A memory that one run fills would change the next run.
-    with flags_in_errors():
-        load = replace(load, no_memory=True)
+    load = replace(load, no_memory=True)
     selection = load_prompts(prompts)
     output = Output(as_json)
-    files = find(model, load)
-    target = open_target(files, load, head=load.mtp)
+    files = find(model, load, DISPLAY)
+    target = open_alone(files, load, DISPLAY)
     # Prompts of any length are allowed because they are cut to fit.
     cases, skipped_prompts = prepare(target.vocabulary, selection, predict, None)
     try:
         strict = target.exact == "on" or target.exactness.bit_identical
-        with defer_signals():
-            drafter, _, _ = open_drafter(target, files, load, on_note=note, learn=False)
+        drafter, _, _ = open_drafter(target, files, load, DISPLAY, learn=False)
         selfcheck = SelfCheck(
             target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=time_limit, seed=seed, exact=strict
         )

@@ -19,7 +19,7 @@ from rich.text import Text
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.reports.report import Table as Figures
-from ngramspec.machine import Tuned, flags
+from ngramspec.model_settings import Tuned, flags
 
 from .console import MAX_COLUMNS, Outcome, capture_outcome, printable, progress_bar, write_stdout
 

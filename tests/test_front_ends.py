@@ -91,7 +91,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=N_CTX, threads=1, exact="on") as loaded:
+    with Target(DEMO, ctx_size=N_CTX, threads=1, exact="on") as loaded:
         yield loaded
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from support.imports import ROOT, find_modules, find_names, resolve
 
 LAYERS = (
-    ("data", "storage", "tokens", "cpu", "worker"),
+    ("data", "storage", "tokens", "cpu", "worker", "leaves"),
     ("grammars", "machine", "user_class"),
     ("sampling", "models", "chat"),
     ("backend",),
     ("cost", "fill_in"),
     ("drafting",),
     ("acceptance", "memory"),
-    ("request", "steps"),
+    ("request", "steps", "model_settings"),
     ("policies", "llama"),
     ("decoding",),
     ("loading",),

@@ -12,7 +12,7 @@ import re
 from support.imports import ROOT, find_imports, find_modules
 
 CORE = (
-    *("request", "steps", "backend", "tokens", "data", "storage", "worker", "machine"),
+    *("request", "steps", "backend", "tokens", "data", "storage", "worker", "machine", "leaves", "model_settings"),
     *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
 )
 """Rooms of the core, without the leaves in them."""
@@ -25,7 +25,6 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "draft models": (("ngramspec.drafting.draft_model",), ()),
     "NextN head": (("ngramspec.llama.head",), ()),
     "RPC": (("ngramspec.llama.rpc", "ngramspec_cli.rpc_worker"), ()),
-    "adapters": (("ngramspec.llama.adapters",), ()),
     "embedder": (("ngramspec.llama.embedder", "ngramspec.server.embeddings"), ()),
     "memory": (("ngramspec.memory", "ngramspec_cli.memory", "ngramspec_cli.memory_tip"), ()),
     "grammars": (("ngramspec.grammars", "ngramspec.llama.grammar", "ngramspec.drafting.grammar"), ()),
@@ -51,7 +50,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Ollama": (("ngramspec.server.ollama", "ngramspec.server.ollama_info"), ("server", "templates", "completions")),
     "completions": (("ngramspec.server.openai_completions",), ("server",)),
     "web page": (("ngramspec.server.page", "ngramspec.server.highlighting"), ("server",)),
-    "drop-in": (("ngramspec.dropin", "ngramspec.llama.llama_class"), ("grammars", "draft models", "adapters", "RPC")),
+    "drop-in": (("ngramspec.dropin", "ngramspec.llama.llama_class"), ("grammars", "draft models", "RPC")),
     "llm plugin": (("ngramspec.llm_plugin",), ("templates", "grammars")),
     "trace": (("ngramspec.instruments.trace", "ngramspec.policies.traced", "ngramspec_cli.trace"), ()),
     "bench": (
@@ -71,17 +70,7 @@ REGISTRATIONS = ("ngramspec.__init__", "ngramspec_cli.app", "ngramspec.server.ap
 
 VIOLATIONS = {
     "beams": "cli.complete",
-    "branches": "llama.target",
-    "draft models": "loading.load",
-    "NextN head": "llama.target",
-    "RPC": "llama.weights loading.load loading.options loading.settings",
-    "adapters": (
-        "llama.contexts llama.embedder llama.head llama.target llama.trial_context llama.weights "
-        "loading.options loading.settings"
-    ),
-    "embedder": "llama.target",
-    "memory": "cli.options loading.load loading.options loading.settings",
-    "grammars": ("cli.sampling_options llama.vocabulary server.page"),
+    "grammars": "cli.sampling_options llama.vocabulary server.page",
     "templates": "llama.vocabulary",
     "chat": "cli.serve cli.serve_run",
     "server": "server.embeddings",

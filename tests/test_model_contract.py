@@ -96,7 +96,13 @@ def llama(
 
     # The files are valid, so no child process needs to try them.
     stack.enter_context(mock.patch.object(crash_check, "run", return_value=None))
-    settings: dict[str, Any] = {"n_ctx": room + 50, "threads": 1, "exact": "off", "flash_attn": "off", "draft_max": 6}
+    settings: dict[str, Any] = {
+        "ctx_size": room + 50,
+        "threads": 1,
+        "exact": "off",
+        "flash_attn": "off",
+        "draft_max": 6,
+    }
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"} | options
     target = stack.enter_context(Target(path, texts=texts, **settings))
     flash = {"off": 0, "auto": -1}[settings["flash_attn"]]
@@ -127,12 +133,12 @@ RUNNERS: dict[str, Callable[[ExitStack, Path], Runner]] = {
     "mock, sequences": lambda *_: mocked_sequences(),
     "demo": lambda stack, _: llama(stack, DEMO, tolerance=1.0),  # quantised: kernels differ by batch size
     "demo, sequences": lambda stack, _: llama(stack, DEMO, 3, tolerance=1.0, exact="on"),
-    "attention": tiny("llama", n_ctx=300, flash_attn="auto", tolerance=0.02),
+    "attention": tiny("llama", ctx_size=300, flash_attn="auto", tolerance=0.02),
     "attention, sequences": tiny("llama", 4),
     "MLA, sequences": tiny("deepseek2", 4, **EXACT),
     "sliding window": tiny("gemma3"),
     "sliding window, sequences": tiny("gemma3", 4, room=190),  # The texts together exceed its cells.
-    "recurrent": tiny("mamba", n_ctx=300),
+    "recurrent": tiny("mamba", ctx_size=300),
     "recurrent, sequences": tiny("mamba", 4, **EXACT),
     "hybrid with snapshots": tiny("qwen35"),
     "hybrid with snapshots, sequences": tiny("qwen35", 4),

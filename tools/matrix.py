@@ -67,7 +67,7 @@ def run_sessions(path: Path, folder: Path, settings: Sequence[Setting]) -> Itera
 
 def describe_rollback(path: Path) -> str:
     """Return a phrase on the rollback of a model's memory."""
-    with Target(path, n_ctx=256, threads=1) as target:
+    with Target(path, ctx_size=256, threads=1) as target:
         if not target.sequences[0].can_rollback:
             return "nothing"
         if target.sequences[0].replays:

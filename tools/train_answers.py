@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     path = weight_files.ANSWERS
     weight_files.ANSWERS = Path(os.devnull)
-    target = Target(options.model, n_ctx=options.c, threads=options.t)
+    target = Target(options.model, ctx_size=options.c, threads=options.t)
     drafter = MixtureDrafter()
     decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=options.draft_max, exact="off")
     tokens = 0

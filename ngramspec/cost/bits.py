@@ -2,7 +2,7 @@
 
 llama.cpp picks its kernels by batch size, so drafts may change the last bits of logits, and the text. Sizes that agree
 form a *kernel class*. With "on", all passes use sizes of one class, padded if necessary. With "auto", two settings are
-compared (`ngramspec.llama.trial_context`): "fast", and "exact", which has no flash attention on a CPU, because that
+compared (`ngramspec.llama.trial`): "fast", and "exact", which has no flash attention on a CPU, because that
 kernel splits a single token's context over the threads. "fast" is chosen if its sizes agree as far as drafts need them,
 then "exact". If the sizes agree in neither, "fast" is chosen.
 

@@ -28,7 +28,7 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.load import find_file, make_model_drafter, open_target
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.loading.values import LoadSettingsError
+from ngramspec.model_settings import LoadSettingsError
 from ngramspec.steps import Stats
 
 
@@ -102,7 +102,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         if small is not None and self.drafting_disabled_reason is None:
             with bindings.log_given_back():
                 if not isinstance(small, Target):
-                    own = load.make_draft_settings(self.n_ctx(), self.n_threads)
+                    own = load.of_draft_model(self.n_ctx(), self.n_threads)
                     small = open_target(find_file(os.fspath(small), own).path, own)
                 self._draft_target = small  # its sequence, which the draft model uses, does not keep it open
                 self._small_model = make_model_drafter(Vocabulary.from_handle(self.model_path, self.model), small)

@@ -29,13 +29,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.llama import devices
-
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 # These are values of enum ggml_type and bytes per element (ggml.h; a quantised block contains 32 elements).
 CACHE_TYPES: dict[str, tuple[int, float]] = {
@@ -48,9 +46,6 @@ CACHE_TYPES: dict[str, tuple[int, float]] = {
     "q4_1": (3, 20 / 32),
     "q4_0": (2, 18 / 32),
 }
-
-UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
-"""Element types that are not quantised; llama.cpp supports other types in the V cache only with flash attention."""
 
 MAX_CHECKPOINTS = 4  # maximum number of checkpoints of prompts; a new one replaces the oldest
 

@@ -17,6 +17,7 @@ import psutil
 from llama_cpp import __version__ as binding_version
 
 from ngramspec.llama import bindings
+from ngramspec.model_settings import AUTO
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
@@ -35,8 +36,6 @@ def quantisation(file_type: int) -> str | None:
             return name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
     return None
 
-
-AUTO, ALL = -1, -2  # llama.cpp's numbers of GPU layers for "as many as fit" and "all"
 
 GPU, INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
 

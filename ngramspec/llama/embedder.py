@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
-from ngramspec.llama.adapters import open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, rows_at
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.weights import Weights
+from ngramspec.llama.target import Target
 
 Pooling = Literal["none", "mean", "cls", "last"]
 """Pooling of token embeddings: their mean, the first ("cls") or the last one; "none" keeps one for each token."""
@@ -29,10 +28,18 @@ Pooling = Literal["none", "mean", "cls", "last"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings by their numbers in GGUF files
 
 
-def open_embedder(
-    weights: Weights, params: Any, pooling: Pooling | None, n_ctx: int, governor: ThreadGovernor
-) -> Embedder:
-    """Return an embedder that uses loaded weights in a new context; see `ngramspec.llama.target.Target.embedder`."""
+def open_embedder(target: Target, pooling: Pooling | None, n_ctx: int) -> Embedder:
+    """Return an embedder that uses a model's weights in a separate context; closing the target frees it too.
+
+    Args:
+        target: Loaded model.
+        pooling: Pooling of the token embeddings; `None` means that of the file, or "none" if it specifies none.
+        n_ctx: Maximum number of tokens of an input.
+
+    Raises:
+        ModelError: The model cannot compute embeddings, or the machine lacks the memory for the context.
+    """
+    weights, params = target.weights, target.make_context_params(n_ctx)
     if weights.read_metadata(f"{weights.architecture}.attention.causal") == "false":
         raise ModelError(f"{weights.path} uses bidirectional attention; embeddings of such models are not supported")
     if pooling is None:
@@ -41,10 +48,12 @@ def open_embedder(
             raise ModelError(f"{weights.path} is a ranking model; use --pooling mean to compute embeddings with it")
         pooling = POOLINGS[number]
     params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
-    context = open_context(weights.handle, params, weights.adapters)
+    context = weights.open_context(params)
     if not context:
         raise ModelError(f"{weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
-    return Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=governor)
+    embedder = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=target.governor)
+    target.users = (*target.users, embedder.close)
+    return embedder
 
 
 class Embedder:

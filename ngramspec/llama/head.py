@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import llama_cpp.llama_cpp as llama
@@ -27,8 +28,10 @@ from ngramspec.backend import EvaluatesAtOnce, Logits, Part, Progress, SequenceM
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
-from ngramspec.llama.adapters import Adapter, open_context, set_adapters
 from ngramspec.llama.passes import MAX_EVALUATE, rows_at
+from ngramspec.llama.weights import Adapter, open_context, set_adapters
+from ngramspec.models.check import has_gguf_magic, parts_of
+from ngramspec.models.gguf import read_header
 from ngramspec.tokens import common_prefix
 
 MIN_STATES = 1024
@@ -39,6 +42,30 @@ contains information about these too.
 """
 
 States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model)
+
+ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
+"""Values of general.architecture whose heads are tested. llama.cpp has graphs for more, and some of them end the
+process if a tensor has an unexpected shape."""
+
+_HEAD = ".nextn.eh_proj.weight"  # end of the name of a tensor that each NextN layer has once
+
+
+def head_missing(path: Path) -> str:
+    """Return why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
+    if bindings.head_functions(llama) is None:
+        return "this build of llama-cpp-python does not support NextN layers"
+    if not has_gguf_magic(path):
+        return ""  # the loader reports the error
+    headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
+    count = sum(name.endswith(_HEAD) for header in headers for name in header.shapes)
+    architecture = headers[0].metadata.get("general.architecture")
+    if not count:
+        return "its file contains no NextN layer"
+    if architecture not in ARCHITECTURES:
+        return f"NextN layers of {architecture} are not supported"
+    if count > 1:
+        return f"it has {count} NextN layers, and only models with one are supported"
+    return ""
 
 
 class HeadFeed(NamedTuple):

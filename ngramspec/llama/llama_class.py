@@ -20,12 +20,11 @@ from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
 from ngramspec.llama import amx, bindings, devices, rpc
-from ngramspec.llama.adapters import check_adapters
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.trial_context import ROOM, TrialContext
-from ngramspec.llama.weights import has_broken_amx, machine_key
+from ngramspec.llama.trial import ROOM, TrialContext
+from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
 
 TENSOR = 3  # llama.h, LLAMA_SPLIT_MODE_TENSOR
 

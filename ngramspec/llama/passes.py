@@ -21,8 +21,9 @@ from ngramspec.backend import Logits
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import TargetError
 from ngramspec.llama.cache import Cache, TokenStates
+from ngramspec.model_settings import MAX_DRAFT
 
-MAX_EVALUATE = 64  # maximum number of logits rows in a pass, for which the buffer is reserved
+MAX_EVALUATE = MAX_DRAFT + 1  # maximum number of logits rows in a pass, for which the buffer is reserved
 
 
 class UsedAtOnceError(RuntimeError):

@@ -1,123 +1,69 @@
-"""Placement of a model's weights on devices: the user's request (`Placement`), and llama.cpp's parameters (`Plan`).
+"""Placement of a model's weights on devices, by default as much on GPUs as fits their free memory.
 
-By default, a model is placed so that it fits into the free memory of the GPUs that llama.cpp selects
-(`ngramspec.llama.fitting`). A number of layers that the user sets is not changed.
+A layer on a GPU occupies its weights and its part of the KV cache there. A model that does not fit is placed as by
+llama.cpp's own programs: in a mixture of experts, expert tensors are moved to RAM first, because each token uses only
+a few experts. If that is not enough, or there are no experts, whole layers stay in RAM. Layers on several GPUs are
+contiguous, and llama.cpp takes them from the end of the model. A number of layers that the user sets is not changed.
+
+Example: 4 layers of 10 MB and an output layer of 5 MB on a GPU with 28 MB. The output layer and the last 2 layers fit
+(25 MB), so the result is 3 layers on the GPU. If 8 MB of each layer are experts, the output layer and all layers fit
+without the experts of the first 3 layers (5 + 3 x 2 + 10 = 21 MB).
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.data import ModelError
-from ngramspec.llama import devices, fitting
-from ngramspec.llama.devices import ALL, AUTO, Device
-from ngramspec.llama.fitting import EXPERTS, Demand, Fit
+from ngramspec.llama import devices
+from ngramspec.llama.cache import CACHE_TYPES
+from ngramspec.llama.devices import Device
+from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.model_settings import ALL, AUTO, NO_DEVICE, PLACEMENT, ModelSettings
 from ngramspec.models.check import has_gguf_magic, parts_of
-from ngramspec.models.gguf import GGUFHeader, read_header
+from ngramspec.models.gguf import GGUFHeader, Scalar, read_header
 
-SplitMode = Literal["layer", "row", "none"]
-
-SPLIT_MODES: dict[str, int] = {"none": 0, "layer": 1, "row": 2}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 """Values of llama.cpp's enum llama_split_mode. "tensor" is experimental there, and rollbacks with it are untested."""
 
-ROW_BACKENDS = ("CUDA", "ROCm", "MUSA", "SYCL")  # backends that can split the rows of a tensor
+MICRO_BATCH = 512  # default number of tokens of a prompt per micro-batch
 
 MARGIN = 2**30  # bytes of each GPU that a fit leaves free, as in llama.cpp
 DRAFT_MARGIN = 2**28  # the same for a draft model, for which the target's fit leaves memory free
 STEP = 2**28  # a fit counts free memory in multiples of this, so that small changes do not change it
-RETRY = 0.8  # factor by which the memory is reduced until a setting differs from one that failed
 
-EVERY = -1
-"""Value of `cpu_experts` for all layers."""
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"
+"""Regular expression of the names of expert tensors, also for llama.cpp."""
+
+MIN_CONTEXT = 4096
+"""Context size in tokens for which layers are moved to RAM if the user sets none, as in llama.cpp."""
 
 _CPU = "CPU"  # name of the type of buffers in RAM
-
-_FLAGS = {
-    "main_gpu": "--main-gpu",
-    "split_mode": "--split-mode",
-    "tensor_split": "--tensor-split",
-    "cpu_experts": "--n-cpu-moe",
-    "op_offload": "--no-op-offload",
-}
-
-_OUT_OF_MEMORY = re.compile(r"unable to allocate|failed to allocate|out of memory|insufficient memory", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Requested devices of a model; the defaults are llama.cpp's."""
-
-    devices: tuple[str, ...] | None = None  # names of the devices; `None` means those that llama.cpp selects
-    main_gpu: int = 0  # index of the only device with `split_mode` "none"
-    split_mode: SplitMode = "layer"  # part of a model that is on a single device
-    tensor_split: tuple[float, ...] = ()  # share of each device; empty means in proportion to free memory
-    cpu_experts: int | None = None  # first layers whose expert tensors are in RAM; `None` means as needed
-    overrides: tuple[tuple[str, str], ...] = ()  # regular expressions of tensor names, each with a type of buffer
-    op_offload: bool = True  # whether a GPU computes large batches with weights in RAM
-    reserved: int = 0  # bytes of GPU memory for a draft model
-    margin: int = MARGIN  # bytes of each GPU that a fit leaves free
-
-    def key(self) -> str:
-        """Return the request as part of a key; "" for the default."""
-        plain = Placement()
-        names = [field.name for field in fields(self) if field.name not in ("reserved", "margin")]
-        parts = [f" {name}={value}" for name in names if (value := getattr(self, name)) != getattr(plain, name)]
-        if self.devices:
-            selection = [device for device in devices.devices() if device.name in self.devices]
-            parts.append(f" {devices.describe_devices(selection)}")
-        return "".join(parts)
-
-    def select(self, all_devices: Sequence[Device]) -> list[Device]:
-        """Return the GPUs that a model uses.
-
-        Raises:
-            ModelError: A device does not exist.
-        """
-        gpus = devices.select_gpus(all_devices)
-        if self.devices is not None:
-            gpus_by_name = {device.name: device for device in all_devices if device.is_gpu}
-            for name in self.devices:
-                if name not in gpus_by_name:
-                    raise ModelError(f"--device {name} does not exist; {_available(list(gpus_by_name.values()))}")
-            gpus = [gpus_by_name[name] for name in self.devices]
-        if len(self.tensor_split) > len(gpus) > 0:
-            raise ModelError(
-                f"--tensor-split has {len(self.tensor_split)} values for {len(gpus)} devices; {_available(gpus)}"
-            )
-        if self.split_mode == "none" and gpus:
-            if self.main_gpu >= len(gpus):
-                raise ModelError(f"--main-gpu {self.main_gpu} does not exist; {_available(gpus, numbered=True)}")
-            gpus = [gpus[self.main_gpu]]
-        return gpus
-
-
-def _available(gpus: Sequence[Device], *, numbered: bool = False) -> str:
-    """Return the available devices in words."""
-    names = [
-        f"{number if numbered else device.name} ({device.name if numbered else device.description})"
-        for number, device in enumerate(gpus)
-    ]
-    return f"available: {', '.join(names)}" if names else "this build of llama.cpp finds no GPU"
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_EMBEDDINGS = "token_embd.weight"
+_INPUTS = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")  # llama.cpp keeps these in RAM
+_GRAIN = 256  # llama.cpp rounds the number of cells up to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Placement of a loaded model."""
 
-    asked: Placement
+    settings: ModelSettings  # requested settings
     gpus: tuple[Device, ...]  # GPUs that the model uses, also if it has no layers there
-    gpu_layers: int  # number of layers on GPUs for llama.cpp; negative means all
-    fit: Fit | None  # placement chosen to fit the memory; `None` means as requested
-    notes: tuple[str, ...]
-    headers: tuple[GGUFHeader, ...]
-    demand: Demand
+    gpu_layers: int  # number of layers on GPUs for llama.cpp, with the output layer; negative means all
+    cpu_experts: int = 0  # number of first layers whose expert tensors are in RAM
+    split: tuple[float, ...] = ()  # share of each GPU; empty means llama.cpp's own split
+    notes: tuple[str, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -127,39 +73,22 @@ class Plan:
     @property
     def all_on_gpu(self) -> bool:
         """True if all weights are on GPUs, except the embeddings."""
-        return self.on_gpu and self.gpu_layers < 0 and not self.cpu_experts and not self.asked.overrides
-
-    @property
-    def cpu_experts(self) -> int:
-        """Number of first layers whose expert tensors are in RAM, `EVERY` for all; 0 without a GPU."""
-        if not self.on_gpu:
-            return 0
-        return (self.asked.cpu_experts or 0) if self.fit is None else self.fit.cpu_experts
-
-    @property
-    def split(self) -> tuple[float, ...]:
-        """Share of each GPU; empty means llama.cpp's own split."""
-        return self.asked.tensor_split if self.fit is None else self.fit.split
-
-    @property
-    def overrides(self) -> tuple[tuple[str, str], ...]:
-        """Regular expressions of tensor names with types of buffers; the first match counts."""
-        experts = expert_pattern(self.asked.cpu_experts or 0 if self.fit is None else self.fit.cpu_experts)
-        return (*self.asked.overrides, *([(experts, _CPU)] if experts else []))
+        return self.on_gpu and self.gpu_layers < 0 and not self.cpu_experts and not self.settings.override_tensor
 
     @property
     def key(self) -> str:
-        """The fit as part of a key; "" if nothing was changed to fit."""
-        if self.fit is None or (self.gpu_layers < 0 and not self.cpu_experts and not self.split):
-            return ""
-        return f" experts={self.cpu_experts} split={self.split}"
+        """Key of the placement, on which costs depend."""
+        return f"{placement_key(self.settings, self.gpu_layers)} experts={self.cpu_experts} split={self.split}"
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of a `Target` with this placement, whatever memory is free then."""
-        shares = tuple(float(share) for share in self.split)
-        placement = replace(self.asked, cpu_experts=self.cpu_experts or None, tensor_split=shares)
-        return {"n_gpu_layers": ALL if self.gpu_layers < 0 else self.gpu_layers, "placement": placement}
+    def fixed(self) -> dict[str, Any]:
+        """Settings that give a copy of the model this placement, whatever memory is free then."""
+        return {
+            "gpu_layers": ALL if self.gpu_layers < 0 else self.gpu_layers,
+            "n_cpu_moe": self.cpu_experts or None,
+            "cpu_moe": False,
+            "tensor_split": ",".join(map(str, self.split)) or None,
+        }
 
     def summary(self, layers: Mapping[str, int]) -> dict[str, Any]:
         """Return as JSON data which weights are on which devices, given the number of layers by device."""
@@ -171,41 +100,26 @@ class Plan:
         Raises:
             ModelError: A type of buffer does not exist.
         """
+        settings = self.settings
         params.n_gpu_layers = self.gpu_layers
-        params.split_mode, params.main_gpu = SPLIT_MODES[self.asked.split_mode], self.asked.main_gpu
+        params.split_mode, params.main_gpu = SPLIT_MODES[settings.split_mode], settings.main_gpu
         buffers: list[Any] = []
-        if self.asked.devices is not None:
+        if settings.device is not None:
             handles = devices.device_handles()
-            pointers = [handles[name] for name in self.asked.devices]
+            pointers = [handles[name] for name in _names(settings.device)]
             buffers.append((ctypes.c_void_p * (len(pointers) + 1))(*pointers, None))
             params.devices = ctypes.addressof(buffers[-1])
         if self.split:
-            shares = (ctypes.c_float * llama.llama_max_devices())(*self.split)
-            buffers.append(shares)
-            params.tensor_split = shares
-        if self.overrides:
-            buffers.append(_overrides(self.overrides))
+            params.tensor_split = (ctypes.c_float * llama.llama_max_devices())(*self.split)
+            buffers.append(params.tensor_split)
+        # The first match counts.
+        overrides = settings.override_tensor
+        if self.cpu_experts:
+            overrides = (*overrides, (expert_pattern(self.cpu_experts), _CPU))
+        if overrides:
+            buffers.append(_overrides(overrides))
             params.tensor_buft_overrides = ctypes.addressof(buffers[-1])
         return buffers
-
-    def explain_error(self, error: ModelError) -> ModelError:
-        """Return the error of a failed load, with a setting that would fit if memory was missing."""
-        if not self.on_gpu or not _OUT_OF_MEMORY.search(str(error)):
-            return error
-        count = len(_layers(self.headers))
-        layers = count + 1 if self.gpu_layers < 0 else self.gpu_layers
-        placement = replace(self.asked, cpu_experts=None)
-        rooms, shares = _memory(self.gpus, placement)
-        smaller = _fit(self.headers, self.demand, placement, rooms, shares)
-        # The estimate was too low if this placement should have fitted.
-        while any(rooms) and smaller.gpu_layers >= layers and smaller.cpu_experts <= self.cpu_experts:
-            rooms = [int(room * RETRY) for room in rooms]
-            smaller = _fit(self.headers, self.demand, placement, rooms, shares)
-        if smaller.gpu_layers > count and smaller.cpu_experts:
-            advice = f"-ngl all --n-cpu-moe {smaller.cpu_experts}"
-        else:
-            advice = f"-ngl {smaller.gpu_layers}" + (" --cpu-moe" if smaller.cpu_experts else "")
-        return ModelError(f"{error}; set {advice} to use less GPU memory")
 
 
 class _Override(ctypes.Structure):
@@ -227,40 +141,116 @@ def _overrides(pairs: Sequence[tuple[str, str]]) -> Any:
 
 
 def expert_pattern(count: int) -> str:
-    """Return a regular expression of the expert tensors in the first layers; "" for no layers, `EVERY` means all."""
-    if count == EVERY:
-        return EXPERTS
-    return rf"blk\.({'|'.join(str(number) for number in range(count))}){EXPERTS}" if count else ""
+    """Return a regular expression of the expert tensors in the first layers, at least one."""
+    return rf"blk\.({'|'.join(str(number) for number in range(count))}){EXPERTS}"
+
+
+def _names(device: str) -> list[str]:
+    return [] if device == NO_DEVICE else device.split(",")
+
+
+def placement_key(settings: ModelSettings, gpu_layers: int) -> str:
+    """Return the requested devices of the weights as part of a key; -1 and -2 layers have the same key."""
+    plain = ModelSettings()
+    key = {name: getattr(settings, name) for name in PLACEMENT if getattr(settings, name) != getattr(plain, name)}
+    key["gpu_layers"] = max(AUTO, gpu_layers)
+    if settings.device is not None:
+        names = _names(settings.device)
+        key["device"] = devices.describe_devices([device for device in devices.devices() if device.name in names])
+    return str(key)
 
 
 # --------------------------------------------------------------------------- planning
 
 
-def make_plan(path: Path, n_gpu_layers: int, placement: Placement, demand: Demand) -> Plan:
-    """Choose the placement of a model; AUTO layers means as many as fit, and ALL all of them.
+def select_gpus(settings: ModelSettings) -> list[Device]:
+    """Return the GPUs that a model uses.
 
     Raises:
         ModelError: A device does not exist.
     """
-    gpus = placement.select(devices.devices())
-    needs_header = (gpus and n_gpu_layers) or placement.overrides or placement.cpu_experts
-    headers = tuple(_headers(path)) if needs_header else ()
-    if placement.cpu_experts and headers:
-        count = len(_layers(headers))
-        placement = replace(
-            placement, cpu_experts=count if placement.cpu_experts == EVERY else min(count, placement.cpu_experts)
+    registered = devices.devices()
+    gpus = devices.select_gpus(registered)
+    if settings.device is not None:
+        gpus_by_name = {device.name: device for device in registered if device.is_gpu}
+        for name in _names(settings.device):
+            if name not in gpus_by_name:
+                raise ModelError(f"--device {name} does not exist; {_available(list(gpus_by_name.values()))}")
+        gpus = [gpus_by_name[name] for name in _names(settings.device)]
+    if (count := len(_shares(settings))) > len(gpus) > 0:
+        raise ModelError(f"--tensor-split has {count} values for {len(gpus)} devices; {_available(gpus)}")
+    if settings.split_mode == "none" and gpus:
+        if settings.main_gpu >= len(gpus):
+            raise ModelError(f"--main-gpu {settings.main_gpu} does not exist; {_available(gpus, numbered=True)}")
+        gpus = [gpus[settings.main_gpu]]
+    return gpus
+
+
+def _available(gpus: Sequence[Device], *, numbered: bool = False) -> str:
+    """Return the available devices in words."""
+    names = [
+        f"{number if numbered else device.name} ({device.name if numbered else device.description})"
+        for number, device in enumerate(gpus)
+    ]
+    return f"available: {', '.join(names)}" if names else "this build of llama.cpp finds no GPU"
+
+
+def _shares(settings: ModelSettings) -> tuple[float, ...]:
+    return tuple(map(float, re.split("[,/]", settings.tensor_split))) if settings.tensor_split else ()
+
+
+def make_plan(path: Path, settings: ModelSettings, texts: int = 1, reserved: int = 0, margin: int = MARGIN) -> Plan:
+    """Choose the placement of a model.
+
+    Args:
+        path: File of the model.
+        settings: Requested settings.
+        texts: Number of sequences in the KV cache.
+        reserved: Bytes of all GPUs together that stay free for a draft model.
+        margin: Bytes of each GPU that stay free.
+
+    Raises:
+        ModelError: A device does not exist.
+    """
+    gpus = select_gpus(settings)
+    headers = _headers(path) if gpus and settings.gpu_layers else []
+    sizes = model_sizes(headers, settings, texts) if headers else Sizes([], [], [], 0)
+    count = len(sizes.dense)
+    experts = settings.n_cpu_moe
+    if headers and (settings.cpu_moe or experts):
+        experts = count if experts is None else min(count, experts)
+    split = _shares(settings)
+    warning = devices.missing_gpu(gpus, 0 if settings.device == NO_DEVICE else settings.gpu_layers)
+    notes = [] if warning is None else [warning]
+    plan = Plan(settings, tuple(gpus), settings.gpu_layers, (experts or 0) * bool(headers), split, tuple(notes))
+    # Otherwise a fit cannot predict where llama.cpp places the weights.
+    is_predictable = (
+        not (len(gpus) > 1 and (split or settings.split_mode == "row"))
+        and all(device.total and device.free for device in gpus)
+        and all(buffer == _CPU for _, buffer in settings.override_tensor)
+    )
+    if settings.gpu_layers != AUTO or not headers or not is_predictable:
+        return plan
+    reserve = margin + reserved // len(gpus)
+    rooms = [max(0, (device.free - reserve) // STEP * STEP) for device in gpus]
+    layers, in_ram, split = fit(sizes, rooms, [max(1, device.free) for device in gpus], experts)
+    is_whole = layers > count
+    names = " and ".join(device.name for device in gpus)
+    if not is_whole:
+        without = " without their experts" if in_ram else ""
+        notes.append(f"to fit the memory, {layers} of {count + 1} layers are on {names}{without} (-ngl changes it)")
+    elif in_ram and experts is None:
+        notes.append(
+            f"to fit the memory of {names}, the experts of the first {in_ram} of {count} layers are in RAM"
+            " (--n-cpu-moe changes it)"
         )
-    notes = list(_ineffective(n_gpu_layers, placement, gpus, headers))
-    if warning := devices.missing_gpu(gpus, 0 if placement.devices == () else n_gpu_layers):
-        notes.append(warning)
-    if n_gpu_layers != AUTO or not headers or not _can_fit(placement, gpus):
-        return Plan(placement, tuple(gpus), n_gpu_layers, None, tuple(notes), headers, demand)
-    fit = _fit(headers, demand, placement, *_memory(gpus, placement))
-    count = len(_layers(headers))
-    is_whole = fit.gpu_layers > count
-    if not is_whole or (fit.cpu_experts and placement.cpu_experts is None):
-        notes.append(_describe(fit, count, gpus))
-    return Plan(placement, tuple(gpus), AUTO if is_whole else fit.gpu_layers, fit, tuple(notes), headers, demand)
+    return replace(
+        plan,
+        gpu_layers=AUTO if is_whole else layers,
+        cpu_experts=in_ram if layers else 0,
+        split=split,
+        notes=tuple(notes),
+    )
 
 
 def _headers(path: Path) -> list[GGUFHeader]:
@@ -269,73 +259,142 @@ def _headers(path: Path) -> list[GGUFHeader]:
     return [read_header(part) for part in parts] if parts and all(map(has_gguf_magic, parts)) else []
 
 
-def _layers(headers: Sequence[GGUFHeader]) -> Sequence[fitting.LayerSize]:
-    return fitting.model_sizes(headers, Demand()).layers
+# --------------------------------------------------------------------------- sizes
 
 
-def _can_fit(placement: Placement, gpus: Sequence[Device]) -> bool:
-    """Return True if a fit can predict where llama.cpp places the weights."""
-    is_split = len(gpus) > 1 and (bool(placement.tensor_split) or placement.split_mode == "row")
-    return (
-        bool(gpus)
-        and not is_split
-        and all(d.total and d.free for d in gpus)
-        and all(b == _CPU for _, b in placement.overrides)
-    )
+class Sizes(NamedTuple):
+    """Bytes of a model that can be on GPUs."""
+
+    dense: list[int]  # weights of each layer that are not experts
+    experts: list[int]  # expert tensors of each layer
+    caches: list[int]  # KV cache of each layer
+    output: int  # output layer
+    largest: int = 0  # largest tensor of a layer
+    compute: int = 0  # estimate of the buffers of a pass on each device
 
 
-def _memory(gpus: Sequence[Device], placement: Placement) -> tuple[list[int], list[int]]:
-    """Return the bytes that a model may use on each GPU, and the free bytes."""
-    reserve = placement.margin + placement.reserved // max(1, len(gpus))
-    return [max(0, (device.free - reserve) // STEP * STEP) for device in gpus], [max(1, device.free) for device in gpus]
+def model_sizes(headers: Sequence[GGUFHeader], settings: ModelSettings, texts: int = 1) -> Sizes:
+    """Return the sizes of a model from the headers of its files, without the tensors that settings move to RAM."""
+    patterns = [re.compile(pattern) for pattern, _ in settings.override_tensor]
+
+    def in_ram(name: str) -> bool:
+        return any(pattern.search(name) for pattern in patterns)
+
+    metadata = headers[0].metadata
+    shapes = {name: shape for header in headers for name, shape in header.shapes.items()}
+    sizes = {name: size for header in headers for name, size in header.sizes.items() if not in_ram(name)}
+    numbers = [int(match[1]) for name in shapes if (match := _BLOCK.match(name))]
+    count = max(_number(metadata, "block_count"), max(numbers, default=-1) + 1)
+    dense, experts = [0] * count, [0] * count
+    output = 0
+    for name, size in sizes.items():
+        if match := _BLOCK.match(name):
+            (experts if re.search(EXPERTS, name) else dense)[int(match[1])] += size
+        elif not name.startswith(_INPUTS):
+            output += size
+    if "output.weight" not in shapes and not in_ram("output.weight"):
+        output += sizes.get(_EMBEDDINGS, 0)  # llama.cpp loads them again as the output matrix
+    n_ctx = settings.ctx_size or min(_number(metadata, "context_length", MIN_CONTEXT), MIN_CONTEXT)
+    # The cache has all cells also with a sliding window, as by default in llama.cpp. Recurrent states are small and
+    # left out.
+    cells = texts * (-(-(n_ctx + MAX_EVALUATE) // _GRAIN) * _GRAIN)
+    key_bytes, value_bytes = (CACHE_TYPES[cache_type][1] for cache_type in settings.cache_types)
+    widths = [_cache_widths(number, metadata, shapes) for number in range(count)]
+    caches = [int(cells * (keys * key_bytes + values * value_bytes)) for keys, values in widths]
+    largest = max((size for name, size in sizes.items() if _BLOCK.match(name)), default=0)
+    # The buffers of a pass: activations, rows of logits, and scores without flash attention.
+    width = _number(metadata, "embedding_length")
+    inner = max(_number(metadata, "feed_forward_length"), width)
+    micro_batch = settings.ubatch_size or MICRO_BATCH
+    values = micro_batch * (6 * width + 3 * inner) + MAX_EVALUATE * max(shapes.get(_EMBEDDINGS, (0,)))
+    if settings.flash_attn == "off":
+        values += micro_batch * n_ctx * _number(metadata, "attention.head_count", 1)
+    return Sizes(dense, experts, caches, output, largest, 4 * values)
 
 
-def _fit(
-    headers: Sequence[GGUFHeader], demand: Demand, placement: Placement, rooms: Sequence[int], shares: Sequence[int]
-) -> Fit:
-    """Place a model in the given memory, without the tensors that the user has moved to RAM."""
-    patterns = [re.compile(pattern) for pattern, _ in placement.overrides]
-    sizes = fitting.model_sizes(headers, demand, lambda name: any(pattern.search(name) for pattern in patterns))
-    return fitting.fit(sizes, rooms, shares, placement.cpu_experts)
+def _number(metadata: Mapping[str, Scalar], key: str, default: int = 0) -> int:
+    """Return an integer of the architecture; the default if it is missing or an array."""
+    value = metadata.get(f"{metadata.get('general.architecture')}.{key}")
+    return value if isinstance(value, int) else default
 
 
-def _describe(fit: Fit, count: int, gpus: Sequence[Device]) -> str:
-    """Return a note about a placement that was changed to fit."""
-    names = " and ".join(device.name for device in gpus)
-    if fit.gpu_layers > count:
-        return (
-            f"to fit the memory of {names}, the experts of the first {fit.cpu_experts} of {count} layers are in RAM"
-            " (--n-cpu-moe changes it)"
-        )
-    experts = " without their experts" if fit.cpu_experts else ""
-    return f"to fit the memory, {fit.gpu_layers} of {count + 1} layers are on {names}{experts} (-ngl changes it)"
+def _cache_widths(
+    number: int, metadata: Mapping[str, Scalar], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[int, int]:
+    """Return the widths of keys and values of a layer, all heads together; 0 if the layer has no attention."""
+    prefix = f"blk.{number}."
+
+    def rows(tensor: str) -> int:
+        shape = shapes.get(f"{prefix}{tensor}.weight", ())
+        return shape[1] if len(shape) > 1 else 0
+
+    if keys := rows("attn_k"):
+        return keys, rows("attn_v") or keys
+    if latent := rows("attn_kv_a_mqa"):
+        return latent, 0  # the values are a part of the keys
+    qkv = rows("attn_qkv")
+    if not qkv or any(name.startswith(f"{prefix}ssm_") for name in shapes):
+        return 0, 0
+    heads = _number(metadata, "attention.head_count", 1)
+    kv_heads = _number(metadata, "attention.head_count_kv", heads)
+    width = qkv * kv_heads // (heads + 2 * kv_heads)
+    return width, width
 
 
-def _ineffective(
-    n_gpu_layers: int, placement: Placement, gpus: Sequence[Device], headers: Sequence[GGUFHeader]
-) -> Sequence[str]:
-    """Return warnings about options that have no effect here."""
-    plain, lines = Placement(), []
-    flags = [flag for name, flag in _FLAGS.items() if getattr(placement, name) != getattr(plain, name)]
-    flags += ["--override-tensor"] * (bool(placement.overrides) and not gpus)
-    if gpus and n_gpu_layers:
-        flags = []
-    elif gpus and not placement.op_offload:
-        flags.remove(_FLAGS["op_offload"])
-    lines += [f"warning: {flag} has no effect: the model uses no GPU" for flag in flags]
-    if gpus and n_gpu_layers and placement.main_gpu and placement.split_mode != "none":
-        lines.append("warning: --main-gpu has no effect without --split-mode none; --device selects devices")
-    if gpus and placement.split_mode == "row" and not any(device.backend in ROW_BACKENDS for device in gpus):
-        lines.append("warning: --split-mode row has no effect: the devices can only split layers")
-    names = [name for header in headers for name in header.shapes]
-    if (
-        placement.cpu_experts is not None
-        and not flags
-        and names
-        and not any(re.search(EXPERTS, name) for name in names)
-    ):
-        lines.append("warning: --n-cpu-moe has no effect: the model has no expert tensors")
-    for pattern, _ in placement.overrides:
-        if names and not any(re.search(pattern, name) for name in names):
-            lines.append(f"warning: --override-tensor {pattern} has no effect: no tensor has such a name")
-    return lines
+# --------------------------------------------------------------------------- fit
+
+
+def fit(
+    sizes: Sizes, rooms: Sequence[int], shares: Sequence[int], cpu_experts: int | None = None
+) -> tuple[int, int, tuple[int, ...]]:
+    """Place as much as possible of a model on GPUs.
+
+    Args:
+        sizes: Sizes of the model.
+        rooms: Bytes that may be used on each GPU, at least one.
+        shares: Free bytes of each GPU, in proportion to which llama.cpp splits layers by default; not all 0.
+        cpu_experts: Number of first layers whose expert tensors must be in RAM; `None` means as few as possible.
+
+    Returns:
+        Number of layers on GPUs, with the output layer; number of first layers whose expert tensors are in RAM; and
+        number of layers of each GPU, empty for llama.cpp's own split.
+    """
+    count = len(sizes.dense)
+
+    def costs(in_ram: int) -> list[int]:
+        """Return the bytes of all layers and the output layer on a GPU, without the experts of the first layers."""
+        experts = [0] * in_ram + sizes.experts[in_ram:]
+        return [*map(sum, zip(sizes.dense, experts, sizes.caches, strict=True)), sizes.output]
+
+    rooms = [room - sizes.compute for room in rooms]
+    if not cpu_experts and (split := _split(costs(0), rooms, shares)) is not None:
+        return count + 1, 0, split
+    # A GPU copies tensors from RAM for large batches, two at a time.
+    rooms = [room - 2 * sizes.largest for room in rooms]
+    if cpu_experts is not None:
+        first = last = cpu_experts
+    else:
+        first, last = 1, count if any(sizes.experts) else 0
+    for in_ram in range(first, last + 1):
+        if (split := _split(costs(in_ram), rooms, shares)) is not None:
+            return count + 1, in_ram, split
+    for gpu_layers in range(count, 0, -1):
+        if (split := _split(costs(last)[-gpu_layers:], rooms, shares)) is not None:
+            return gpu_layers, last, split
+    return 0, last, ()
+
+
+def _split(costs: Sequence[int], rooms: Sequence[int], shares: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the number of layers per GPU; empty if llama.cpp's own split fits, and `None` if no split does."""
+    ends = [end / sum(shares) for end in accumulate(shares)]
+    used = [0] * len(rooms)
+    for number, cost in enumerate(costs):
+        used[bisect_right(ends, number / len(costs))] += cost
+    if all(size <= room for size, room in zip(used, rooms, strict=True)):
+        return ()
+    counts, start = [], 0
+    for room in rooms:
+        end = start + bisect_right([*accumulate(costs[start:])], room)
+        counts.append(end - start)
+        start = end
+    return tuple(counts) if start == len(costs) else None

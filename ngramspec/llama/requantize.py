@@ -22,8 +22,9 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.data import ModelError, get_reason
 from ngramspec.llama import bindings, devices
-from ngramspec.llama.placement import Placement
+from ngramspec.llama.placement import select_gpus
 from ngramspec.llama.weights import HAS_AMX, has_broken_amx
+from ngramspec.model_settings import ModelSettings
 from ngramspec.models.check import check_complete
 from ngramspec.models.find import QUANTISATION, SMOLLM, converted_path
 from ngramspec.storage import atomic_path
@@ -40,27 +41,21 @@ def reorders_q4_0(system_info: str) -> bool:
     return "REPACK" in features and bool(has_kernels)
 
 
-def prefers_q4_0(placement: Placement, *, repack: bool) -> bool:
-    """Return True if passes over several tokens are fastest with Q4_0 here; see `choose_smollm` for the arguments."""
+def prefers_q4_0(settings: ModelSettings) -> bool:
+    """Return True if passes over several tokens are fastest with Q4_0 here."""
     bindings.init_backend()
-    if not repack or placement.select(devices.devices()) or not reorders_q4_0(devices.build()):
+    if settings.no_repack or select_gpus(settings) or not reorders_q4_0(devices.build()):
         return False
     return HAS_AMX not in devices.build() or has_broken_amx(all_on_gpu=False)
 
 
-def choose_smollm(path: Path, placement: Placement, *, repack: bool, on_note: Callable[[str], object]) -> Path:
+def choose_smollm(path: Path, settings: ModelSettings, on_note: Callable[[str], object]) -> Path:
     """Return the file to load for the installed SmolLM2: its Q4_0 copy, which is made if it is missing, or `path`.
 
-    Args:
-        path: Installed file.
-        placement: Requested devices.
-        repack: Whether weights may be reordered.
-        on_note: Function that receives notes for the user.
-
     Raises:
-        ModelError: A device of the placement does not exist.
+        ModelError: A device of the settings does not exist.
     """
-    if not prefers_q4_0(placement, repack=repack):
+    if not prefers_q4_0(settings):
         return path
     copy = converted_path(path)
     if _is_complete(copy):

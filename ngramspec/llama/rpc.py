@@ -1,10 +1,10 @@
-"""Layers of a model on other machines with llama.cpp's RPC backend, and the error when one of them is lost.
+"""Layers of a model on other machines with llama.cpp's RPC backend.
 
     connect(workers("10.0.0.2:50052,10.0.0.3:50052"))   # once per process, before a model is loaded
     target = Target(path)                               # llama.cpp then spreads its layers over these machines too
 
-llama.cpp registers devices per process, so it spreads every model that is loaded afterwards. See `README.md` in this
-folder.
+llama.cpp registers devices per process, so it spreads every model that is loaded afterwards. It ends the process if a
+worker is lost, and waits forever for one that does not respond. See `README.md` in this folder.
 """
 
 from __future__ import annotations
@@ -17,53 +17,22 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.data import ModelError, TargetError, get_reason
+from ngramspec.data import ModelError, get_reason
 from ngramspec.llama import bindings, devices
-from ngramspec.llama.watchdog import Watchdog
-
-PATIENCE = 300.0
-"""Default number of seconds without a response after which a worker counts as lost.
-
-A slow machine may need that long for one chunk of a prompt.
-"""
-
-ENDING = 10
-"""Number of times, 0.2 s apart, to ask which worker is lost: one that crashes keeps its sockets until it has ended."""
 
 GREETING, REACHING, ASKING = 10.0, 5.0, 1.0
 """Timeouts in seconds: of a worker's greeting, of connecting to it, and of connecting to find out which one is lost."""
 
 BUILD = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'
 
-CALLS = (
-    "llama_model_load_from_file",
-    "llama_init_from_model",
-    "llama_adapter_lora_init",
-    "llama_decode",
-    "llama_encode",
-    "llama_get_logits_ith",
-    "llama_synchronize",
-    "llama_memory_clear",
-    "llama_memory_seq_cp",
-    "llama_state_get_data",
-    "llama_state_get_size",
-    "llama_state_set_data",
-    "llama_state_seq_get_data_ext",
-    "llama_state_seq_get_size_ext",
-    "llama_state_seq_set_data_ext",
-)
-"""Functions of llama.cpp that may communicate with a worker: those used in this folder and by `llama_cpp.Llama`."""
+SOURCE = "ggml-rpc"  # name of the RPC backend's source file, which ggml's message contains if that backend failed
 
-FREES = ("llama_free", "llama_model_free", "llama_adapter_lora_free")
-
-
-_connection = SimpleNamespace(names=(), watchdog=None)
-"""Workers of this process: the names passed to `connect`, and the `Watchdog` of the calls; `None` before `connect`."""
+_connected: list[str] = []  # workers of this process
+_greeted: list[str] = []  # worker that is asked for its devices
 
 _ggml = partial(bindings.ggml_function, llama)
 
@@ -90,29 +59,17 @@ def workers(text: str) -> tuple[str, ...]:
     return tuple(result)
 
 
-def list_workers() -> tuple[str, ...]:
-    """Return the workers that this process is connected to."""
-    names: tuple[str, ...] = _connection.names
-    return names
-
-
-def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
+def connect(names: Sequence[str]) -> None:
     """Register other machines as devices of this process; do nothing if they already are.
-
-    A worker that does not respond for `patience` seconds counts as lost. Calls that wait for it, and all later calls of
-    llama.cpp, then raise TargetError, because a process cannot reconnect to a worker.
 
     Raises:
         ModelError: This build has no RPC backend, a name cannot be reached or is not a worker, or other workers are
             connected.
     """
-    names = tuple(names)
-    if names == _connection.names:
+    if _connected == list(names):
         return
-    if _connection.watchdog is not None:
-        raise ModelError(
-            f"this process is connected to {', '.join(_connection.names) or 'no worker'}; start a new process"
-        )
+    if _connected:
+        raise ModelError(f"this process is connected to {', '.join(_connected)}; start a new process")
     bindings.init_backend()
     backend = registry()
     names_by_address: dict[tuple[str, int], str] = {}
@@ -124,55 +81,13 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
                 " once"
             )
         names_by_address[address] = name
-    _connection.watchdog = watchdog = Watchdog(GREETING, _stranger)
-    _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
-    servers = []
-    for name in names:
-        bindings.log_tail.clear()
-        try:
-            servers.append(watchdog(_reach_devices, backend, name))
-        except TargetError as error:
-            raise ModelError(f"{name} {error}") from None
-    watchdog.patience, watchdog.explain = patience, lambda message: _loss(names, message, patience)
-    watchdog.watch(llama, CALLS, FREES)
-    watchdog.watch(devices, ("devices", "buffer_types"), ())
-    _load_noisily()
-    _connection.names = names
+    _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(_on_abort, ctypes.c_void_p))
     # llama.cpp uses every registered device, and none can be removed. So register only after all workers have
     # responded.
+    servers = [_find_devices(backend, name) for name in names]
+    _connected[:] = names
     for server in servers:
-        watchdog(_register, server)
-
-
-def _load_noisily() -> None:
-    """Make every load of a model report progress to the watchdog, because loading may take longer than its patience."""
-    load = llama.llama_model_load_from_file
-
-    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
-    def gets_on(_done: float, _data: Any) -> bool:
-        alive()
-        return True
-
-    def loading(path: bytes, params: Any) -> Any:
-        if not params.progress_callback:
-            params.progress_callback = gets_on
-        return load(path, params)
-
-    llama.llama_model_load_from_file = loading
-
-
-def alive() -> None:
-    """Report that a long call makes progress, so that no worker counts as lost."""
-    if _connection.watchdog is not None:
-        _connection.watchdog.alive()
-
-
-def wait_for_loss() -> str:
-    """Wait until a worker is lost, or forever if there are no workers, and return the message for the user."""
-    if _connection.watchdog is None:
-        threading.Event().wait()
-    _connection.watchdog.lost.wait()
-    return str(_connection.watchdog.reason)
+        _register(server)
 
 
 def registry() -> int:
@@ -196,12 +111,25 @@ def _load_function(backend: int, name: str, result: Any, *arguments: Any) -> Any
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
 
 
-def _reach_devices(backend: int, name: str) -> int:
+def _find_devices(backend: int, name: str) -> int:
     """Return ggml's handle of a worker's devices."""
-    server = _load_function(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(name.encode())
-    if not server:
+    bindings.log_tail.clear()
+    _greeted[:] = [name]
+    add = _load_function(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    servers: list[int | None] = []
+    # The call cannot be stopped, but its thread can be abandoned.
+    thread = threading.Thread(target=lambda: servers.append(add(name.encode())), daemon=True)
+    thread.start()
+    thread.join(GREETING)
+    _greeted.clear()
+    if not servers:
+        raise ModelError(
+            f"{name} accepts connections, but did not respond for {GREETING:g} s: it is serving another process, or it"
+            " is not an RPC worker"
+        )
+    if not servers[0]:
         raise ModelError(f"{name} offers no device")
-    return int(server)
+    return servers[0]
 
 
 def _register(server: int) -> None:
@@ -229,43 +157,37 @@ def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
     return address
 
 
-def _is_listening(name: str) -> bool:
-    try:
-        _reach(name, ASKING)
-    except ModelError:
-        return False
-    return True
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # type: ignore[untyped-decorator]
+def _on_abort(message: bytes) -> None:
+    """End the process with an error message if the RPC backend failed; after other failures, ggml ends it."""
+    text = message.decode("utf-8", "replace")
+    if SOURCE not in text:
+        os.write(2, f"{text}\n".encode())
+        return
+    os.write(2, f"ngramspec: {explain_abort()}\n".encode())
+    os._exit(1)
 
 
-def _stranger(message: str | None) -> str:
-    """Return why a program with this error message, or `None` without a response, is not a worker for this build."""
-    if message is None:
-        return (
-            f"accepts connections, but did not respond for {GREETING:g} s: it is serving another process, or it is not"
-            " an RPC worker"
-        )
-    mismatch = next((text for _, text in bindings.log_tail if "version mismatch" in text), None)
-    if mismatch is not None:
-        theirs = mismatch.rpartition(" ")[2]
-        return (
-            f"uses version {theirs} of llama.cpp's RPC protocol, and this build another; use the same release on both"
-        )
-    return "is not an RPC worker, or uses another version of llama.cpp: its response is invalid"
-
-
-def _loss(names: Sequence[str], message: str | None, patience: float) -> str:
-    """Describe the lost worker and the cause as far as known, given ggml's message; `None` means no response."""
-    for _ in range(ENDING if message else 1):
-        time.sleep(0.2)
-        if missing := [name for name in names if not _is_listening(name)]:
-            return f"no RPC worker is listening at {', '.join(missing)}; restart it, then this program"
-    who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
-    how = (
-        "closed the connection"
-        if message
-        else f"did not respond for {patience:g} s (raise --rpc-timeout to wait longer)"
-    )
-    return f"{who} {how}; restart it, then this program"
+def explain_abort() -> str:
+    """Return why the RPC backend failed: what was asked is not a worker for this build, or a worker is lost."""
+    if _greeted:
+        mismatch = next((text for _, text in bindings.log_tail if "version mismatch" in text), None)
+        if mismatch is None:
+            why = "is not an RPC worker, or uses another version of llama.cpp: its response is invalid"
+        else:
+            why = f"uses version {mismatch.rpartition(' ')[2]} of llama.cpp's RPC protocol, and this build another"
+            why += "; use the same release on both"
+        return f"{_greeted[0]} {why}"
+    time.sleep(ASKING)  # a worker that crashes keeps its sockets until it has ended
+    missing = []
+    for name in _connected:
+        try:
+            _reach(name, ASKING)
+        except ModelError:
+            missing.append(name)
+    if missing:
+        return f"no RPC worker is listening at {', '.join(missing)}; restart it, then this program"
+    return f"an RPC worker closed the connection ({', '.join(_connected)}); restart it, then this program"
 
 
 # --------------------------------------------------------------------------- a worker

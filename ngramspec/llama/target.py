@@ -24,53 +24,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import ExactnessMode, Logits, Part, SequenceModel
-from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, EXACT, Exact, ExactnessSelector
+from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, ExactnessSelector
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
+from ngramspec.leaves import load_leaf
 from ngramspec.llama import bindings
-from ngramspec.llama.adapters import Lora, set_adapters
-from ngramspec.llama.branches import BranchingSequence
-from ngramspec.llama.cache import CACHE_TYPES, Cache, CacheType
-from ngramspec.llama.context_size import advise_smaller_size, choose_context_size
+from ngramspec.llama.cache import Cache
 from ngramspec.llama.contexts import (
-    FLASH_TYPES,
-    MICRO_BATCH,
     SNAPSHOTS,
+    advise_smaller_size,
+    choose_context_size,
     count_snapshots,
     make_params,
     micro_batch_size,
     open_largest,
 )
-from ngramspec.llama.devices import AUTO
-from ngramspec.llama.embedder import Embedder, Pooling, open_embedder
-from ngramspec.llama.fitting import Demand
-from ngramspec.llama.head import Head, Heads, HiddenStates
 from ngramspec.llama.native import NativeObject
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
-from ngramspec.llama.placement import Placement
+from ngramspec.llama.placement import MARGIN
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.setting_trials import SettingTrials
-from ngramspec.llama.weights import Weights
-from ngramspec.machine import MAX_THREADS, MAX_UBATCH, MIN_UBATCH, Settings
-from ngramspec.sampling.settings import allow_choices, allow_int_range
+from ngramspec.llama.trial import SettingTrials
+from ngramspec.llama.weights import Weights, set_adapters
+from ngramspec.model_settings import ModelSettings
+from ngramspec.sampling.settings import allow_int_range
 
 LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
-
-MAX_CELLS = 2**31 - 1
-
-SAMPLE = (
-    "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"
-    " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
-)
-"""Sample of ordinary prose and code on which rounding is measured."""
 
 OWN_STATES = ("deepseek4",)
 """Hybrid architectures whose batches llama.cpp splits as if sequences had separate caches, even in a shared pool."""
@@ -78,10 +65,7 @@ OWN_STATES = ("deepseek4",)
 ABORTS = ("minimax-01",)
 """Architectures on which llama.cpp aborts the process if a batch contains sequences with separate caches."""
 
-TEXTS, THREADS = allow_int_range(1, MAX_EVALUATE), allow_int_range(1, MAX_THREADS)
-MICRO_BATCHES, DRAFT_LENGTHS = allow_int_range(MIN_UBATCH, MAX_UBATCH), allow_int_range(1, MAX_EVALUATE - 1)
-FLASH, TYPES, EXACTNESS = allow_choices(*FLASH_TYPES), allow_choices(*CACHE_TYPES), allow_choices(*EXACT)
-"""Values allowed for the arguments of a `Target` and for the settings that are passed to it."""
+TEXTS = allow_int_range(1, MAX_EVALUATE)
 
 
 class Target(NativeObject):
@@ -89,55 +73,38 @@ class Target(NativeObject):
 
     Args:
         path: Path of a GGUF file (the first part of a split one).
+        settings: Settings; `None` means the defaults.
         texts: Number of independent sequences in the cache, for passes over several. `None` means one sequence and no
-            such passes.
-        n_ctx: Context size of a sequence in tokens. `None` means the model's own size, capped so that the KV cache
-            fits in half of the machine's free memory.
-        n_gpu_layers: Number of layers to offload to any GPU that the build supports; -1 means as many as fit in its
-            free memory, and -2 all.
-        placement: Devices of the weights; `None` means those that llama.cpp selects.
-        threads: CPU threads; `None` means one per usable core, and fewer while other programs use the cores.
-        threads_batch: CPU threads of passes over more than one token; `None` means as `threads`.
-        tuned_threads: Whether `threads` and `threads_batch` are the best numbers for an idle machine, which may be
-            reduced while other programs use the cores.
-        micro_batch: Tokens of a prompt per pass; `None` means 512, or 128 on a CPU without flash attention.
-        flash_attn: Use of flash attention; "auto" leaves the choice to llama.cpp.
-        cache_type_k, cache_type_v: Element types of the KV cache.
-        mmap: Whether to map the file instead of reading it.
-        exact: Choice of settings. "on" means those under which most batch sizes give bit-identical logits: on a CPU no
-            flash attention, and a separate cache for each of several sequences. "auto" compares logits, unless that was
-            done before, and chooses them or the fastest settings (see `ngramspec.cost.bits`). With `texts` on
-            a GPU, "auto" means the fastest. Except with "off", `threads` that may change are fixed if bits depend on
-            their number.
-        repack: Whether weights may be reordered for CPU kernels.
+            such passes. With it and `exact="auto"`, the fastest settings are used on a GPU.
         n_seq: Maximum number of llama.cpp sequences that share the cells of a single text, for beam search and
             branches. `None` means as many as branches need on a GPU, if they may pay there, and 1 otherwise.
-        draft_max: Maximum draft length in tokens. The cache keeps as many snapshots of a recurrent state, or fewer if
-            the machine is short of memory; `None` means SNAPSHOTS.
-        head: Whether to also load the model's own head, which drafts for its sequences, if the file contains one that
-            this build supports.
-        lora: Files of LoRA adapters, each with its scale.
-        on_note: Function that receives a note for the user before "auto" compares logits.
+        tuned_threads: Whether `threads` and `threads_batch` are the best numbers for an idle machine, which may be
+            reduced while other programs use the cores.
+        reserved: Bytes of GPU memory that stay free for a draft model.
+        margin: Bytes of each GPU that stay free.
+        on_note: Function that receives a note for the user before `exact="auto"` compares logits.
+        changes: Settings by name that replace those in `settings`, such as `ctx_size=4096`.
 
     Attributes:
         weights: The weights, with what the file says about them and the settings that they were loaded with.
         vocabulary: The vocabulary.
         sequences: The sequences in the KV cache, by number.
         governor: Chooses the number of threads of each pass.
-        exact: Resolved value with `texts`: "on" or "off", also if `exact` was "auto".
+        exact: Resolved value with `texts`: "on" or "off", also if it was "auto".
         exactness: Mode of requests that "auto" has chosen.
         trials: Settings that the context can be opened with.
         heads: The model's own head, a draft model (see `ngramspec.llama.head`); `None` means that it is not loaded.
+        users: Functions that free what uses the weights, such as an embedder; `close` calls them first.
         n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.backend.SharedModel`.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: A setting or argument is out of its range.
         ModelError: The file cannot be loaded, cannot generate text, or the context does not fit; or an adapter cannot
             be applied to it.
     """
 
-    heads: Heads | None = None
-    _embedders: tuple[Embedder, ...] = ()
+    heads: Any = None
+    users: tuple[Callable[[], object], ...] = ()
     _submitted: Sequence[tuple[int, int]] = ()
     max_rows = MAX_EVALUATE
     _ctx: Any = None
@@ -146,90 +113,57 @@ class Target(NativeObject):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        settings: ModelSettings | None = None,
         *,
         texts: int | None = None,
-        n_ctx: int | None = None,
-        n_gpu_layers: int = AUTO,
-        placement: Placement | None = None,
-        threads: int | None = None,
-        threads_batch: int | None = None,
-        tuned_threads: bool = False,
-        micro_batch: int | None = None,
-        flash_attn: Literal["auto", "on", "off"] = "auto",
-        cache_type_k: CacheType = "f16",
-        cache_type_v: CacheType = "f16",
-        mmap: bool = True,
-        exact: Exact = "auto",
-        repack: bool = True,
         n_seq: int | None = None,
-        draft_max: int | None = None,
-        head: bool = False,
-        lora: Sequence[Lora] = (),
+        tuned_threads: bool = False,
+        reserved: int = 0,
+        margin: int = MARGIN,
         on_note: Callable[[str], object] = lambda _: None,
+        **changes: Any,
     ) -> None:
+        settings = replace(settings or ModelSettings(), **changes)
         self.texts, self._texts = texts, 1 if texts is None else texts
-        cells = allow_int_range(1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE)
-        for name, value, value_range in (
-            ("texts", texts, TEXTS),
-            ("n_ctx", n_ctx, cells),
-            ("threads", threads, THREADS),
-            ("threads_batch", threads_batch, THREADS),
-            ("micro_batch", micro_batch, MICRO_BATCHES),
-            ("n_seq", n_seq, TEXTS),
-            ("draft_max", draft_max, DRAFT_LENGTHS),
-            ("flash_attn", flash_attn, FLASH),
-            ("cache_type_k", cache_type_k, TYPES),
-            ("cache_type_v", cache_type_v, TYPES),
-            ("exact", exact, EXACTNESS),
-        ):
-            if value is not None and not value_range.accepts(value):
-                raise ValueError(f"{name} must be {value_range.description}, got {value!r}")
-        if (n_seq or 1) > 1 and (texts is not None or head):
+        for name, value in (("texts", texts), ("n_seq", n_seq)):
+            if value is not None and not TEXTS.accepts(value):
+                raise ValueError(f"{name} must be {TEXTS.description}, got {value!r}")
+        if (n_seq or 1) > 1 and (texts is not None or settings.mtp):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
-        adapts = threads is None or tuned_threads, (threads is None and threads_batch is None) or tuned_threads
-        threads = threads or usable_cores()
+        single, batch = settings.threads, settings.threads_batch
+        self._adapts = single is None or tuned_threads, (single is None and batch is None) or tuned_threads
+        single = single or usable_cores()
+        settings = replace(
+            settings, threads=single, threads_batch=batch or single, flash_attn=settings.flash_attn or "auto"
+        )
         process_load()  # start the first sample here, so that it covers the time of loading
-        types = (cache_type_k, cache_type_v)
-        settings = Settings(threads, threads_batch or threads, flash_attn, micro_batch, mmap, repack, types)
-        demand = Demand(
-            n_ctx,
-            self._texts,
-            (CACHE_TYPES[cache_type_k][1], CACHE_TYPES[cache_type_v][1]),
-            micro_batch or MICRO_BATCH,
-            MAX_EVALUATE,
-            flash_attn != "off",
-        )
-        self.weights = self._weights = Weights(
-            path,
-            settings,
-            n_gpu_layers=n_gpu_layers,
-            placement=placement or Placement(),
-            demand=demand,
-            head=head,
-            lora=lora,
-        )
+        self.weights = self._weights = Weights(path, settings, self._texts, reserved, margin)
         self.vocabulary = self.weights.vocabulary
-        self.exact = exact
+        self.exact = settings.exact
         may_branch = (
-            texts is None and self.weights.can_pool and not (head or self.weights.is_recurrent or self.weights.window)
+            texts is None
+            and self.weights.can_pool
+            and not (settings.mtp or self.weights.is_recurrent or self.weights.window)
         )
         self.n_seq = n_seq or (1 + LEAVES if may_branch and self.weights.on_gpu else 1)
         self._leaves = self.n_seq - 1 if may_branch else 0
-        self.trials = SettingTrials(self.weights, settings)
-        self._longest = draft_max or SNAPSHOTS
-        self._adapts = adapts
-        n_ctx = choose_context_size(self.weights, n_ctx, self._texts)
-        width = bindings.width_out(llama, self.weights.handle)
-        self._states = [HiddenStates(width) for _ in range(self._texts if self.weights.has_head else 0)]
+        self.trials = SettingTrials(self.weights)
+        n_ctx = choose_context_size(self.weights, settings.ctx_size, self._texts)
+        self._states: list[Any] = []
+        if self.weights.has_head:
+            width = bindings.width_out(llama, self.weights.handle)
+            self._states = [load_leaf("NextN head").HiddenStates(width) for _ in range(self._texts)]
         self.exactness = ExactnessMode()
         # Rounding is not needed for several sequences.
-        self._bits = ExactnessSelector(self.trials, self.vocabulary.tokenize(SAMPLE) if texts is None else ())
-        self._fixes_bits = exact != "off"
-        setting = self._choose_setting(on_note) if exact == "auto" else "exact" if exact == "on" else "fast"
+        self._bits = ExactnessSelector(self.trials, self.trials.sample if texts is None else ())
+        if self.exact == "auto":
+            setting = self._choose_setting(on_note)
+        else:
+            setting = "exact" if self.exact == "on" else "fast"
         try:
             self._open_context(n_ctx, setting)
         except ModelError:
-            if exact != "auto" or setting == "fast":
+            if settings.exact != "auto" or setting == "fast":
                 raise
             # The machine lacks memory for these settings, but may have enough for the others.
             self._set_exactness("fast")
@@ -237,9 +171,9 @@ class Target(NativeObject):
         if self._states:
             for states in self._states:
                 states.of_prompts = self.exact != "on"
-            self.heads = Heads(
+            self.heads = load_leaf("NextN head").Heads(
                 self.weights.handle,
-                self._params(self._settings, self._texts * (self.n_ctx + MAX_EVALUATE)),
+                self._params(self.settings, self._texts * (self.n_ctx + MAX_EVALUATE)),
                 self._states,
                 n_ctx=self.n_ctx,
                 pooled=self._pooled,
@@ -248,7 +182,7 @@ class Target(NativeObject):
             )
 
     @property
-    def head(self) -> Head | None:
+    def head(self) -> Any:
         """The model's own head for the first sequence."""
         return None if self.heads is None else self.heads.sequences[0]
 
@@ -300,7 +234,7 @@ class Target(NativeObject):
             and (self.weights.on_gpu or self.weights.architecture in ABORTS)
         )
 
-    def _params(self, settings: Settings, cells: int, snapshots: int = 0) -> Any:
+    def _params(self, settings: ModelSettings, cells: int, snapshots: int = 0) -> Any:
         """Return llama.cpp's parameters of a context for all sequences."""
         n_seq = max(self.n_seq, self._texts)
         return make_params(self.weights, settings, cells, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
@@ -315,27 +249,28 @@ class Target(NativeObject):
                 f"{self.weights.path}: llama.cpp cannot evaluate several sequences of a"
                 f" {self.weights.architecture} model exactly; use one sequence, or exact='off'"
             )
-        settings = self._settings = self.trials.by_name[setting]
+        settings = self.settings = self.trials.by_name[setting]
         # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
         cells = self._texts * (n_ctx + MAX_EVALUATE)
+        longest = settings.draft_max or SNAPSHOTS
         self._ctx, snapshots = open_largest(
-            self.weights, partial(self._params, settings, cells), self._count_snapshots(self._longest, setting)
+            self.weights, partial(self._params, settings, cells), self._count_snapshots(longest, setting)
         )
         if not self._ctx:
             raise ModelError(
                 f"{self.weights.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
                 f" try {advise_smaller_size(self.weights, n_ctx, self._texts)}"
             )
-        if 0 < snapshots < self._longest:
+        if 0 < snapshots < longest:
             self.weights.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
         adapts = self._adapts
-        if any(adapts) and self._fixes_bits and not self._bits.threads_agree(setting):
+        if any(adapts) and settings.exact != "off" and not self._bits.threads_agree(setting):
             adapts = (False, False)
-        self.governor = ThreadGovernor(self.weights.present.threads, self.weights.present.threads_batch, adapts=adapts)
+        self.governor = ThreadGovernor(settings.threads or 1, settings.threads_batch or 1, adapts=adapts)
         self.n_batch = self.max_tokens = micro_batch_size(self.weights, settings)
         self.drafts_alone = self.weights.is_recurrent
         self._open_sequences(n_ctx)
-        context_key = f"fa={self.flash_attn} kv={self.weights.present.cache_types} ub={self.n_batch}"
+        context_key = f"fa={settings.flash_attn} kv={settings.cache_types} ub={self.n_batch}"
         if self.texts is not None:
             context_key += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
         fingerprint = self.weights.key(context_key)
@@ -370,7 +305,8 @@ class Target(NativeObject):
         self.returns_early = passes.returns_early
         self.n_ctx = self.vocabulary.n_ctx = n_ctx
         if self._leaves:
-            first: CacheSequence = BranchingSequence(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves)
+            branching = load_leaf("branches").BranchingSequence
+            first: CacheSequence = branching(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves)
         else:
             first = CacheSequence(passes, caches[0], n_ctx=n_ctx)
         self.sequences = (first, *(CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]))
@@ -382,28 +318,12 @@ class Target(NativeObject):
         for sequence in self.sequences:
             sequence.can_rollback = can_rollback
 
-    @property
-    def flash_attn(self) -> str:
-        """Flash attention requested by the settings of the context: "auto", "on" or "off"."""
-        return self._settings.flash_attn
-
     # ------------------------------------------------------------------ other uses of the weights
 
-    def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
-        """Return an embedder that uses this model's weights in a separate context; `close` frees it too.
-
-        Args:
-            pooling: Pooling of the token embeddings; `None` means that of the file, or "none" if it specifies none.
-            n_ctx: Maximum number of tokens of an input.
-
-        Raises:
-            ModelError: The model cannot compute embeddings, or the machine lacks the memory for the context.
-        """
+    def make_context_params(self, n_ctx: int) -> Any:
+        """Return llama.cpp's parameters of another context with these settings, for one sequence of `n_ctx` tokens."""
         self.weights.check_open()
-        params = make_params(self.weights, self._settings, n_ctx + MAX_EVALUATE)
-        embedder = open_embedder(self.weights, params, pooling, n_ctx, self.governor)
-        self._embedders = (*self._embedders, embedder)
-        return embedder
+        return make_params(self.weights, self.settings, n_ctx + MAX_EVALUATE)
 
     def scale_adapters(self, scales: Sequence[float]) -> None:
         """Set the scales of all LoRA adapters for the following passes of all sequences and of the own head.
@@ -474,8 +394,8 @@ class Target(NativeObject):
 
     def close(self) -> None:
         """Free the context and the model; the target and the logits that it returned cannot be used afterwards."""
-        for embedder in self._embedders:
-            embedder.close()
+        for free in self.users:
+            free()
         if self._ctx:
             self.passes.close()
             self._ctx = None

@@ -11,9 +11,9 @@ from ngramspec.data import TargetError
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.contexts import make_small_params
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.trial_context import TrialContext
+from ngramspec.llama.trial import TrialContext
 from ngramspec.llama.weights import make_model_params
-from ngramspec.machine import Settings
+from ngramspec.model_settings import ModelSettings
 
 
 class TimedModel:
@@ -23,7 +23,7 @@ class TimedModel:
     raises TargetError if llama.cpp cannot load the model.
     """
 
-    def __init__(self, path: Path, settings: Settings, *, n_gpu_layers: int, depth: int, prompt: int) -> None:
+    def __init__(self, path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: int, prompt: int) -> None:
         bindings.init_backend()
         params, _ = make_model_params(settings, all_on_gpu=devices.offloads_all(n_gpu_layers))
         params.n_gpu_layers = n_gpu_layers

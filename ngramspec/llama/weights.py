@@ -1,4 +1,8 @@
-"""`Weights`: a GGUF model in memory with its adapters, its properties, and the keys of measurements of it."""
+"""`Weights`: a GGUF model in memory with its LoRA adapters, its properties, and the keys of measurements of it.
+
+An adapter changes a weight W to W + scale * alpha / rank * B A in all passes of a context (LoRA, arXiv 2106.09685).
+`open_context` opens all contexts of a model, so that none lacks its adapters.
+"""
 
 from __future__ import annotations
 
@@ -15,62 +19,43 @@ import llama_cpp.llama_cpp as llama
 from llama_cpp._ggml import libggml
 
 from ngramspec import machine
-from ngramspec.cpu.cores import logical_cores, physical_cores
+from ngramspec.cpu.cores import logical_cores, physical_cores, usable_cores
 from ngramspec.data import ModelError
-from ngramspec.llama import amx, bindings, devices, huge_pages, rpc
-from ngramspec.llama.adapters import Lora, check_adapters, load_adapters
+from ngramspec.leaves import load_leaf
+from ngramspec.llama import amx, bindings, devices, huge_pages
 from ngramspec.llama.cache import is_recurrent
-from ngramspec.llama.devices import AUTO, build
-from ngramspec.llama.fitting import Demand
+from ngramspec.llama.devices import build
 from ngramspec.llama.native import NativeObject
-from ngramspec.llama.placement import Placement, make_plan
+from ngramspec.llama.placement import MARGIN, make_plan, placement_key
 from ngramspec.llama.vocabulary import Vocabulary, open_model
-from ngramspec.machine import Settings
-from ngramspec.models.check import has_gguf_magic, parts_of, read_edges
-from ngramspec.models.gguf import read_header
+from ngramspec.model_settings import Lora, ModelSettings
+from ngramspec.models.check import check_adapter_file, read_edges
 
 HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
 
-ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
-"""Values of general.architecture whose heads are tested. llama.cpp has graphs for more, and some of them end the
-process if a tensor has an unexpected shape."""
-
 _LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
 
-_HEAD = ".nextn.eh_proj.weight"  # end of the name of a tensor that each NextN layer has once
+_OUT_OF_MEMORY = re.compile(r"unable to allocate|failed to allocate|out of memory|insufficient memory", re.IGNORECASE)
 
+BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
+"""Architectures whose attention selects blocks of cells (llama-cpp-python 0.3.36). If several sequences share a pool,
+logits depend on the places of a sequence's cells (qwen4exp), or all cells are attended to (minimax-m3)."""
 
-def head_missing(path: Path) -> str:
-    """Return why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
-    if bindings.head_functions(llama) is None:
-        return "this build of llama-cpp-python does not support NextN layers"
-    if not has_gguf_magic(path):
-        return ""  # the loader reports the error
-    headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
-    count = sum(name.endswith(_HEAD) for header in headers for name in header.shapes)
-    architecture = headers[0].metadata.get("general.architecture")
-    if not count:
-        return "its file contains no NextN layer"
-    if architecture not in ARCHITECTURES:
-        return f"NextN layers of {architecture} are not supported"
-    if count > 1:
-        return f"it has {count} NextN layers, and only models with one are supported"
-    return ""
+Adapter = tuple[Any, float]
+"""llama.cpp's handle of an adapter, which is freed with the model, and its scale."""
 
 
 class Weights(NativeObject):
-    """The weights of a model in memory, with its adapters.
-
-    See `ngramspec.llama.target.Target` for the arguments and errors.
+    """The weights of a model in memory, with its adapters; see `Target` for the arguments and errors.
 
     Attributes:
-        present: Settings that the model was loaded with.
+        settings: Settings that the model was loaded with.
+        n_threads: CPU threads of a pass over one token.
+        plan: Placement of the layers.
         notes: Notes for the user about how the model was loaded.
         handle: llama.cpp's handle of the model; `None` after `close`.
         has_head: Whether the model's own head was requested and is loaded.
         amx_broken: Whether AMX kernels are off because they compute wrong results in this build.
-        is_recurrent: Whether the model has a recurrent state.
-        n_ctx_train: Context size of the training in tokens.
         quantisation: Name of the quantisation; `None` means unknown.
     """
 
@@ -79,38 +64,38 @@ class Weights(NativeObject):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        present: Settings,
-        *,
-        n_gpu_layers: int,
-        placement: Placement,
-        demand: Demand,
-        head: bool,
-        lora: Sequence[Lora],
+        settings: ModelSettings,
+        texts: int = 1,
+        reserved: int = 0,
+        margin: int = MARGIN,
     ) -> None:
-        self.path, self.present = Path(path), present
-        self.notes: list[str] = []
+        self.path, self.settings, self.reserved = Path(path), settings, reserved
+        self.n_threads = settings.threads or usable_cores()
         bindings.init_backend()
-        self.has_head = head and self._can_load_head()
-        adapter_key = check_adapters(lora, self.path)
-        self.plan = make_plan(self.path, n_gpu_layers, placement, demand)
-        self._load()
-        self.adapters = load_adapters(lora, self.handle)
-        self.on_gpu = self.plan.on_gpu  # whether any of the layers is on a GPU
-        # A build whose kernels get fixed keeps its name, and its passes then cost half.
-        marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (not present.repack)
-        marks += [" mmap=off"] * (not present.mmap) + [" head"] * self.has_head
-        placed = f"{_placement_key(self.plan.gpu_layers, placement)}{self.plan.key}"
-        self._loaded_as = f"{placed}{''.join(marks)}{adapter_key}"
-
-    def _can_load_head(self) -> bool:
-        """Return True if the model's own head can be run here; otherwise a note gives the reason."""
-        why = "it is not supported with --rpc" if rpc.list_workers() else head_missing(self.path)
-        if why:
+        self.notes: list[str] = []
+        if settings.mtp and (why := self._find_head_obstacle()):
             self.notes.append(f"--mtp is not used: {why}")
-        return not why
+        self.has_head = settings.mtp and not self.notes
+        adapter_key = check_adapters(settings.adapters, self.path)
+        self.plan = make_plan(self.path, settings, texts, reserved, margin)
+        self.on_gpu = self.plan.on_gpu  # whether any of the layers is on a GPU
+        self._load()
+        self.adapters = load_adapters(settings.adapters, self.handle)
+        # A build whose kernels get fixed keeps its name, and its passes then cost half.
+        self._loaded_as = (
+            f"{self.plan.key} {self.amx_broken=} {settings.no_repack=} {settings.no_mmap=} {self.has_head=}"
+        )
+        self._loaded_as += adapter_key
+
+    def _find_head_obstacle(self) -> str:
+        """Return why the model's own head cannot be run here; "" if it can."""
+        if any(device.backend == "RPC" for device in devices.devices()):
+            return "it is not supported with --rpc"
+        why: str = load_leaf("NextN head").head_missing(self.path)
+        return why
 
     def _load(self) -> None:
-        params, self.amx_broken = make_model_params(self.present, all_on_gpu=self.plan.all_on_gpu)
+        params, self.amx_broken = make_model_params(self.settings, all_on_gpu=self.plan.all_on_gpu)
         self._placement_buffers = self.plan.apply(params)
         if self.has_head:
             params.load_mtp = True
@@ -126,7 +111,10 @@ class Weights(NativeObject):
             with bindings.log_listener(note_layer):
                 self.handle, header = open_model(self.path, params)
         except ModelError as error:
-            raise self.plan.explain_error(error) from None
+            if self.on_gpu and _OUT_OF_MEMORY.search(str(error)):
+                advice = "set a smaller -ngl or a larger --n-cpu-moe to use less GPU memory"
+                raise ModelError(f"{error}; {advice}") from None
+            raise
         self.vocabulary = Vocabulary.from_handle(self.path, self.handle, header)
         self._layer_devices = [device_names[layer] for layer in sorted(device_names)]
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
@@ -147,6 +135,10 @@ class Weights(NativeObject):
         self.notes += self.plan.notes
         self.is_recurrent = is_recurrent(self.handle)
 
+    def open_context(self, params: Any) -> Any:
+        """Return llama.cpp's context of the model, with its adapters set; null if there is no memory for it."""
+        return open_context(self.handle, params, self.adapters)
+
     @property
     def layers(self) -> Counter[str]:
         """Number of layers by the name of their device, with the output layer; empty if llama.cpp does not log it."""
@@ -160,7 +152,7 @@ class Weights(NativeObject):
 
     @property
     def huge_pages(self) -> str | None:
-        return huge_pages.describe_huge_pages(self.present.mmap and not self.on_gpu)
+        return huge_pages.describe_huge_pages(not self.settings.no_mmap and not self.on_gpu)
 
     @property
     def can_pool(self) -> bool:
@@ -184,10 +176,9 @@ class Weights(NativeObject):
 
     def key(self, settings: str) -> str:
         """Return the key of measurements of these weights under some settings of a context."""
-        single, batch = self.present.threads, self.present.threads_batch
-        threads = f"{single}" if single == batch else f"{single}/{batch}"
-        devices = [d.name for d in self.devices]
-        return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
+        threads = self.settings.threads, self.settings.threads_batch
+        names = [device.name for device in self.devices]
+        return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {names}")
 
     def check_open(self) -> None:
         """Raise ValueError after `close`."""
@@ -200,11 +191,6 @@ class Weights(NativeObject):
             self.vocabulary.close()
             llama.llama_model_free(self.handle)
             self.handle = None
-
-
-BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
-"""Architectures whose attention selects blocks of cells (llama-cpp-python 0.3.36). If several sequences share a pool,
-logits depend on the places of a sequence's cells (qwen4exp), or all cells are attended to (minimax-m3)."""
 
 
 def machine_key(path: Path, settings: str) -> str:
@@ -220,26 +206,19 @@ def model_key(path: Path) -> str:
     return hashlib.blake2b(read_edges(path, size) + parts, digest_size=12).hexdigest()
 
 
-def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str], placement: Placement | None = None) -> str:
+def tuning_key(path: Path, settings: ModelSettings) -> str:
     """Return the key of the fastest settings of a model file. Raises OSError."""
+    placement = placement_key(settings, settings.gpu_layers)
     cores = physical_cores(), logical_cores()
-    return machine_key(
-        path, f"tuned {_placement_key(n_gpu_layers, placement or Placement())} kv={tuple(cache_types)} cores={cores}"
-    )
+    return machine_key(path, f"tuned {placement} kv={settings.cache_types} cores={cores}")
 
 
-def _placement_key(n_gpu_layers: int, placement: Placement) -> str:
-    """Return the placement of the layers as part of a key: costs depend on devices and on a network."""
-    far = rpc.list_workers() if n_gpu_layers else ()
-    return f"ngl={max(AUTO, n_gpu_layers)}{f' rpc={far}' if far else ''}{placement.key()}"
-
-
-def make_model_params(settings: Settings, *, all_on_gpu: bool) -> tuple[Any, bool]:
+def make_model_params(settings: ModelSettings, *, all_on_gpu: bool) -> tuple[Any, bool]:
     """Return llama.cpp's parameters for loading a model, and whether its AMX kernels are off, being broken."""
     params = llama.llama_model_default_params()
-    bindings.set_mapped(llama, params, settings.mmap)
-    params.use_extra_bufts = settings.repack
-    amx_broken = settings.repack and has_broken_amx(all_on_gpu)
+    bindings.set_mapped(llama, params, not settings.no_mmap)
+    params.use_extra_bufts = not settings.no_repack
+    amx_broken = not settings.no_repack and has_broken_amx(all_on_gpu)
     if amx_broken:
         params.use_extra_bufts = amx.hide()
     before = huge_pages.anonymous_memory()
@@ -249,7 +228,6 @@ def make_model_params(settings: Settings, *, all_on_gpu: bool) -> tuple[Any, boo
         # The first call comes when all buffers are mapped and none is filled.
         if done == 0:
             huge_pages.advise_huge_pages(before)
-        rpc.alive()
         return True
 
     params.progress_callback = on_progress
@@ -259,3 +237,55 @@ def make_model_params(settings: Settings, *, all_on_gpu: bool) -> tuple[Any, boo
 def has_broken_amx(all_on_gpu: bool) -> bool:
     """Return True if weights in RAM would be placed for AMX kernels that do not work."""
     return HAS_AMX in build() and not all_on_gpu and not amx.works(Path(libggml._name))
+
+
+# --------------------------------------------------------------------------- adapters
+
+
+def check_adapters(lora: Sequence[Lora], model: Path) -> str:
+    """Return a key of adapters and their scales, after a check that their files fit a model file.
+
+    Raises:
+        ModelError: llama.cpp cannot apply a file to the model.
+    """
+    marks = []
+    for name, scale in lora:
+        check_adapter_file(Path(name), model)
+        with open(name, "rb") as file:
+            contents = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
+        marks.append(f" lora={contents}*{scale:g}")
+    return "".join(marks)
+
+
+def load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
+    """Load adapters that were checked.
+
+    Raises:
+        ModelError: llama.cpp rejects an adapter, or it is an activated one (aLoRA).
+    """
+    adapters = []
+    for name, scale in lora:
+        bindings.log_tail.clear()
+        handle = llama.llama_adapter_lora_init(model, os.fsencode(name))
+        if not handle:
+            raise ModelError(f"{name}: llama.cpp cannot load this adapter ({bindings.last_complaint()})")
+        if llama.llama_adapter_get_alora_n_invocation_tokens(handle):
+            raise ModelError(f"{name} is an activated adapter (aLoRA), which is not supported")
+        adapters.append((handle, scale))
+    return tuple(adapters)
+
+
+def open_context(model: Any, params: Any, adapters: Sequence[Adapter]) -> Any:
+    """Return llama.cpp's context of a model, with its adapters set; null if there is no memory for it."""
+    context = llama.llama_init_from_model(model, params)
+    if context and adapters:
+        set_adapters(context, adapters)
+    return context
+
+
+def set_adapters(context: Any, adapters: Sequence[Adapter]) -> None:
+    """Apply adapters in the following passes of a context; those with scale 0 have no effect."""
+    effective = [(handle, scale) for handle, scale in adapters if scale]
+    handles = (llama.llama_adapter_lora_p_ctypes * len(effective))(*(handle for handle, _ in effective))
+    scales = (ctypes.c_float * len(effective))(*(scale for _, scale in effective))
+    llama.llama_set_adapters_lora(context, handles, len(effective), scales)

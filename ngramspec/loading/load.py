@@ -12,32 +12,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
 from ngramspec.backend import SharedModel
-from ngramspec.data import ModelError, NGramSpecError
+from ngramspec.data import ModelError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.weight_files import file_of
+from ngramspec.leaves import load_leaf
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.requantize import choose_smollm
-from ngramspec.llama.rpc import PATIENCE, connect, workers
-from ngramspec.llama.same_vocabulary import common_tokens
 from ngramspec.llama.target import Target
-from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
-from ngramspec.loading.settings import LoadSettings
-from ngramspec.loading.values import MODEL_ONLY, NO_DEVICE, LoadSettingsError
-from ngramspec.machine import flags, load_tuned, tuning_path
-from ngramspec.memory import Memory, MemoryFileError, Store
-from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
-from ngramspec.memory.memory import memory_folder, saves_answers
+from ngramspec.loading.settings import MODEL_ONLY, LoadSettings
+from ngramspec.model_settings import (
+    NO_DEVICE,
+    TUNABLE,
+    LoadSettingsError,
+    ModelSettings,
+    flags,
+    load_tuned,
+    tuning_path,
+)
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import ModelSource, remember_file, resolve
 from ngramspec.models.hub import PREFIX, Progress
@@ -47,13 +49,23 @@ OnNote = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Display:
+    """Functions that show the user what happens."""
+
+    note: OnNote = lambda _: None
+    # Context that yields the function that receives the progress of downloads, or `None`.
+    downloads: Callable[[], AbstractContextManager[Progress | None]] = nullcontext
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext  # context in which weights are loaded
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A loaded model."""
 
     target: Target  # the model
     decoder: SpeculativeDecoder  # decoder that generates with the target, with drafts
-    # The user's texts for drafting; it remembers the tokens passed to `hear`. `None` without a memory.
-    memory: Memory | None
+    # The user's texts for drafting (`ngramspec.memory.Memory`); `None` without a memory.
+    memory: Any
     settings: LoadSettings  # settings of the model, including the tuned ones
     tuning: Mapping[str, Any]  # settings that tuning changed
     draft_model: Target | None  # second model that drafts, if there is one
@@ -94,41 +106,35 @@ def load(
             for this model.
     """
     settings = replace(settings or LoadSettings(), **changes)
-    return open_resolved(find(model, settings, progress, on_note), settings, on_note=on_note)
+    display = Display(on_note, lambda: nullcontext(progress))
+    return open_resolved(find(model, settings, display), settings, display)
 
 
-def find(
-    model: str | os.PathLike[str] | None,
-    settings: LoadSettings,
-    progress: Progress | None = None,
-    on_note: OnNote = lambda _: None,
-) -> ModelSource:
+def find(model: str | os.PathLike[str] | None, settings: LoadSettings, display: Display = Display()) -> ModelSource:
     """Connect to the RPC workers, and find, download if necessary, convert if that is faster, and check the files.
 
     It raises the same errors as `load`.
     """
-    # Also called without RPC workers, because a process that is connected to some would spread every model over them.
-    connect(() if settings.rpc is None else workers(settings.rpc), settings.rpc_timeout or PATIENCE)
+    if settings.rpc is not None:
+        rpc = load_leaf("RPC")
+        rpc.connect(rpc.workers(settings.rpc))
     name = None if model is None else os.fspath(model)
     if settings.hf_repo is not None:
         if name is not None:
             raise LoadSettingsError(f"two models were given: {name} and {{hf_repo}} {settings.hf_repo}; remove one")
         name = f"{PREFIX}{settings.hf_repo}"
-    source = find_file(name, settings, progress, on_note, offline=settings.offline)
+    source = find_file(name, settings, display, offline=settings.offline)
+    if source.fallback:
+        display.note(f"no model given; using {source.fallback}")
     if settings.draft_model is not None:
-        draft_settings = settings.make_draft_settings(0, None)
-        draft = find_file(settings.draft_model, draft_settings, progress, on_note, offline=settings.offline)
+        draft_settings = settings.of_draft_model(0, None)
+        draft = find_file(settings.draft_model, draft_settings, display, offline=settings.offline)
         source = replace(source, draft=draft)
     return source
 
 
 def find_file(
-    name: str | None,
-    settings: LoadSettings,
-    progress: Progress | None = None,
-    on_note: OnNote = lambda _: None,
-    *,
-    offline: bool = False,
+    name: str | None, settings: ModelSettings, display: Display = Display(), *, offline: bool = False
 ) -> ModelSource:
     """Find one model file as `find` does, without a draft model; the RPC workers must be connected.
 
@@ -136,15 +142,15 @@ def find_file(
         ModelError: The file does not exist or cannot be used.
     """
     env = {**os.environ, "HF_HUB_OFFLINE": "1"} if offline else os.environ
-    choose = partial(choose_smollm, placement=settings.placement, repack=not settings.no_repack, on_note=on_note)
-    return resolve(name, env, progress, choose)
+    with display.downloads() as progress:
+        return resolve(name, env, progress, partial(choose_smollm, settings=settings, on_note=display.note))
 
 
 def open_resolved(
     source: ModelSource,
     settings: LoadSettings,
+    display: Display = Display(),
     *,
-    on_note: OnNote = lambda _: None,
     texts: int | None = None,
     learn: bool = True,
     remember: bool = False,
@@ -154,26 +160,23 @@ def open_resolved(
     Args:
         source: Files of the model and of the draft model.
         settings: Settings.
-        on_note: Function that receives notes for the user.
+        display: Functions that show the user what happens.
         texts: Number of sequences that an engine generates at once; see `Target`.
         learn: Load and save the learned state of the drafter, and draft repeated requests from their earlier answers.
             Benchmarks disable this, because they repeat prompts.
         remember: Let the memory save answers for later sessions, if the user has enabled that.
     """
-    settings, changes = apply_tuning(source.path, settings, on_note)
+    settings, changes = apply_tuning(source.path, settings, display.note)
     target = open_target(
         source.path,
-        settings,
-        on_note,
+        settings.of_target,
+        display,
         texts=texts,
-        head=settings.mtp,
         tuned_threads="threads" in changes,
-        placement=replace(settings.placement, reserved=_draft_bytes(source, settings)),
+        reserved=_draft_bytes(source, settings),
     )
     try:
-        drafter, memory, draft_model = open_drafter(
-            target, source, settings, on_note=on_note, learn=learn, remember=remember
-        )
+        drafter, memory, draft_model = open_drafter(target, source, settings, display, learn=learn, remember=remember)
     except BaseException:
         target.close()
         raise
@@ -181,22 +184,31 @@ def open_resolved(
         target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
     )
     if decoder.exact == "on" and decoder.kernels.exact_sizes is None and target.sequences[0].can_rollback:
-        on_note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
+        display.note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
     return LoadedModel(target, decoder, memory, settings, changes, draft_model)
 
 
-def open_target(path: Path, settings: LoadSettings, on_note: OnNote = lambda _: None, **more: Any) -> Target:
-    """Load only a model, from a checked file, without tuned settings; `more` are further arguments of `Target`."""
-    target = Target(path, on_note=on_note, **{**settings.target_arguments, **more})
+def open_alone(
+    source: ModelSource, settings: LoadSettings, display: Display = Display(), *, n_seq: int | None = None
+) -> Target:
+    """Load a model without a drafter, with the settings that tuning saved for it."""
+    settings, _ = apply_tuning(source.path, settings, display.note)
+    return open_target(source.path, settings.of_target, display, n_seq=n_seq)
+
+
+def open_target(path: Path, settings: ModelSettings, display: Display = Display(), **more: Any) -> Target:
+    """Load only a model, from a checked file; `more` are further arguments of `Target`."""
+    with display.guard():
+        target = Target(path, settings, on_note=display.note, **more)
     remember_file(path)
     for line in target.weights.notes:
-        on_note(line)
+        display.note(line)
     return target
 
 
 def _draft_bytes(source: ModelSource, settings: LoadSettings) -> int:
     """Return an estimate of the GPU memory for the draft model; 0 if it has none there."""
-    draft_settings = settings.make_draft_settings(0, None)
+    draft_settings = settings.of_draft_model(0, None)
     if source.draft is None or not draft_settings.gpu_layers or draft_settings.device == NO_DEVICE:
         return 0
     return DRAFT_MARGIN + sum(part.stat().st_size for part in parts_of(source.draft.path)) * 5 // 4
@@ -205,94 +217,84 @@ def _draft_bytes(source: ModelSource, settings: LoadSettings) -> int:
 # --------------------------------------------------------------------------- tuned settings
 
 
-def model_tuning_path(path: Path, settings: LoadSettings) -> Path:
+def model_tuning_path(path: Path, settings: ModelSettings) -> Path:
     """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
-    types = (settings.cache_type_k, settings.cache_type_v)
-    return tuning_path(tuning_key(path, settings.gpu_layers, types, settings.placement))
-
-
-_TUNED_FIELDS = {
-    **{name: name for name in ("threads", "threads_batch", "flash_attn")},
-    **{"micro_batch": "ubatch_size", "mmap": "no_mmap", "repack": "no_repack"},
-}
-"""The fields of `LoadSettings` by their names in tuning."""
+    return tuning_path(tuning_key(path, settings))
 
 
 def apply_tuning(path: Path, settings: LoadSettings, on_note: OnNote) -> tuple[LoadSettings, dict[str, Any]]:
     """Return the settings with the saved ones of `tune --apply` for all that have their default, and the changes."""
-    if settings.ignore_tuned:
+    tuned = None if settings.ignore_tuned else load_tuned(model_tuning_path(path, settings))
+    if tuned is None:
         return settings, {}
-    tuning, plain = load_tuned(model_tuning_path(path, settings)), LoadSettings()
-    explicit_names = {
-        name for name, field in _TUNED_FIELDS.items() if getattr(settings, field) != getattr(plain, field)
-    }
+    plain = LoadSettings()
+    explicit_names = {name for name in TUNABLE if getattr(settings, name) != getattr(plain, name)}
     if "threads" in explicit_names:
         explicit_names.add("threads_batch")
     if settings.flash_attn == "off":
-        explicit_names.add("micro_batch")  # tuning measured larger micro-batches only with flash attention
-    saved_changes = tuning.changes if tuning is not None else {}
-    changes = {name: value for name, value in saved_changes.items() if name not in explicit_names}
+        explicit_names.add("ubatch_size")  # tuning measured larger micro-batches only with flash attention
+    changes = {name: value for name, value in tuned.changes.items() if name not in explicit_names}
     if changes:
         on_note(f"tuned: {flags(changes)} (--ignore-tuned ignores it, ngramspec tune --reset deletes it)")
-    new_values: dict[str, Any] = {
-        _TUNED_FIELDS[name]: not value if isinstance(value, bool) else value for name, value in changes.items()
-    }
-    return replace(settings, ignore_tuned=True, **new_values), changes
+    return replace(settings, ignore_tuned=True, **changes), changes
 
 
 # --------------------------------------------------------------------------- drafts
 
 
 def open_drafter(
-    target: Target, source: ModelSource, settings: LoadSettings, *, on_note: OnNote, learn: bool, remember: bool = False
-) -> tuple[Drafter | None, Memory | None, Target | None]:
+    target: Target,
+    source: ModelSource,
+    settings: LoadSettings,
+    display: Display,
+    *,
+    learn: bool,
+    remember: bool = False,
+) -> tuple[Drafter | None, Any, Target | None]:
     """Open the drafter (`None` for plain decoding), its memory and the draft model; see `open_resolved`."""
     if settings.no_draft:
         return None, None, None
-    if not target.sequences[0].can_rollback:
-        on_note("this model's state cannot be rolled back (recurrent or hybrid), so drafting is off")
+    sequence, vocabulary = target.sequences[0], target.vocabulary
+    if not sequence.can_rollback:
+        display.note("this model's state cannot be rolled back (recurrent or hybrid), so drafting is off")
         return None, None, None
-    if not target.sequences[0].exact_rollback and target.exact == "on":
-        on_note("drafting is off with --exact on: rollbacks can change the rounding on this model")
-    memory = state_path = None
+    if not sequence.exact_rollback and target.exact == "on":
+        display.note("drafting is off with --exact on: rollbacks can change the rounding on this model")
+    memory = state_path = draft_target = None
     if not settings.no_memory and settings.drafter in REMEMBERING:
-        memory = open_memory(settings.memory, target.vocabulary, on_note=on_note, keep=remember)
+        memory = load_leaf("memory").open_memory(
+            settings.memory, vocabulary.vocabulary_hash, vocabulary.path, on_note=display.note, keep=remember
+        )
         if not learn:
             memory.answers = None
-        state_path = file_of(target.vocabulary.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
-    drafting_model = draft_model = None
+        state_path = file_of(vocabulary.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     if target.heads is not None:
         # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        drafting_model = ModelDrafter(target.heads.sequences[0], n_vocab=target.vocabulary.n_vocab, shared_model=shared)
+        model = load_leaf("draft models").ModelDrafter(target.head, n_vocab=vocabulary.n_vocab, shared_model=shared)
     elif source.draft is not None:
-        draft_settings, target_notes = (
-            settings.make_draft_settings(target.n_ctx, settings.threads),
-            target.weights.notes,
-        )
-        draft_model = open_target(
+        known_notes = target.weights.notes
+        draft_target = open_target(
             source.draft.path,
-            draft_settings,
-            lambda line: line in target_notes or on_note(f"draft model: {line}"),
+            settings.of_draft_model(target.n_ctx, settings.threads),
+            replace(display, note=lambda line: line in known_notes or display.note(f"draft model: {line}")),
             texts=target.texts,
-            placement=replace(draft_settings.placement, margin=DRAFT_MARGIN),
+            margin=DRAFT_MARGIN,
         )
         try:
-            drafting_model = make_model_drafter(target.vocabulary, draft_model)
+            model = make_model_drafter(vocabulary, draft_target)
         except ModelError:
-            draft_model.close()
+            draft_target.close()
             raise
-    if drafting_model is None:
+    else:
         name = DEFAULT if settings.drafter == MODEL_ONLY else settings.drafter
-        return make_drafter(name, memory=memory, state_path=state_path, vocabulary=target.vocabulary), memory, None
-    return (
-        drafting_model if settings.drafter == MODEL_ONLY else HybridDrafter(drafting_model, memory, state_path),
-        memory,
-        draft_model,
-    )
+        return make_drafter(name, memory=memory, state_path=state_path, vocabulary=vocabulary), memory, None
+    if settings.drafter != MODEL_ONLY:
+        model = load_leaf("draft models").HybridDrafter(model, memory, state_path)
+    return model, memory, draft_target
 
 
-def make_model_drafter(target: Vocabulary, model: Target) -> ModelDrafter:
+def make_model_drafter(target: Vocabulary, model: Target) -> Any:
     """Return a loaded model as a draft model for a target.
 
     A model with several sequences can draft for as many sequences of the target.
@@ -305,32 +307,5 @@ def make_model_drafter(target: Vocabulary, model: Target) -> ModelDrafter:
         raise ModelError(
             f"{model.weights.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
-    return ModelDrafter(model.sequences[0], n_vocab=n_common, shared_model=model if model.texts is not None else None)
-
-
-def open_memory(name: str | None, target: Vocabulary, *, on_note: OnNote, keep: bool) -> Memory:
-    """Return a memory for a tokenizer: the named one, or the default memory, which need not exist.
-
-    With `keep`, it saves answers for later sessions, if the user has enabled that.
-
-    Raises:
-        NGramSpecError: `name` is given, and the memory contains nothing for this tokenizer.
-    """
-    keep = keep and saves_answers()
-    folder = memory_folder(name or DEFAULT_MEMORY)
-    stores = Store.all_in(folder)
-    store = Store(folder, target.vocabulary_hash, target.path.name)
-    if not stores and name is None and not keep:
-        return Memory(store=store)
-    try:
-        contents = store.read()
-    except MemoryFileError as error:
-        on_note(f"warning: memory {name or DEFAULT_MEMORY!r} is not used: {error}")
-        return Memory()
-    if not contents.generation and not keep:
-        missing = f"memory {name or DEFAULT_MEMORY!r} has no files for this model's tokenizer"
-        advice = f"ngramspec memory add --memory {name or DEFAULT_MEMORY} --model {target.path} PATH adds files"
-        if name is not None:
-            raise NGramSpecError(f"{missing} ({advice})")
-        on_note(f"{missing}, only for other tokenizers ({advice})")
-    return Memory(contents, store=store, saves_answers=keep)
+    shared_model = model if model.texts is not None else None
+    return load_leaf("draft models").ModelDrafter(model.sequences[0], n_vocab=n_common, shared_model=shared_model)

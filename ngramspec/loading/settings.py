@@ -1,181 +1,237 @@
-"""`LoadSettings`: checked settings of loading and drafting, and what they mean for a `Target` and a draft model."""
+"""`LoadSettings`: checked settings of loading a model and of its drafter."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.llama.adapters import Lora
-from ngramspec.llama.cache import UNQUANTISED
-from ngramspec.llama.devices import AUTO
-from ngramspec.llama.placement import EVERY, Placement
-from ngramspec.llama.rpc import workers
-from ngramspec.loading.options import LoadOptions
-from ngramspec.loading.values import MIN_CONTEXT, MODEL_ONLY, NO_DEVICE, LoadSettingsError
-from ngramspec.memory.memory import memory_folder
-from ngramspec.policies import make_policy
+from ngramspec.leaves import load_leaf
+from ngramspec.model_settings import (
+    AUTO,
+    DEVICES,
+    LAYERS,
+    MIN_CONTEXT,
+    NO_DEVICE,
+    PLACEMENT,
+    THREADS,
+    UNQUANTISED,
+    LoadSettingsError,
+    ModelSettings,
+)
+from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy, Policy
-from ngramspec.sampling.settings import options
+from ngramspec.sampling.settings import option, options
 from ngramspec.user_class import FORM, is_user_class, load_class
+
+MODEL_ONLY = "model"
+"""Value of `drafter` for a draft model without n-grams."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSettings(LoadOptions):
-    """Settings of loading a model and of its drafter.
+class LoadSettings(ModelSettings):
+    """Settings of loading a model and of its drafter; those of the model itself are fields of `ModelSettings`.
 
     Raises:
         LoadSettingsError: A setting has an invalid value, or two settings contradict each other.
     """
 
+    hf_repo: str | None = option(
+        None,
+        "-hf",
+        "--hf-repo",
+        metavar="USER/REPO[:QUANT]",
+        help="Model from Hugging Face, instead of MODEL; default QUANT: Q4_K_M, Q8_0 or the first file.",
+    )
+    offline: bool = option(False, help="Do not use the network: take models from Hugging Face from the local cache.")
+    rpc: str | None = option(
+        None,
+        metavar="HOST:PORT,...",
+        help="Split the layers across machines running ngramspec rpc-worker; trusted networks only.",
+    )
+    ignore_tuned: bool = option(False, help="Ignore the settings saved by ngramspec tune --apply.")
+    draft_model: str | None = option(
+        None,
+        "-md",
+        "--draft-model",
+        "--model-draft",
+        metavar="MODEL",
+        help="Also draft with this smaller model (same vocabulary); accepts the same names as MODEL.",
+    )
+    gpu_layers_draft: int | None = option(
+        None,
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        "--spec-draft-ngl",
+        metavar="N",
+        help="Number of draft-model layers on the GPU; default: auto, or none with -ngl 0.",
+        allowed=LAYERS,
+    )
+    device_draft: str | None = option(
+        None,
+        "-devd",
+        "--device-draft",
+        "--spec-draft-device",
+        metavar="NAME,...",
+        help="GPUs for the draft model, or none; default: --device.",
+        allowed=DEVICES,
+    )
+    threads_draft: int | None = option(
+        None, "-td", "--threads-draft", help="Number of CPU threads for the draft model; default: -t.", allowed=THREADS
+    )
+    no_draft: bool = option(False, help="Turn drafting off: decode one token at a time.")
+    drafter: str = option(
+        DEFAULT,
+        metavar=f"NAME|{FORM}",
+        help=f"Drafter: {', '.join(DRAFTERS)}, {MODEL_ONLY} (the draft model without n-grams), or your own class.",
+    )
+    policy: str = option(
+        "cost", metavar=f"NAME|{FORM}", help=f"Policy for the draft length: {', '.join(POLICIES)}, or your own class."
+    )
+    memory: str | None = option(
+        None,
+        metavar="NAME",
+        help="Also draft from this memory (see ngramspec memory); default: 'default', if it exists.",
+    )
+    no_memory: bool = option(
+        False, help="Draft from the context only; do not read or save a memory or draft statistics."
+    )
+
     def __post_init__(self) -> None:
-        for name, spec in options(self).items():
-            value = getattr(self, name)
-            if value is not None and spec.allowed is not None and not spec.allowed.accepts(value):
-                raise LoadSettingsError(f"{{{name}}} must be {spec.allowed.description}, got {value!r}")
+        ModelSettings.__post_init__(self)
         for message in self._contradictions():
             raise LoadSettingsError(message)
 
     def _contradictions(self) -> Iterator[str]:
         """Yield messages about settings that contradict each other, with the names of settings as {draft_model}."""
-        if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
-            yield f"{{cache_type_v}} {self.cache_type_v} requires flash attention; remove {{flash_attn}} off"
-        if self.rpc is None and self.rpc_timeout is not None:
-            yield "{rpc_timeout} requires {rpc}"
-        if self.rpc is not None:
-            if self.gpu_layers == 0:
-                yield "{gpu_layers} 0 cannot be combined with {rpc}: it leaves no layer for the workers"
-            try:
-                workers(self.rpc)
-            except ValueError as error:
-                yield f"{{rpc}}: {error}"
-        yield from self._placement_contradictions()
-        yield from self._drafter_contradictions()
-        if self.memory is not None:
-            memory_folder(self.memory)
-            if self.no_memory:
-                yield "{memory} cannot be combined with {no_memory}"
-            if self.no_draft:
-                yield "{memory} cannot be combined with {no_draft}"
-            if self.drafter not in REMEMBERING:
-                yield f"the drafter {self.drafter!r} does not use a memory; remove {{memory}} or {{drafter}}"
-
-    def _placement_contradictions(self) -> Iterator[str]:
-        if self.device == NO_DEVICE and self.gpu_layers not in (AUTO, 0):
-            yield "{device} none cannot be combined with {gpu_layers}: it leaves no GPU for the layers"
-        if self.device == NO_DEVICE and self.rpc is not None:
-            yield "{device} none cannot be combined with {rpc}: it leaves no layer for the workers"
-        if (self.device_draft or self.device) == NO_DEVICE and self.gpu_layers_draft not in (None, AUTO, 0):
-            flag = "{device}" if self.device_draft is None else "{device_draft}"
-            yield f"{flag} none cannot be combined with {{gpu_layers_draft}}: it leaves no GPU for the layers"
-        if self.split_mode == "none" and self.tensor_split is not None:
-            yield "{tensor_split} cannot be combined with {split_mode} none, which uses one GPU"
-        if self.cpu_moe and self.n_cpu_moe is not None:
-            yield "{cpu_moe} cannot be combined with {n_cpu_moe}; remove one"
-
-    def _drafter_contradictions(self) -> Iterator[str]:
+        is_own_drafter, is_own_policy = is_user_class(self.drafter), is_user_class(self.policy)
         flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
-        if self.draft_model is not None and self.mtp:
-            yield "{draft_model} cannot be combined with {mtp}"
-        of_draft_model = self.gpu_layers_draft, self.device_draft, self.threads_draft
-        if self.draft_model is None and of_draft_model != (None,) * 3:
-            yield "{gpu_layers_draft}, {device_draft} and {threads_draft} require a draft model; set {draft_model}"
-        if flag and self.drafter not in (DEFAULT, MODEL_ONLY):
-            yield (
+        has_draft_settings = (self.gpu_layers_draft, self.device_draft, self.threads_draft) != (None,) * 3
+        draft_device = "{device}" if self.device_draft is None else "{device_draft}"
+        remembers, names = self.drafter in REMEMBERING, [*DRAFTERS, MODEL_ONLY]
+        rules = (
+            (
+                self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED,
+                f"{{cache_type_v}} {self.cache_type_v} requires flash attention; remove {{flash_attn}} off",
+            ),
+            (
+                self.rpc is not None and self.gpu_layers == 0,
+                "{gpu_layers} 0 cannot be combined with {rpc}: it leaves no layer for the workers",
+            ),
+            (
+                self.device == NO_DEVICE and self.gpu_layers not in (AUTO, 0),
+                "{device} none cannot be combined with {gpu_layers}: it leaves no GPU for the layers",
+            ),
+            (
+                self.device == NO_DEVICE and self.rpc is not None,
+                "{device} none cannot be combined with {rpc}: it leaves no layer for the workers",
+            ),
+            (
+                (self.device_draft or self.device) == NO_DEVICE and self.gpu_layers_draft not in (None, AUTO, 0),
+                f"{draft_device} none cannot be combined with {{gpu_layers_draft}}: it leaves no GPU for the layers",
+            ),
+            (
+                self.split_mode == "none" and self.tensor_split is not None,
+                "{tensor_split} cannot be combined with {split_mode} none, which uses one GPU",
+            ),
+            (
+                self.cpu_moe and self.n_cpu_moe is not None,
+                "{cpu_moe} cannot be combined with {n_cpu_moe}; remove one",
+            ),
+            (self.draft_model is not None and self.mtp, "{draft_model} cannot be combined with {mtp}"),
+            (
+                self.draft_model is None and has_draft_settings,
+                "{gpu_layers_draft}, {device_draft} and {threads_draft} require a draft model; set {draft_model}",
+            ),
+            (
+                flag and self.drafter not in (DEFAULT, MODEL_ONLY),
                 f"{{drafter}} {self.drafter} cannot be combined with {flag}; use {{drafter}} {DEFAULT} (both) or"
-                f" {{drafter}} {MODEL_ONLY} (the model only)"
-            )
-        if not flag and self.drafter == MODEL_ONLY:
-            yield f"{{drafter}} {MODEL_ONLY} requires a draft model; set {{draft_model}}"
-        if self.drafter not in (*DRAFTERS, MODEL_ONLY) and not is_user_class(self.drafter):
-            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, MODEL_ONLY])}, or {FORM}"
-        # The user's classes are constructed only when they are used.
-        for name, base in ((self.drafter, Drafter), (self.policy, Policy)):
-            if is_user_class(name):
-                load_class(name, base)
+                f" {{drafter}} {MODEL_ONLY} (the model only)",
+            ),
+            (
+                not flag and self.drafter == MODEL_ONLY,
+                f"{{drafter}} {MODEL_ONLY} requires a draft model; set {{draft_model}}",
+            ),
+            (
+                self.drafter not in names and not is_own_drafter,
+                f"unknown drafter {self.drafter!r}; choose one of: {', '.join(names)}, or {FORM}",
+            ),
+            (flag and self.no_draft, f"{flag} cannot be combined with {{no_draft}}"),
+            (self.memory is not None and self.no_memory, "{memory} cannot be combined with {no_memory}"),
+            (self.memory is not None and self.no_draft, "{memory} cannot be combined with {no_draft}"),
+            (
+                self.memory is not None and not remembers,
+                f"the drafter {self.drafter!r} does not use a memory; remove {{memory}} or {{drafter}}",
+            ),
+        )
+        yield from (message for is_broken, message in rules if is_broken)
         try:
-            if self.drafter not in (DEFAULT, MODEL_ONLY) and not is_user_class(self.drafter):
-                make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
-            if not is_user_class(self.policy):
+            if self.rpc is not None:
+                load_leaf("RPC").workers(self.rpc)
+        except ValueError as error:
+            yield f"{{rpc}}: {error}"
+        if self.memory is not None:
+            load_leaf("memory").memory_folder(self.memory)
+        # The user's classes are constructed only when they are used.
+        if is_own_drafter:
+            load_class(self.drafter, Drafter)
+        if is_own_policy:
+            load_class(self.policy, Policy)
+        try:
+            if self.drafter not in (DEFAULT, MODEL_ONLY) and not is_own_drafter:
+                make_drafter(self.drafter, memory=remembers and not self.no_memory)
+            if not is_own_policy:
                 make_policy(self.policy, self.draft_max)
         except ValueError as error:
             yield str(error)
-        if flag and self.no_draft:
-            yield f"{flag} cannot be combined with {{no_draft}}"
 
     @property
-    def target_arguments(self) -> dict[str, Any]:
-        """Arguments of `Target`, by name."""
+    def of_target(self) -> ModelSettings:
+        """Settings of the target, with the length of the longest draft."""
         longest = 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
-        return {
-            "n_ctx": self.ctx_size or None,
-            "n_gpu_layers": self.gpu_layers,
-            "placement": self.placement,
-            "threads": self.threads,
-            "threads_batch": self.threads_batch,
-            "micro_batch": self.ubatch_size,
-            "flash_attn": self.flash_attn or "auto",
-            "cache_type_k": self.cache_type_k,
-            "cache_type_v": self.cache_type_v,
-            "mmap": not self.no_mmap,
-            "repack": not self.no_repack,
-            # In exact mode the sizes of passes must not depend on the drafts.
-            "draft_max": None if self.exact == "on" else longest,
-            "exact": self.exact,
-            "lora": self.adapters,
-        }
+        values = {name: getattr(self, name) for name in options(ModelSettings)}
+        # In exact mode the sizes of passes must not depend on the drafts.
+        return ModelSettings(**values | {"draft_max": None if self.exact == "on" else longest})
 
-    @property
-    def placement(self) -> Placement:
-        """Requested devices of the weights."""
-        names = None if self.device is None else () if self.device == NO_DEVICE else tuple(self.device.split(","))
-        return Placement(
-            devices=names,
-            main_gpu=self.main_gpu,
-            split_mode=self.split_mode,
-            tensor_split=tuple(map(float, re.split("[,/]", self.tensor_split))) if self.tensor_split else (),
-            cpu_experts=EVERY if self.cpu_moe else self.n_cpu_moe,
-            overrides=self.override_tensor,
-            op_offload=not self.no_op_offload,
-        )
-
-    @property
-    def adapters(self) -> tuple[Lora, ...]:
-        """Files of all LoRA adapters, each with its scale."""
-        return *self.lora, *self.lora_scaled
-
-    def make_draft_settings(self, n_ctx: int, threads: int | None) -> LoadSettings:
-        """Return the settings of the draft model.
+    def of_draft_model(self, n_ctx: int, threads: int | None) -> ModelSettings:
+        """Return the settings of the draft model for a context size and a number of threads of the target.
 
         A draft model is small, so by default as many of its layers as fit are on the GPU, even if the target does not
         fit there. If `gpu_layers` is 0, which disables the GPU, it is on the CPU. As in llama.cpp, it uses the target's
-        devices and their shares, unless it has its own; overrides of tensors apply only to the target. The arguments
-        are the context size and the number of threads of the target.
+        devices and their shares, unless it has its own; overrides of tensors apply only to the target.
         """
         layers = self.gpu_layers_draft
         if layers is None:
             layers = AUTO if self.gpu_layers else 0
-        own = self.device_draft is not None
-        return LoadSettings(
+        settings = ModelSettings(
             ctx_size=max(MIN_CONTEXT, n_ctx),
             gpu_layers=layers,
-            device=self.device_draft if own else self.device,
-            split_mode="layer" if own else self.split_mode,
-            main_gpu=0 if own else self.main_gpu,
-            tensor_split=None if own else self.tensor_split,
+            device=self.device_draft,
             no_op_offload=self.no_op_offload,
             threads=self.threads_draft or threads,
             exact="off",
         )
+        if self.device_draft is not None:
+            return settings
+        return replace(
+            settings,
+            device=self.device,
+            split_mode=self.split_mode,
+            main_gpu=self.main_gpu,
+            tensor_split=self.tensor_split,
+        )
 
 
-_NAMES = tuple(options(LoadSettings))
+DRAFTING = (
+    *("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "no_draft", "drafter", "policy"),
+    *("draft_max", "memory", "no_memory"),
+)
+"""Names of the settings of drafts."""
 
-LOADING, DRAFTING = _NAMES[: _NAMES.index("draft_model")], _NAMES[_NAMES.index("draft_model") :]
-"""Names of the settings of the model, and of the settings of drafts."""
+LOADING = tuple(name for name in dict.fromkeys(("hf_repo", "offline", *options(LoadSettings))) if name not in DRAFTING)
+"""Names of the settings of the model."""
 
-PLACEMENT = _NAMES[_NAMES.index("gpu_layers") : _NAMES.index("no_op_offload") + 1]
-"""Names of the settings for the devices of the weights."""
+GPUS = (*PLACEMENT, "rpc")
+"""Names of the settings for the devices and machines of the weights."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -140,3 +140,33 @@ def _read_settings(path: Path) -> tuple[str, bool]:
         if not isinstance(value, bool):
             raise NGramSpecError(f"{key} in {path} must be true or false, got {value!r}")
     return text, bool(values.get("save_answers"))
+
+
+def open_memory(
+    name: str | None, vocabulary_hash: bytes, path: Path, *, on_note: Callable[[str], object], keep: bool
+) -> Memory:
+    """Return a memory for the tokenizer of a model file: the named one, or the default memory, which need not exist.
+
+    With `keep`, it saves answers for later sessions, if the user has enabled that.
+
+    Raises:
+        NGramSpecError: `name` is given, and the memory contains nothing for this tokenizer.
+    """
+    keep = keep and saves_answers()
+    folder = memory_folder(name or DEFAULT)
+    stores = Store.all_in(folder)
+    store = Store(folder, vocabulary_hash, path.name)
+    if not stores and name is None and not keep:
+        return Memory(store=store)
+    try:
+        contents = store.read()
+    except MemoryFileError as error:
+        on_note(f"warning: memory {name or DEFAULT!r} is not used: {error}")
+        return Memory()
+    if not contents.generation and not keep:
+        missing = f"memory {name or DEFAULT!r} has no files for this model's tokenizer"
+        advice = f"ngramspec memory add --memory {name or DEFAULT} --model {path} PATH adds files"
+        if name is not None:
+            raise NGramSpecError(f"{missing} ({advice})")
+        on_note(f"{missing}, only for other tokenizers ({advice})")
+    return Memory(contents, store=store, saves_answers=keep)

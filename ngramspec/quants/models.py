@@ -25,7 +25,7 @@ from ngramspec.data import ModelError, TargetError
 from ngramspec.llama.bindings import last_complaint
 from ngramspec.llama.requantize import quantize
 from ngramspec.llama.timed_model import TimedModel
-from ngramspec.machine import Settings
+from ngramspec.model_settings import ModelSettings
 from ngramspec.models.gguf import BLOCKS, MAGIC, read_header
 from ngramspec.quants.shape import Shape
 
@@ -52,7 +52,7 @@ class SyntheticModels:
     """
 
     def __init__(
-        self, shape: Shape, quantisations: Sequence[str], settings: Settings, *, n_gpu_layers: int, depth: int
+        self, shape: Shape, quantisations: Sequence[str], settings: ModelSettings, *, n_gpu_layers: int, depth: int
     ) -> None:
         self._shape, self._quantisations, self._settings = shape, quantisations, settings
         self._n_gpu_layers, self._depth = n_gpu_layers, depth

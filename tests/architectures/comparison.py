@@ -89,8 +89,8 @@ class Bench:
     """A loaded model and its reference; `folder` receives measurements."""
 
     def __init__(self, path: Path, folder: Path, *, exact: bool = False, threads: int = 1) -> None:
-        self.target = Target(path, n_ctx=N_CTX, threads=threads, exact="on" if exact else "off")
-        flash = {"auto": -1, "off": 0, "on": 1}[self.target.flash_attn]
+        self.target = Target(path, ctx_size=N_CTX, threads=threads, exact="on" if exact else "off")
+        flash = {"auto": -1, "off": 0, "on": 1}[self.target.settings.flash_attn]
         n_batch = self.target.n_batch
         self.reference = Reference(path, n_ctx=N_CTX, n_batch=n_batch, flash=flash, threads=threads)
         self.exact = exact

@@ -82,7 +82,7 @@ def test_drafts_in_exact_mode_or_with_threads_keep_text(exact: bool, threads: in
 
 @models("llama", "mamba", "qwen35", "lfm2", also=["jamba", "gemma3"])
 def test_trial_passes_leave_state_of_text(path: Path) -> None:
-    with Target(path, n_ctx=256, threads=1, exact="off") as target:
+    with Target(path, ctx_size=256, threads=1, exact="off") as target:
         sequence = target.sequences[0]
         sequence.prefill(list(range(40, 80)))
         expected = sequence.evaluate([5]).copy()
@@ -95,10 +95,10 @@ def test_trial_passes_leave_state_of_text(path: Path) -> None:
 
 @models("llama", "qwen3moe", "deepseek2", also=["minimax-m2"])
 def test_target_ask_with_branches_keeps_logits_of_text(path: Path) -> None:
-    with Target(path, n_ctx=256, threads=1, exact="off", n_seq=4) as target:
+    with Target(path, ctx_size=256, threads=1, exact="off", n_seq=4) as target:
         target.sequences[0].prefill(list(range(40, 80)))
         rows = np.array(target.sequences[0].ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
-    with Target(path, n_ctx=256, threads=1, exact="off") as target:
+    with Target(path, ctx_size=256, threads=1, exact="off") as target:
         target.sequences[0].prefill(list(range(40, 80)))
         assert (rows[:2] == target.sequences[0].evaluate([5, 6, 5, 5, 5])[:2]).all()
         target.sequences[0].rollback(40)
@@ -107,7 +107,7 @@ def test_target_ask_with_branches_keeps_logits_of_text(path: Path) -> None:
 
 @models("gemma3", "mamba", also=["minimax-m3", "qwen4exp"])
 def test_target_with_unshareable_cache_has_no_branches(path: Path) -> None:
-    with Target(path, n_ctx=256, threads=1) as target:
+    with Target(path, ctx_size=256, threads=1) as target:
         assert not isinstance(target.sequences[0], BranchingSequence)
         assert target.n_seq == 1
 
@@ -139,7 +139,7 @@ def verify(path: Path, folder: Path, *, exact: bool = False, until: str = "") ->
     """Return the self-check's statuses by name, up to `until`."""
     rng = np.random.default_rng(3)
     cases = [Case("random", "0", tuple(int(t) for t in rng.integers(10, 4000, 340)))]
-    with Target(path, n_ctx=1024, threads=1, exact="on" if exact else "off") as target:
+    with Target(path, ctx_size=1024, threads=1, exact="on" if exact else "off") as target:
         found = SelfCheck(target, cases, max_tokens=8, seconds=120.0, exact=exact, calibration_folder=folder)
         for doing in found.run():
             if doing == until:

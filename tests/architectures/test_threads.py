@@ -27,7 +27,7 @@ PROMPT = 600  # above 512 cells, so that flash attention on a CPU splits the con
 def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return the logits of a prompt and of decode calls after it, each with the next number of threads."""
     monkeypatch.setattr(ThreadGovernor, "begin_call", lambda self, size: next(threads))
-    with Target(path, n_ctx=PROMPT + sum(SIZES), exact="on", n_gpu_layers=0) as target:
+    with Target(path, ctx_size=PROMPT + sum(SIZES), exact="on", gpu_layers=0) as target:
         tokens = [int(t) for t in np.random.default_rng(0).integers(0, target.vocabulary.n_vocab, PROMPT + sum(SIZES))]
         rows = [target.sequences[0].prefill(tokens[:PROMPT]).tobytes()]
         at = PROMPT
@@ -76,5 +76,5 @@ def test_target_fixes_thread_count_if_bits_depend_on_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(target_module, "usable_cores", lambda: 2)
     path = write_models(tmp_path, ["llama"])["llama"]
-    with Target(path, n_ctx=64, exact=exact, flash_attn=flash_attn, n_gpu_layers=0) as target:
+    with Target(path, ctx_size=64, exact=exact, flash_attn=flash_attn, gpu_layers=0) as target:
         assert target.governor.adapts is adapts

@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path], name: str, exact: str) -> None:
     """Every text equals that of token-by-token decoding in a separate context, or differs from it only by rounding."""
     chance = random.Random(name)
-    with Target(models[name], exact="on", n_ctx=N_CTX, threads=1) as target:
+    with Target(models[name], exact="on", ctx_size=N_CTX, threads=1) as target:
         base = [chance.randrange(3, target.vocabulary.n_vocab - 3) for _ in range(20)]
         prompts = [[*base * 3, 5 + i, *base[: 5 + i]] for i in range(5)]
         decoder = SpeculativeDecoder(target, drafter=None, exact="on", kernels=KernelClasses())
@@ -38,7 +38,7 @@ def test_engine_on_llama_keeps_texts_of_separate_decoding(models: dict[str, Path
         for prompt in prompts:
             target.sequences[0].clear()
             plain.append([t for step in decoder.generate(prompt, max_tokens=40) for t in step.tokens])
-    with Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
+    with Target(models[name], texts=3, ctx_size=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
         exactness = choose_sizes(shared, exact=True) if exact == "on" else ExactnessMode(max_logit_shift=1.0)
         with run_engine(shared, exactness=exactness, cache_room=1 << 26) as engine:
             ears = [ask(engine, prompt, 40) for prompt in prompts]

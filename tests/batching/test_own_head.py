@@ -50,7 +50,7 @@ class Timed:
     def __init__(self, file: Path, texts: int, cost: float | None, slope: float = 0.02) -> None:
         self.clock, self._slope, self._opened = Clock(1e-7), slope, ExitStack()
         now, drafter = self.clock.perf_counter, None
-        loading: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off", "head": cost is not None}
+        loading: dict[str, Any] = {"ctx_size": 400, "threads": 1, "exact": "off", "mtp": cost is not None}
         target = self._opened.enter_context(Target(file, texts=texts, **loading))
         self._charge(target.passes, 1.0)
         if (heads := target.heads) is not None and cost is not None:

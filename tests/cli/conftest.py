@@ -22,7 +22,7 @@ from ngramspec.models.find import ModelSource
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1) as found:
+    with Target(DEMO, ctx_size=512, threads=1) as found:
         yield found
 
 
@@ -64,7 +64,7 @@ def session(target: Target, measured: Path) -> Session:
 def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Yield a session whose model may be closed and loaded again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
-    session = make_session(Target(DEMO, n_ctx=512, threads=1), measured)
+    session = make_session(Target(DEMO, ctx_size=512, threads=1), measured)
     yield session
     session.target.close()
 

@@ -103,7 +103,6 @@ CONTRADICTIONS = [
     ("complete --stop ''", "--stop"),
     ("complete -ctv q8_0 -fa off", "flash attention"),
     ("complete --rpc host", "--rpc: 'host' is not HOST:PORT"),
-    ("complete --rpc-timeout 5", "--rpc-timeout requires --rpc"),
     ("complete --rpc a:1 -ngl 0", "-ngl 0 cannot be combined with --rpc"),
     ("complete --logit-bias green", "'green' is not a token id with a bias"),
     ("complete --grammar 'root ::= [a]' --json-schema {}", "--grammar and --json-schema cannot be combined"),

@@ -87,7 +87,7 @@ def test_info_verdict_follows_costs_and_kernels(
 def test_info_verbose_adds_build_and_all_batch_sizes(env: dict[str, str], tiny: Path) -> None:
     done = run({**env, "COLUMNS": "80"}, *INFO, tiny, "-v").ok()
     found = facts(done.out)
-    with Target(tiny, n_ctx=512, threads=1) as target:
+    with Target(tiny, ctx_size=512, threads=1) as target:
         assert found["name in file"] == target.weights.name
         assert found["architecture"] == f"{target.weights.architecture}, {target.weights.description}"
         assert found["context"] == f"512 tokens (the model's: {target.weights.n_ctx_train})"

@@ -23,9 +23,8 @@ from ngramspec.data import NGramSpecError
 from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
-from ngramspec.loading.load import open_memory
 from ngramspec.memory import Memory, Store
-from ngramspec.memory.memory import memory_folder, memory_names, settings_path, write_save_answers
+from ngramspec.memory.memory import memory_folder, memory_names, open_memory, settings_path, write_save_answers
 
 
 @pytest.fixture
@@ -212,7 +211,9 @@ Open = Callable[..., Memory]
 
 @pytest.fixture
 def opened(home: dict[str, str], demo_vocabulary: Vocabulary) -> Open:
-    return lambda name=None: open_memory(name, demo_vocabulary, on_note=note, keep=True)
+    return lambda name=None: open_memory(
+        name, demo_vocabulary.vocabulary_hash, demo_vocabulary.path, on_note=note, keep=True
+    )
 
 
 Fill = Callable[..., Store]

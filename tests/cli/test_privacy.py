@@ -86,7 +86,7 @@ def ask_the_server(env: dict[str, str]) -> None:
     def ask() -> None:
         httpx.post(f"http://127.0.0.1:{port}/completion", json={"prompt": SECRET, "n_predict": 8}).raise_for_status()
 
-    with mock.patch.object(serve_run, "wait_for_loss", ask):
+    with mock.patch.object(serve_run, "wait_for_signal", ask):
         done = run(env, "serve", "-t", "1", "-c", "512", "--exact", "off", "--port", str(port))
     assert "POST /completion 200" in done.err
     assert SECRET not in done.err

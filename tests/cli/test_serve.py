@@ -163,7 +163,7 @@ def test_serve_with_lora_scales_per_request_applies_them_to_its_text(env: dict[s
     @cache
     def plain(*scales: float) -> str:
         adapters = [(lora, scale) for scale in scales if scale]
-        with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=adapters) as target:
+        with Target(DEMO, ctx_size=512, threads=1, exact="off", lora=adapters) as target:
             steps = SpeculativeDecoder(target, drafter=None).generate(
                 target.vocabulary.tokenize(body["prompt"]), max_tokens=12
             )

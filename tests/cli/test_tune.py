@@ -16,10 +16,11 @@ from ngramspec_cli.view import tuning_line
 from support.cli_runner import DEMO, run
 from support.signals import signal_at
 
-from ngramspec.llama.settings_timer import SettingsTimer
+from ngramspec.llama.trial import SettingsTimer
 from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.machine import Measure, Settings, Tuned, load_tuned, save_tuned
+from ngramspec.machine import Measure
+from ngramspec.model_settings import ModelSettings, Tuned, load_tuned, save_tuned
 from ngramspec.quants.costs import costs_path
 from ngramspec.quants.shape import shape_of
 
@@ -27,12 +28,12 @@ TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
 COMPLETE = ["complete", *PLAIN, "-n", "4"]
 TEXT = b"def add(a, b):\n    return a + b\n"
-FASTER = Tuned({"threads": 1, "threads_batch": 2, "mmap": False}, 0.8, "2026-11-22")
+FASTER = Tuned({"threads": 1, "threads_batch": 2, "no_mmap": True}, 0.8, "2026-11-22")
 
 
-def invented(_bench: SettingsTimer, settings: Settings, measure: Measure) -> float:
+def invented(_bench: SettingsTimer, settings: ModelSettings, measure: Measure) -> float:
     """Return the time of a pass on a machine on which a model that was read is faster than a mapped one."""
-    return 0.001 * measure.size * (1.0 if settings.mmap else 0.8)
+    return 0.001 * measure.size * (1.0 if not settings.no_mmap else 0.8)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_tune_reports_results_as_table_and_json(home: dict[str, str], tmp_path: 
         assert name in done.out
         assert one["speed"]["pairs"] >= 2
         assert found["present_seconds"].keys() >= one["each"].keys()
-    assert found["recommended"] == {"options": "--no-mmap", "changes": {"mmap": False}, "applied": False}
+    assert found["recommended"] == {"options": "--no-mmap", "changes": {"no_mmap": True}, "applied": False}
     assert "Recommended: --no-mmap, 1.25 times as fast where it matters." in done.out
     assert found["conditions"]["command"] in done.out.splitlines()
     assert kept() is None
@@ -103,9 +104,9 @@ def test_tune_changes_used_settings_only_with_apply(home: dict[str, str]) -> Non
     run(home, *TUNE).ok()
     assert kept() == FASTER
     done = run(home, *TUNE, "--apply", "--json", "-")
-    assert json.loads(done.out)["recommended"]["changes"] == {"mmap": False}
+    assert json.loads(done.out)["recommended"]["changes"] == {"no_mmap": True}
     now = kept()
-    assert (now.changes, now.ratio) == ({"mmap": False}, pytest.approx(0.8))
+    assert (now.changes, now.ratio) == ({"no_mmap": True}, pytest.approx(0.8))
 
 
 @pytest.mark.usefixtures("_quick")
@@ -152,7 +153,7 @@ def test_chat_serve_and_bench_use_tuned_settings(
     home: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     apply()
-    monkeypatch.setattr(serve_run, "wait_for_loss", lambda: None)
+    monkeypatch.setattr(serve_run, "wait_for_signal", lambda: None)
     done = run(home, *command, stdin=b"Hello\n")
     assert (done.code, done.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), done.err
     if command is BENCH:
@@ -189,7 +190,7 @@ def test_tuned_settings_yield_to_explicit_options(home: dict[str, str]) -> None:
     assert len(told) == 2
     # The note appears only once.
     assert apply_tuning(DEMO, plain, told.append) == (plain, {})
-    apply(Tuned({"micro_batch": 1024, "repack": False}, 0.8, "2026-11-22"))
+    apply(Tuned({"ubatch_size": 1024, "no_repack": True}, 0.8, "2026-11-22"))
     assert using() == LoadSettings(ubatch_size=1024, no_repack=True, ignore_tuned=True)
     assert using(flash_attn="off").ubatch_size is None
 

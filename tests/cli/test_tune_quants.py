@@ -95,7 +95,7 @@ def costs(path: Path) -> None:
 @pytest.mark.usefixtures("home")
 def test_quant_note_names_a_faster_quantisation_once_the_costs_are_known(tiny: Path) -> None:
     slow = "note: a batch of 4 tokens costs 2.5 times one token here"
-    with Target(tiny, n_ctx=512, threads=1) as target:
+    with Target(tiny, ctx_size=512, threads=1) as target:
         assert quant_note(target.weights, 0, 2.5) == (
             f"{slow}; ngramspec tune --quants measures whether another quantisation of this model is faster"
         )

@@ -335,7 +335,7 @@ def test_generate_steps_report_times_and_gain(tmp_path: Path) -> None:
 LEFT_OPEN = """
 import sys
 from ngramspec import SpeculativeDecoder, Target
-target = Target(sys.argv[1], n_ctx=256, threads=1)
+target = Target(sys.argv[1], ctx_size=256, threads=1)
 steps = SpeculativeDecoder(target).generate(target.vocabulary.tokenize("def f(x):"), max_tokens=50)
 next(steps)
 """

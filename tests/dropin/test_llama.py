@@ -558,7 +558,7 @@ def test_llama_with_open_draft_model_drafts_and_leaves_it_open(monkeypatch: pyte
     """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
     monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
     monkeypatch.setattr(store, "_read", lambda _: FREE.copy())
-    with Target(DEMO, n_ctx=512, threads=1) as small:
+    with Target(DEMO, ctx_size=512, threads=1) as small:
         ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
         for _ in range(2):  # The second run starts with both caches of the first.
             assert complete(ours, temperature=0.0) == complete(parent, temperature=0.0)

@@ -18,11 +18,12 @@ from support.tiny_models import write_model
 import ngramspec
 from ngramspec.backend import Part
 from ngramspec.data import ModelError
+from ngramspec.llama.embedder import open_embedder
 from ngramspec.llama.target import Target
 
 TEXT = list(range(20, 50))
 CLOSE = 1e-3
-SMALL: dict[str, Any] = {"n_ctx": 256, "threads": 1, "exact": "off"}
+SMALL: dict[str, Any] = {"ctx_size": 256, "threads": 1, "exact": "off"}
 LAYERS = ("attn_q.weight", "ffn_down.weight")
 
 Lora = Sequence[tuple[Path, float]]
@@ -49,8 +50,8 @@ def said(model: Path, **settings: Any) -> list[Any]:
         found = [target.sequences[0].prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
         found += [rows.copy() for rows in target.evaluate_together(parts)]
-        found.append(embed(target.embedder("mean", 128), TEXT))
-        for trial in (target.trials.trial("fast"), target.trials.open(target.weights.present, 256)):
+        found.append(embed(open_embedder(target, "mean", 128), TEXT))
+        for trial in (target.trials.trial("fast"), target.trials.open(target.settings, 256)):
             with trial:
                 # Trials start from the state of a second context.
                 trial.start(128)
@@ -70,7 +71,7 @@ def test_head_with_lora_returns_logits_of_merged_weights(tmp_path: Path) -> None
     lora = [(write_adapter(tmp_path / "lora.gguf", model, ("blk.6.attn_q.weight", "blk.6.ffn_up")), 1.0)]
     rows = []
     for path, adapters in ((model, ()), (model, lora), (merge(tmp_path / "merged.gguf", model, lora), ())):
-        with Target(path, head=True, lora=adapters, **SMALL) as target:
+        with Target(path, mtp=True, lora=adapters, **SMALL) as target:
             assert target.head is not None
             target.feeds_head = True
             target.sequences[0].prefill(TEXT[:-1])

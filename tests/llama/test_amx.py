@@ -157,7 +157,7 @@ def parameters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def load(**options: Any) -> Target:
-    return Target(DEMO, n_ctx=64, n_gpu_layers=0, threads=1, **options)
+    return Target(DEMO, ctx_size=64, gpu_layers=0, threads=1, **options)
 
 
 @pytest.mark.parametrize("hidden", [True, False])
@@ -185,7 +185,7 @@ def test_target_with_broken_amx_loads_without_its_kernels(
 def test_has_broken_amx_without_repacked_cpu_weights_skips_check(
     broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with load(repack=False) as loaded:
+    with load(no_repack=True) as loaded:
         assert not loaded.weights.amx_broken
     assert not parameters[0].use_extra_bufts
     assert not weights.has_broken_amx(all_on_gpu=True)

@@ -43,7 +43,7 @@ def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[T
     # Without flash attention and with an exact cache, only the demo model's quantisation rounds.
     options: dict[str, Any] = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
     # With fewer tokens in a batch, a sliding-window cache is smaller and reuses cells sooner.
-    with Target(files[request.param], n_ctx=1000, threads=1, n_seq=SEQUENCES, micro_batch=64, **options) as opened:
+    with Target(files[request.param], ctx_size=1000, threads=1, n_seq=SEQUENCES, ubatch_size=64, **options) as opened:
         yield opened
 
 
@@ -100,7 +100,7 @@ def test_beam_search_with_drafts_keeps_hypotheses_and_scores(beams: int, target:
 
 @pytest.mark.parametrize("drafts", [False, True])
 def test_beam_search_fills_cache_to_its_last_cell(files: dict[str, Path], drafts: bool) -> None:
-    with Target(files["llama"], n_ctx=40 + 5 * 30, threads=1, n_seq=SEQUENCES) as target:
+    with Target(files["llama"], ctx_size=40 + 5 * 30, threads=1, n_seq=SEQUENCES) as target:
         found = searched(target, 5, some(target, 40), drafts).hypotheses()
     assert [(len(one.tokens), one.stop) for one in found] == [(30, "context")] * 5
 
@@ -112,7 +112,7 @@ def test_beam_search_fills_cache_to_its_last_cell(files: dict[str, Path], drafts
 def test_beam_search_reports_failure_of_llama(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, function: str, result: int, message: str
 ) -> None:
-    with Target(files["llama"], n_ctx=64, threads=1, n_seq=4) as target:
+    with Target(files["llama"], ctx_size=64, threads=1, n_seq=4) as target:
         search = BeamSearch(target, 2)
         run = search.run([3, 4, 5])
         next(run)
@@ -126,7 +126,7 @@ def test_beam_search_reports_failure_of_llama(
 
 def test_beam_search_rejects_recurrent_models_and_wrong_numbers_of_sequences(files: dict[str, Path]) -> None:
     with (
-        Target(files["mamba"], n_ctx=64, threads=1, n_seq=4) as target,
+        Target(files["mamba"], ctx_size=64, threads=1, n_seq=4) as target,
         pytest.raises(ModelError, match="recurrent"),
     ):
         BeamSearch(target, 2)

@@ -19,7 +19,7 @@ from ngramspec.data import TargetError
 from ngramspec.llama.branches import Branch, BranchingSequence
 from ngramspec.llama.target import LEAVES, Target
 
-OPTIONS = {"n_ctx": 512, "threads": 1, "exact": "on", "n_seq": 1 + LEAVES}
+OPTIONS = {"ctx_size": 512, "threads": 1, "exact": "on", "n_seq": 1 + LEAVES}
 
 
 @pytest.fixture(scope="module")

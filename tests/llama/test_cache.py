@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def target(request: pytest.FixtureRequest, folder: Path) -> Iterator[Target]:
     path = write_models(folder, [request.param])[request.param]
-    with Target(path, n_ctx=1024, threads=1, exact="off", draft_max=6, texts=2) as opened:
+    with Target(path, ctx_size=1024, threads=1, exact="off", draft_max=6, texts=2) as opened:
         yield opened
 
 

@@ -60,7 +60,7 @@ def test_decode_call_keeps_python_calls_and_files_within_limit(
     drafter: str | None, temperature: float, max_calls: int, max_files: int
 ) -> None:
     counts, n_files = list[int](), list[int]()
-    with Target(DEMO, n_ctx=1024, exact="off", threads=1) as target:
+    with Target(DEMO, ctx_size=1024, exact="off", threads=1) as target:
         decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", exact="off")
         steps = decoder.generate(
             target.vocabulary.tokenize(PROMPT), max_tokens=120, sampling=Sampling(temperature, seed=3)
@@ -96,7 +96,7 @@ def test_engine_token_keeps_python_calls_within_limit() -> None:
         if isinstance(event, Done):
             ended.set()
 
-    with Target(DEMO, texts=2, n_ctx=1024, exact="off", threads=1) as target:
+    with Target(DEMO, texts=2, ctx_size=1024, exact="off", threads=1) as target:
         stored = StoredTimes(target.sequences[0])
         stored.times = make_fixed_curve({1: 1.0, 64: 64.0})
         engine = Engine(target, target.vocabulary, stored=stored)

@@ -18,6 +18,7 @@ from ngramspec.llama import bindings, devices, weights
 from ngramspec.llama.devices import Device, free_bytes, gpu_backends, missing_gpu, select_gpus, total_bytes
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key
+from ngramspec.model_settings import ModelSettings
 
 GIB = 2**30
 CPU = Device("CPU", "EPYC", False, 8 * GIB, 16 * GIB, backend="CPU")
@@ -116,9 +117,9 @@ def test_target_computes_free_memory_from_layers_of_each_device(
     set_devices([SHARED, CARD, CPU])
     for lines, layers in ((["CPU", "CUDA0", "CUDA0", "CUDA0"], {"CPU": 1, "CUDA0": 2}), ([], {"CUDA0": 1})):
         log_layers(monkeypatch, lines)
-        for mmap in (True, False):
-            with Target(DEMO, threads=1, exact="off", mmap=mmap) as target:
-                assert asked == [(layers, target.weights.size_bytes if mmap else 0)]
+        for no_mmap in (False, True):
+            with Target(DEMO, threads=1, exact="off", no_mmap=no_mmap) as target:
+                assert asked == [(layers, 0 if no_mmap else target.weights.size_bytes)]
                 asked.clear()
 
 
@@ -155,8 +156,8 @@ def test_devices_returns_properties_that_ggml_reports(monkeypatch: pytest.Monkey
 
 
 def keys() -> tuple[str, str, str]:
-    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
-        return target.sequences[0].fingerprint, target.trials.identity, tuning_key(DEMO, -1, ("f16", "f16"))
+    with Target(DEMO, ctx_size=64, threads=1, exact="off") as target:
+        return target.sequences[0].fingerprint, target.trials.identity, tuning_key(DEMO, ModelSettings())
 
 
 def test_keys_change_with_gpus_that_the_model_uses(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +185,9 @@ def test_keys_change_with_gpus_that_the_model_uses(set_devices: SetDevices, monk
 
 def test_tuning_key_ignores_gpus_that_llama_cpp_skips(set_devices: SetDevices) -> None:
     set_devices([CARD, CPU])
-    one = tuning_key(DEMO, -1, ("f16", "f16"))
+    one = tuning_key(DEMO, ModelSettings())
     set_devices([SHARED, CARD, AGAIN, CPU])
-    assert tuning_key(DEMO, -1, ("f16", "f16")) == one
+    assert tuning_key(DEMO, ModelSettings()) == one
 
 
 def test_keys_without_gpu_ignore_cpu_and_package_versions(
@@ -287,9 +288,9 @@ def test_missing_gpu_warns_only_if_gpu_was_expected(
 
 
 def test_target_layers_counts_layers_per_device_from_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
+    with Target(DEMO, ctx_size=64, threads=1, exact="off") as target:
         assert target.weights.layers == {"CPU": 9}  # 8, and the output layer
     log_layers(monkeypatch, ["CPU", "CPU", "CUDA0", "CUDA0", "CUDA0"])
-    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
+    with Target(DEMO, ctx_size=64, threads=1, exact="off") as target:
         assert target.weights.layers == {"CPU": 2, "CUDA0": 3}
     assert bindings._listeners == []

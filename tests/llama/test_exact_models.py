@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exact() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1, exact="on", n_seq=1 + LEAVES) as target:
+    with Target(DEMO, ctx_size=512, threads=1, exact="on", n_seq=1 + LEAVES) as target:
         yield target
 
 
@@ -132,7 +132,7 @@ def test_exact_mode_across_attention_block_border_keeps_text(exact: Target, deco
     ],
 )
 def test_drafts_without_exact_mode_change_text_only_at_near_ties(prompt: str) -> None:
-    with Target(DEMO, n_ctx=512, threads=1) as target:
+    with Target(DEMO, ctx_size=512, threads=1) as target:
         report = probe(target.sequences[0], [40, 300])
         tokens = target.vocabulary.tokenize(prompt)
         one, two = (
@@ -172,7 +172,7 @@ def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampl
 @pytest.mark.usefixtures("compared")
 def test_exact_auto_with_agreeing_batch_sizes_keeps_text(model: Path, threads: int) -> None:
     cases = [(0, Sampling()), (2500, Sampling(temperature=0.8, seed=4))]
-    with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
+    with Target(model, ctx_size=512 * threads + 128, threads=threads) as target:
         assert target.exactness.bit_identical
         for start, sampling in cases[-threads:]:
             prompt = target.vocabulary.tokenize(TEXT[start : start + 2200])[: 220 * threads]
@@ -187,7 +187,7 @@ def test_fast_mode_with_different_text_counts_close_calls(monkeypatch: pytest.Mo
     assert SMOLLM is not None
     close = 0
     monkeypatch.setattr(Comparisons, "choose", lambda *_: "fast")
-    with Target(SMOLLM, n_ctx=1024, threads=2) as target:
+    with Target(SMOLLM, ctx_size=1024, threads=2) as target:
         if target.exactness.bit_identical:
             pytest.skip("all sizes agree on this machine")
         for start in (0, 2500, 5000):

@@ -28,7 +28,7 @@ from ngramspec.cost.bits import COMPARED, probe
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial_context import N_COMPARED, REAL, random_tokens
+from ngramspec.llama.trial import N_COMPARED, REAL, random_tokens
 from ngramspec.sampling.settings import Sampling
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +54,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def target(path: Path) -> Iterator[Target]:
     """Return a target with all layers on the device."""
-    with Target(path, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off", draft_max=LONGEST) as opened:
+    with Target(path, ctx_size=256, gpu_layers=ALL, threads=1, exact="off", draft_max=LONGEST) as opened:
         yield opened
 
 
@@ -93,7 +93,7 @@ def generate(target: Target, prompt: Sequence[int], count: int, sampling: Sampli
 
 @pytest.mark.parametrize("layers", [ALL, 3, 0])
 def test_target_with_layers_on_device_keeps_text_of_plain_loop(layers: int) -> None:
-    with Target(DEMO, n_ctx=256, n_gpu_layers=layers, threads=1, exact="off") as target:
+    with Target(DEMO, ctx_size=256, gpu_layers=layers, threads=1, exact="off") as target:
         on_gpus = sum(count for name, count in target.weights.layers.items() if name != "CPU")
         assert on_gpus == (min(layers, target.weights.layers.total()) if target.weights.on_gpu else 0)
         prompt = target.vocabulary.tokenize(PROMPT)
@@ -103,7 +103,7 @@ def test_target_with_layers_on_device_keeps_text_of_plain_loop(layers: int) -> N
 
 
 def test_drafts_on_device_keep_sampled_text() -> None:
-    with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
+    with Target(DEMO, ctx_size=256, gpu_layers=ALL, threads=1, exact="off") as target:
         if probe(target.sequences[0], sizes=(1, 2)).class_of(1) == (1,):
             # On CUDA, rounding then decides between two tokens of a sampled text now and then.
             pytest.skip("no two batch sizes have the same bits on this device")
@@ -122,7 +122,7 @@ def test_rejected_drafts_on_each_memory_kind_keep_text_of_plain_loop(path: Path,
 
 def test_evaluate_together_returns_logits_of_each_sequence_alone() -> None:
     """CUDA rounds a pass over three tokens differently from a pass over one, by up to 0.12."""
-    with Target(DEMO, texts=3, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
+    with Target(DEMO, texts=3, ctx_size=256, gpu_layers=ALL, threads=1, exact="off") as target:
         prompts = [random_tokens(target.vocabulary.n_vocab, seed, 20 + seed) for seed in range(3)]
         for sequence, prompt in zip(target.sequences, prompts, strict=True):
             sequence.prefill(prompt)
@@ -173,7 +173,7 @@ def test_cache_checkpoint_before_draft_stays_where_the_state_is(empty: Target) -
 
 
 def test_trial_agreeing_sizes_match_those_of_target() -> None:
-    with Target(DEMO, n_ctx=256, n_gpu_layers=ALL, threads=1, exact="off") as target:
+    with Target(DEMO, ctx_size=256, gpu_layers=ALL, threads=1, exact="off") as target:
         with target.trials.trial("fast") as trial:
             largest = trial.largest_agreeing(0)
         text = random_tokens(target.vocabulary.n_vocab, 0, REAL + COMPARED[-1])

@@ -199,7 +199,7 @@ def test_grammars_release_keeps_only_latest_grammars(word_vocabulary: Vocabulary
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generate_with_grammar_after_target_close_raises(temperature: float) -> None:
     """A grammar keeps no pointers into freed memory."""
-    target = Target(DEMO, n_ctx=256, threads=1)
+    target = Target(DEMO, ctx_size=256, threads=1)
     sampling = Sampling(temperature, seed=1, grammar="root ::= [a-z ]{40,}")
     decoder = SpeculativeDecoder(target, exact="off", times=make_fixed_curve({1: 1.0}))
     steps = decoder.generate([5, 6], max_tokens=99, sampling=sampling)

@@ -16,7 +16,7 @@ from support.tiny_models import write_model as write_tiny
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.llama import bindings, weights
+from ngramspec.llama import bindings, head
 from ngramspec.llama.head import Head, HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
@@ -24,7 +24,7 @@ from ngramspec.steps import Step
 
 FREE = make_fixed_curve({1: 1.0, 64: 1.0})
 PROMPT = list(range(40, 70))
-SETTINGS: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off"}
+SETTINGS: dict[str, Any] = {"ctx_size": 400, "threads": 1, "exact": "off"}
 CLOSE = 0.05
 """Tolerance for rounding by half-precision caches and batch sizes; wrong states change logits by more than 1."""
 
@@ -41,7 +41,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(file: Path) -> Iterator[Target]:
-    with Target(file, **SETTINGS, head=True) as loaded:
+    with Target(file, **SETTINGS, mtp=True) as loaded:
         yield loaded
 
 
@@ -181,7 +181,7 @@ def test_head_rejects_invalid_calls(target: Target) -> None:
     with pytest.raises(ValueError, match="cannot roll back to 1"):
         head.rollback(1)
     with pytest.raises(ValueError, match="n_seq above 1"):
-        Target(target.weights.path, n_seq=2, head=True)
+        Target(target.weights.path, n_seq=2, mtp=True)
 
 
 def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for nam
 @pytest.fixture(scope="module", params=DRAFTING)
 def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     path = tmp_path_factory.mktemp("heads") / f"{request.param}.gguf"
-    with Target(write_model(path, request.param, head=True, half=False), **SETTINGS, head=True) as loaded:
+    with Target(write_model(path, request.param, head=True, half=False), **SETTINGS, mtp=True) as loaded:
         yield loaded
 
 
@@ -251,9 +251,9 @@ def test_head_drafts_keep_texts_of_plain_decoding(drafting: Target, plain: Specu
 
 
 def test_head_in_exact_mode_keeps_text_of_target_without_head(drafting: Target) -> None:
-    with Target(drafting.weights.path, n_ctx=400, threads=1, exact="on") as loaded:
+    with Target(drafting.weights.path, ctx_size=400, threads=1, exact="on") as loaded:
         expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
-    with Target(drafting.weights.path, n_ctx=400, threads=1, exact="on", head=True) as loaded:
+    with Target(drafting.weights.path, ctx_size=400, threads=1, exact="on", mtp=True) as loaded:
         text, steps = decoded(on_head(loaded))
     assert text == expected
     # If tokens are evaluated again after a refusal, exact mode drafts nothing.
@@ -262,18 +262,18 @@ def test_head_in_exact_mode_keeps_text_of_target_without_head(drafting: Target) 
 
 def test_head_when_unavailable_reports_reason(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama = write_tiny(tmp_path / "llama.gguf", "llama")
-    with Target(llama, n_ctx=64, threads=1, head=True) as plain:
+    with Target(llama, ctx_size=64, threads=1, mtp=True) as plain:
         assert plain.head is None
         assert "its file contains no NextN layer" in plain.weights.notes[0]
     with monkeypatch.context() as patched:
-        patched.setattr(weights, "ARCHITECTURES", frozenset())
-        assert weights.head_missing(file) == "NextN layers of qwen35 are not supported"
+        patched.setattr(head, "ARCHITECTURES", frozenset())
+        assert head.head_missing(file) == "NextN layers of qwen35 are not supported"
     with monkeypatch.context() as patched:
-        patched.setattr(weights, "parts_of", lambda path: [path, path])
-        assert "2 NextN layers" in weights.head_missing(file)
+        patched.setattr(head, "parts_of", lambda path: [path, path])
+        assert "2 NextN layers" in head.head_missing(file)
     with monkeypatch.context() as patched:
         patched.setattr(bindings, "head_functions", lambda api: None)
-        assert "this build of llama-cpp-python" in weights.head_missing(file)
-        with Target(file, n_ctx=64, threads=1, head=True) as without:
+        assert "this build of llama-cpp-python" in head.head_missing(file)
+        with Target(file, ctx_size=64, threads=1, mtp=True) as without:
             assert without.head is None
             assert np.isfinite(without.sequences[0].prefill([5, 6])).all()

@@ -15,9 +15,8 @@ from architectures.reference_head import HeadReference
 from support.pools import use_pooled_cache
 
 from ngramspec.backend import Part
-from ngramspec.llama.head import Head, Heads, HiddenStates
+from ngramspec.llama.head import ARCHITECTURES, Head, Heads, HiddenStates
 from ngramspec.llama.target import Target
-from ngramspec.llama.weights import ARCHITECTURES
 
 CLOSE = 0.05
 """Tolerance for rounding by half-precision caches and batch sizes; wrong states change logits by more than 1."""
@@ -52,7 +51,7 @@ def reference(file: Path) -> Iterator[HeadReference]:
 
 @contextmanager
 def loaded(file: Path, texts: int = 3, **options: Any) -> Iterator[tuple[Target, Heads]]:
-    with Target(file, texts=texts, n_ctx=400, threads=1, head=True, **{"exact": "off"} | options) as target:
+    with Target(file, texts=texts, ctx_size=400, threads=1, mtp=True, **{"exact": "off"} | options) as target:
         assert target.heads is not None
         yield target, target.heads
 
@@ -147,7 +146,7 @@ def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
 
 @pytest.mark.parametrize("name", ["glm4moe"])
 def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with loaded(file, 2, micro_batch=64) as (target, _):
+    with loaded(file, 2, ubatch_size=64) as (target, _):
         states = HiddenStates(128, n_states=100)
         monkeypatch.setattr(target.sequences[0].cache, "states", states)
         text = random_text(1, 300)

@@ -1,4 +1,4 @@
-"""Placement of weights on devices: parameters for llama.cpp, errors, notes and keys, with GPUs that do not exist."""
+"""Placement of weights on devices: fit, parameters for llama.cpp, errors and keys, with GPUs that do not exist."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from architectures.files import write_model
+from architectures.files import write_model as write_architecture
 from support.cli_runner import DEMO, run
+from support.tiny_models import write_model
 
 import ngramspec
 from ngramspec.data import ModelError
-from ngramspec.llama import devices, fitting, placement, weights
-from ngramspec.llama.devices import ALL, AUTO, Device
-from ngramspec.llama.fitting import EXPERTS, Demand
-from ngramspec.llama.placement import EVERY, Placement, Plan, expert_pattern, make_plan
+from ngramspec.llama import bindings, devices, placement, weights
+from ngramspec.llama.contexts import token_bytes
+from ngramspec.llama.devices import Device
+from ngramspec.llama.placement import EXPERTS, Plan, Sizes, expert_pattern, fit, make_plan, model_sizes
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.models.gguf import read_header
+from ngramspec.model_settings import ALL, AUTO, ModelSettings
+from ngramspec.models.gguf import GGUFHeader, read_header
 
 MIB = 2**20
 CPU = Device("CPU", "EPYC", False, 2**33, 2**34, backend="CPU")
@@ -34,19 +36,22 @@ SHARED = Device("Vulkan0", "Iris", True, 2**33, 2**34, True, "Vulkan")
 HANDLES = {"CUDA0": 11, "CUDA1": 12, "Vulkan0": 13, "CPU": 14}
 BUFFERS = {name: handle * 10 for name, handle in HANDLES.items()}
 
-SMALL = {"n_ctx": 64, "threads": 1, "exact": "off"}
+SMALL = {"ctx_size": 64, "threads": 1, "exact": "off"}
+
+SetDevices = Callable[..., None]
 
 
 @pytest.fixture
-def set_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def set_devices(monkeypatch: pytest.MonkeyPatch) -> SetDevices:
     monkeypatch.setattr(placement, "STEP", 1)
-    monkeypatch.setattr(fitting, "_compute_bytes", lambda *_: 0)
+    sizes = placement.model_sizes
+    monkeypatch.setattr(placement, "model_sizes", lambda *given: sizes(*given)._replace(compute=0))
     return lambda *made: monkeypatch.setattr(devices, "devices", lambda: [*made, CPU])
 
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("moe") / "moe.gguf", "qwen3moe")
+    return write_architecture(tmp_path_factory.mktemp("moe") / "moe.gguf", "qwen3moe")
 
 
 def with_room(size: float, device: Device = CARD) -> Device:
@@ -54,8 +59,8 @@ def with_room(size: float, device: Device = CARD) -> Device:
     return replace(device, free=placement.MARGIN + int(size))
 
 
-def plan(path: Path = DEMO, n_gpu_layers: int = AUTO, demand: Demand | None = None, **asked: Any) -> Plan:
-    return make_plan(path, n_gpu_layers, Placement(**asked), demand or Demand(64))
+def plan(path: Path = DEMO, reserved: int = 0, **settings: Any) -> Plan:
+    return make_plan(path, ModelSettings(**{"ctx_size": 64, **settings}), reserved=reserved)
 
 
 def parameters(made: Plan) -> Mapping[str, Any]:
@@ -80,6 +85,118 @@ def parameters(made: Plan) -> Mapping[str, Any]:
 DEFAULT = {"n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0}
 
 
+# ---------------------------------------------------------------------- numbers alone
+
+
+def dense(layers: int = 4, size: int = 10, output: int = 5, **more: int) -> Sizes:
+    return Sizes([size - 2] * layers, [0] * layers, [2] * layers, output, **more)
+
+
+def mixture(layers: int = 4, size: int = 10, experts: int = 8, **more: int) -> Sizes:
+    return Sizes([size - experts] * layers, [experts] * layers, [0] * layers, 5, **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "rooms", "shares", "experts", "found"),
+    [
+        (dense(), [45], [1], None, (5, 0, ())),
+        (dense(), [44], [1], None, (4, 0, ())),
+        (dense(), [28], [1], None, (3, 0, ())),
+        (dense(), [5], [1], None, (1, 0, ())),
+        (dense(), [4], [1], None, (0, 0, ())),
+        (dense(compute=10), [45], [1], None, (4, 0, ())),
+        (dense(largest=4), [45], [1], None, (5, 0, ())),
+        (dense(largest=5), [44], [1], None, (3, 0, ())),  # 10 for copies of tensors in RAM
+        (mixture(), [45], [1], None, (5, 0, ())),
+        (mixture(), [44], [1], None, (5, 1, ())),
+        (mixture(), [28], [1], None, (5, 3, ())),
+        (mixture(), [13], [1], None, (5, 4, ())),
+        (mixture(), [12], [1], None, (4, 4, ())),
+        (mixture(), [4], [1], None, (0, 4, ())),
+        (mixture(largest=1), [44], [1], None, (5, 1, ())),
+        (mixture(largest=5), [44], [1], None, (5, 2, ())),
+        (dense(), [25, 25], [1, 1], None, (5, 0, (2, 3))),  # llama.cpp's own split would be 3 and 2
+        (dense(), [30, 15], [2, 1], None, (5, 0, (3, 2))),
+        (dense(), [35, 15], [3, 2], None, (5, 0, ())),
+        (dense(), [100, 4], [24, 1], None, (5, 0, ())),
+        (dense(), [20, 15], [1, 1], None, (4, 0, ())),
+        (dense(), [9, 30], [1, 1], None, (3, 0, (0, 3))),
+        (mixture(), [100], [1], 2, (5, 2, ())),
+        (mixture(), [28], [1], 2, (4, 2, ())),
+        (mixture(), [28], [1], 0, (3, 0, ())),
+    ],
+)
+def test_fit_places_experts_before_layers_in_ram(
+    model: Sizes, rooms: list[int], shares: list[int], experts: int | None, found: Any
+) -> None:
+    assert fit(model, rooms, shares, experts) == found
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+def sizes(path: Path, texts: int = 1, **settings: Any) -> Sizes:
+    return model_sizes([read_header(path)], ModelSettings(**settings), texts)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek2", "gemma2", "phi3", "falcon-h1", "qwen35", "mamba"])
+def test_cache_of_other_architectures_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    path = write_architecture(tmp_path / "m.gguf", name)
+    with bindings.log_listener(lines.append), Target(path, ctx_size=1024 - 64, threads=1, exact="off", n_seq=1):
+        found = [re.search(r"llama_kv_cache: size = +([\d.]+) MiB \( *1024 cells", line) for line in lines]
+    allocated = sum(float(match[1]) for match in found if match)
+    assert sum(sizes(path, ctx_size=1024 - 64).caches) / 2**20 == allocated
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_sizes_of_a_model_are_those_of_llama_cpp(kind: str) -> None:
+    given: dict[str, Any] = {"ctx_size": 1024 - 64, "cache_type_k": kind, "cache_type_v": kind}
+    found = sizes(DEMO, 2, **given)
+    with Target(DEMO, texts=2, threads=1, exact="off", **given) as target:
+        assert sum(found.caches) == token_bytes(target.weights, 2) * 1024
+        embeddings = read_header(DEMO).sizes["token_embd.weight"]
+        assert found.output + sum(found.dense) - target.weights.size_bytes in (0, -embeddings)
+    assert not any(found.experts)
+
+
+def test_sizes_leave_out_tensors_that_are_in_ram() -> None:
+    whole = sizes(DEMO)
+    without = sizes(DEMO, override_tensor=((r"^blk\.0\.ffn", "CPU"),))
+    assert without.dense[0] < whole.dense[0]
+    assert without.dense[1:] == whole.dense[1:]
+    nothing = sizes(DEMO, override_tensor=((".", "CPU"),))
+    assert (nothing.dense, nothing.output, nothing.caches) == ([0] * 8, 0, whole.caches)
+
+
+def test_recurrent_layers_have_no_cache(tmp_path: Path) -> None:
+    assert sizes(write_model(tmp_path / "mamba.gguf", "mamba")).caches == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "width"),
+    [
+        ({"attn_k": (64, 32), "attn_v": (64, 16)}, 48),
+        ({"attn_k": (64, 32)}, 64),
+        ({"attn_kv_a_mqa": (64, 576)}, 576),
+        ({"attn_qkv": (64, 96)}, 32),  # 4 heads and 1 KV head of 16
+        ({"attn_qkv": (64, 96), "ssm_in": (64, 64)}, 0),
+    ],
+)
+def test_width_of_the_cache_follows_from_the_tensors(shapes: Mapping[str, tuple[int, ...]], width: int) -> None:
+    metadata = {
+        **{"general.architecture": "x", "x.block_count": 1, "x.attention.head_count": 4},
+        **{"x.attention.head_count_kv": 1, "x.context_length": 192},
+    }
+    made = {f"blk.0.{name}.weight": shape for name, shape in shapes.items()}
+    header = GGUFHeader(len(made), metadata, b"", 0, {}, made, dict.fromkeys(made, (24, 0)))
+    assert model_sizes([header], ModelSettings()).caches[0] == 256 * width * 2
+
+
+def test_buffers_grow_without_flash_attention() -> None:
+    assert sizes(DEMO, ctx_size=8192).compute * 4 < sizes(DEMO, ctx_size=8192, flash_attn="off").compute
+
+
 # ---------------------------------------------------------------------- parameters
 
 
@@ -87,27 +204,30 @@ DEFAULT = {"n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0}
     ("asked", "expected"),
     [
         ({}, {}),
-        ({"n_gpu_layers": ALL}, {"n_gpu_layers": -2}),
-        ({"n_gpu_layers": 3}, {"n_gpu_layers": 3}),
-        ({"devices": ("CUDA1",)}, {"devices": [12]}),
-        ({"devices": ("CUDA1", "CUDA0")}, {"devices": [12, 11]}),
-        ({"devices": ()}, {"devices": []}),
+        ({"gpu_layers": ALL}, {"n_gpu_layers": -2}),
+        ({"gpu_layers": 3}, {"n_gpu_layers": 3}),
+        ({"device": "CUDA1"}, {"devices": [12]}),
+        ({"device": "CUDA1,CUDA0"}, {"devices": [12, 11]}),
+        ({"device": "none"}, {"devices": []}),
         ({"split_mode": "row"}, {"split_mode": 2}),
         ({"split_mode": "none", "main_gpu": 1}, {"split_mode": 0, "main_gpu": 1}),
-        ({"tensor_split": (3.0, 1.0)}, {"tensor_split": [3, 1, 0]}),
+        ({"tensor_split": "3,1"}, {"tensor_split": [3, 1, 0]}),
+        ({"tensor_split": "3/1"}, {"tensor_split": [3, 1, 0]}),
         (
-            {"overrides": (("attn", "CUDA1"), ("ffn", "CPU"))},
+            {"override_tensor": (("attn", "CUDA1"), ("ffn", "CPU"))},
             {"overrides": [(b"attn", 120), (b"ffn", 140)]},
         ),
-        ({"cpu_experts": EVERY}, {"overrides": [(expert_pattern(8).encode(), 140)]}),
+        ({"cpu_moe": True}, {"overrides": [(expert_pattern(8).encode(), 140)]}),
+        ({"n_cpu_moe": 99}, {"overrides": [(expert_pattern(8).encode(), 140)]}),
+        ({"n_cpu_moe": 1, "gpu_layers": ALL}, {"n_gpu_layers": -2, "overrides": [(expert_pattern(1).encode(), 140)]}),
         (
-            {"cpu_experts": 1, "overrides": (("a", "CUDA0"),)},
+            {"n_cpu_moe": 1, "override_tensor": (("a", "CUDA0"),)},
             {"overrides": [(b"a", 110), (expert_pattern(1).encode(), 140)]},
         ),
     ],
 )
 def test_options_are_passed_to_llama_cpp(
-    asked: dict[str, Any], expected: dict[str, Any], set_devices: Callable[..., None]
+    asked: dict[str, Any], expected: dict[str, Any], set_devices: SetDevices
 ) -> None:
     set_devices(CARD, OTHER)
     assert parameters(plan(**asked)) == DEFAULT | expected
@@ -117,7 +237,6 @@ def test_expert_pattern_matches_the_experts_of_the_first_layers(moe: Path) -> No
     names = [name for name in read_header(moe).shapes if "_exps" in name]
     layers = {int(name.split(".")[1]) for name in names}
     assert len(layers) > 1
-    assert expert_pattern(0) == ""
     for first in (1, len(layers)):
         found = {name for name in read_header(moe).shapes if re.search(expert_pattern(first), name)}
         assert found == {name for name in names if int(name.split(".")[1]) < first}
@@ -129,25 +248,21 @@ def test_expert_pattern_matches_the_experts_of_the_first_layers(moe: Path) -> No
 
 def test_op_offload_is_set_in_contexts() -> None:
     for wanted in (True, False):
-        with Target(DEMO, placement=Placement(op_offload=wanted), **SMALL) as target:
-            assert target._params(target.weights.present, 64).op_offload == wanted
+        with Target(DEMO, no_op_offload=not wanted, **SMALL) as target:
+            assert target._params(target.settings, 64).op_offload == wanted
 
 
-# ---------------------------------------------------------------------- fit
+# ---------------------------------------------------------------------- machines
 
 
-def layer_bytes(path: Path) -> int:
-    return sum(size for name, size in read_header(path).sizes.items() if name.startswith("blk.1."))
-
-
-def test_a_model_that_fits_is_not_changed(set_devices: Callable[..., None]) -> None:
+def test_a_model_that_fits_is_not_changed(set_devices: SetDevices) -> None:
     set_devices(CARD)
     made = plan()
     assert parameters(made) == DEFAULT
-    assert (made.notes, made.key, made.on_gpu, made.all_on_gpu) == ((), "", True, True)
+    assert (made.notes, made.on_gpu, made.all_on_gpu) == ((), True, True)
 
 
-def test_layers_that_do_not_fit_stay_in_ram(set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_do_not_fit_stay_in_ram(set_devices: SetDevices) -> None:
     found = []
     for room in range(0, 20, 2):
         set_devices(with_room(room * MIB))
@@ -164,20 +279,27 @@ def test_layers_that_do_not_fit_stay_in_ram(set_devices: Callable[..., None], mo
     assert found[-1] == AUTO
     assert len(set(found)) > 4
     set_devices(with_room(8 * MIB))
-    shorter, longer = plan(), plan(demand=Demand(4096))
+    shorter, longer = plan(), plan(ctx_size=4096)
     assert longer.gpu_layers < shorter.gpu_layers
     assert plan(reserved=4 * MIB).gpu_layers < shorter.gpu_layers
-    assert plan(n_gpu_layers=ALL).gpu_layers == ALL
-    assert not plan(overrides=(("ffn", "CPU"),)).all_on_gpu
-    assert plan(overrides=(("ffn", "CPU"),)).gpu_layers in (AUTO, *range(shorter.gpu_layers + 1, 10))
+    assert plan(gpu_layers=ALL).gpu_layers == ALL
+    in_ram = plan(override_tensor=(("ffn", "CPU"),))
+    assert not in_ram.all_on_gpu
+    assert in_ram.gpu_layers in (AUTO, *range(shorter.gpu_layers + 1, 10))
 
 
-def test_small_changes_of_free_memory_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, rooms in ((2**30 - 1, 0), (2**30 + 2**28 - 1, 0), (2**30 + 2**28, 2**28), (2**31 - 1, 3 * 2**28)):
-        assert placement._memory([replace(CARD, free=free)], Placement())[0] == [rooms]
+@pytest.mark.parametrize(
+    ("free", "room"), [(2**30 - 1, 0), (2**30 + 2**28 - 1, 0), (2**30 + 2**28, 2**28), (2**31 - 1, 3 * 2**28)]
+)
+def test_small_changes_of_free_memory_change_nothing(free: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(devices, "devices", lambda: [replace(CARD, free=free)])
+    monkeypatch.setattr(placement, "fit", lambda _sizes, rooms, *_: asked.append(rooms) or (9, 0, ()))
+    plan()
+    assert asked == [[room]]
 
 
-def test_experts_are_in_ram_before_layers(moe: Path, set_devices: Callable[..., None]) -> None:
+def test_experts_are_in_ram_before_layers(moe: Path, set_devices: SetDevices) -> None:
     layers = len({name.split(".")[1] for name in read_header(moe).shapes if name.startswith("blk.")})
     found, keys = [], set()
     for room in range(0, 4000, 40):
@@ -197,28 +319,28 @@ def test_experts_are_in_ram_before_layers(moe: Path, set_devices: Callable[..., 
     assert (AUTO, 0) in kinds
     assert {(AUTO, experts) for experts in range(1, layers + 1)} <= kinds.keys()
     assert not any(0 < number <= layers and experts == 0 for number, experts in kinds)
+    set_devices(with_room(0))
+    without = f"to fit the memory, 0 of {layers + 1} layers are on CUDA0 without their experts (-ngl changes it)"
+    assert plan(moe).notes == (without,)
 
 
-def test_layers_are_split_over_gpus(set_devices: Callable[..., None]) -> None:
+def test_layers_are_split_over_gpus(set_devices: SetDevices) -> None:
     set_devices(with_room(3 * MIB), with_room(13 * MIB, OTHER))
     made = plan()
     first, second, rest = parameters(made)["tensor_split"]
     assert (first > 0, second > 0, rest) == (True, True, 0)
-    assert made.arguments["placement"].tensor_split == (first, second)
+    assert made.fixed["tensor_split"] == f"{first:g},{second:g}"
     assert first + second == (9 if made.gpu_layers == AUTO else made.gpu_layers)
+    # The margin is that of each GPU, and the GPUs share what is reserved.
+    half = plan(reserved=2 * MIB)
+    set_devices(with_room(2 * MIB), with_room(12 * MIB, OTHER))
+    assert plan().split == half.split
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"tensor_split": (1.0, 1.0)},
-        {"split_mode": "row"},
-        {"overrides": (("attn", "CUDA1"),)},
-    ],
+    "asked", [{"tensor_split": "1,1"}, {"split_mode": "row"}, {"override_tensor": (("attn", "CUDA1"),)}]
 )
-def test_placements_that_cannot_be_predicted_are_not_fitted(
-    asked: dict[str, Any], set_devices: Callable[..., None]
-) -> None:
+def test_placements_that_cannot_be_predicted_are_not_fitted(asked: dict[str, Any], set_devices: SetDevices) -> None:
     set_devices(with_room(0), with_room(0, OTHER))
     assert plan(**asked).gpu_layers == AUTO
     for total in (0, CARD.total):  # the driver does not report the memory
@@ -226,143 +348,84 @@ def test_placements_that_cannot_be_predicted_are_not_fitted(
         assert plan().gpu_layers == AUTO
 
 
-def test_a_copy_has_the_same_placement_in_less_memory(moe: Path, set_devices: Callable[..., None]) -> None:
+def test_a_copy_has_the_same_placement_in_less_memory(moe: Path, set_devices: SetDevices) -> None:
     for room in range(0, 4000, 200):
         set_devices(with_room(room * 1024))
         made = plan(moe)
         set_devices(with_room(0))
-        arguments = made.arguments
-        copy = make_plan(moe, arguments["n_gpu_layers"], arguments["placement"], Demand(64))
+        copy = plan(moe, **made.fixed)
         assert (max(AUTO, copy.gpu_layers), copy.cpu_experts) == (made.gpu_layers, made.cpu_experts)
 
 
-def test_a_copy_on_the_cpu_has_the_same_key(set_devices: Callable[..., None]) -> None:
+def test_a_copy_on_the_cpu_has_the_same_key(set_devices: SetDevices) -> None:
     set_devices()
-    assert plan().arguments == {"n_gpu_layers": ALL, "placement": Placement()}
-
-
-# ---------------------------------------------------------------------- errors and notes
+    assert plan(**plan().fixed).key == plan().key
 
 
 @pytest.mark.parametrize(
     ("made", "asked", "words"),
     [
-        ((CARD, OTHER), {"devices": ("CUDA2",)}, "--device CUDA2 does not exist; available: CUDA0 (RTX 3090), CUDA1"),
-        ((CARD,), {"devices": ("CPU",)}, "--device CPU does not exist; available: CUDA0 (RTX 3090)"),
-        ((), {"devices": ("CUDA0",)}, "--device CUDA0 does not exist; this build of llama.cpp finds no GPU"),
-        ((CARD,), {"tensor_split": (1.0, 1.0)}, "--tensor-split has 2 values for 1 devices; available: CUDA0 (RTX"),
+        ((CARD, OTHER), {"device": "CUDA2"}, "--device CUDA2 does not exist; available: CUDA0 (RTX 3090), CUDA1"),
+        ((CARD,), {"device": "CPU"}, "--device CPU does not exist; available: CUDA0 (RTX 3090)"),
+        ((), {"device": "CUDA0"}, "--device CUDA0 does not exist; this build of llama.cpp finds no GPU"),
+        ((CARD,), {"tensor_split": "1,1"}, "--tensor-split has 2 values for 1 devices; available: CUDA0 (RTX"),
         ((CARD,), {"split_mode": "none", "main_gpu": 1}, "--main-gpu 1 does not exist; available: 0 (CUDA0)"),
+        ((CARD,), {"override_tensor": (("ffn", "GPU"),)}, "ffn=GPU: unknown buffer type GPU; available: CUDA0, CUDA1"),
     ],
 )
 def test_devices_that_do_not_exist_are_rejected(
-    made: Sequence[Device], asked: dict[str, Any], words: str, set_devices: Callable[..., None]
+    made: Sequence[Device], asked: dict[str, Any], words: str, set_devices: SetDevices
 ) -> None:
     set_devices(*made)
     with pytest.raises(ModelError, match=re.escape(words)):
-        plan(**asked)
+        parameters(plan(**asked))
 
 
-def test_unknown_types_of_buffers_are_rejected(set_devices: Callable[..., None]) -> None:
-    set_devices(CARD)
-    with pytest.raises(ModelError, match=r"ffn=GPU: unknown buffer type GPU; available: CUDA0, CUDA1, Vulkan0, CPU$"):
-        parameters(plan(overrides=(("ffn", "GPU"),)))
-
-
-NO_GPU = "has no effect: the model uses no GPU"
-
-
-@pytest.mark.parametrize(
-    ("made", "layers", "asked", "lines"),
-    [
-        ((), AUTO, {}, []),
-        ((), AUTO, {"tensor_split": (1.0,), "main_gpu": 1}, [f"--main-gpu {NO_GPU}", f"--tensor-split {NO_GPU}"]),
-        ((), AUTO, {"op_offload": False, "split_mode": "row"}, [f"--split-mode {NO_GPU}", f"--no-op-offload {NO_GPU}"]),
-        ((), AUTO, {"overrides": (("ffn", "CPU"),)}, [f"--override-tensor {NO_GPU}"]),
-        ((), AUTO, {"cpu_experts": 3}, [f"--n-cpu-moe {NO_GPU}"]),
-        ((), AUTO, {"devices": ()}, []),
-        ((CARD,), 0, {"op_offload": False, "main_gpu": 1}, [f"--main-gpu {NO_GPU}"]),
-        ((CARD,), AUTO, {"op_offload": False, "split_mode": "row"}, []),
-        ((SHARED,), AUTO, {"split_mode": "row"}, ["--split-mode row has no effect: the devices can only split layers"]),
-        (
-            (CARD,),
-            AUTO,
-            {"main_gpu": 1},
-            ["--main-gpu has no effect without --split-mode none; --device selects devices"],
-        ),
-        ((CARD,), AUTO, {"cpu_experts": 3}, ["--n-cpu-moe has no effect: the model has no expert tensors"]),
-        (
-            (CARD,),
-            AUTO,
-            {"overrides": (("nothing", "CPU"),)},
-            ["--override-tensor nothing has no effect: no tensor has such a name"],
-        ),
-    ],
-)
-def test_options_without_effect_are_reported(
-    made: Sequence[Device], layers: int, asked: dict[str, Any], lines: list[str], set_devices: Callable[..., None]
+def test_a_load_without_memory_names_settings_that_need_less(
+    set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_devices(*made)
-    assert plan(n_gpu_layers=layers, **asked).notes == tuple(f"warning: {line}" for line in lines)
+    complaint = b"unable to allocate CUDA0 buffer"
 
-
-FULL = ModelError("m.gguf: llama.cpp cannot load this model (error loading model: unable to allocate CUDA0 buffer)")
-
-
-def test_a_load_without_memory_names_a_setting_that_fits(moe: Path, set_devices: Callable[..., None]) -> None:
-    set_devices(with_room(8 * MIB))
-    fits = plan().gpu_layers
-    assert str(plan(n_gpu_layers=ALL).explain_error(FULL)) == f"{FULL}; set -ngl {fits} to use less GPU memory"
-    smaller = int(re.findall(r"set -ngl (\d+) to", str(plan().explain_error(FULL)))[0])
-    assert smaller < fits
-    assert str(plan(n_gpu_layers=fits - 1).explain_error(FULL)) == f"{FULL}; set -ngl {smaller} to use less GPU memory"
-    other = ModelError("m.gguf: llama.cpp cannot load this model (unknown model architecture)")
-    assert plan(n_gpu_layers=ALL).explain_error(other) is other
-    assert plan(n_gpu_layers=0).explain_error(FULL) is FULL
-    for room in range(0, 4000, 40):
-        set_devices(with_room(room * 1024))
-        if (made := plan(moe)).cpu_experts and made.gpu_layers == AUTO:
-            line = str(plan(moe, n_gpu_layers=99).explain_error(FULL))
-            assert line == f"{FULL}; set -ngl all --n-cpu-moe {made.cpu_experts} to use less GPU memory"
-            return
-    pytest.fail("no room at which only experts are moved")
-
-
-def test_a_failed_load_is_explained(set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
-        line = b"llama_model_load: error loading model: unable to allocate CUDA0 buffer\n"
-        weights.bindings._collect_log(4, line, None)
+        weights.bindings._collect_log(4, b"llama_model_load: error loading model: " + complaint, None)
 
-    set_devices(with_room(8 * MIB))
     monkeypatch.setattr(weights.llama, "llama_model_load_from_file", load)
-    with pytest.raises(ModelError, match=r"unable to allocate CUDA0 buffer\); set -ngl \d+ to use less GPU memory$"):
-        Target(DEMO, n_gpu_layers=99, **SMALL)
+    set_devices(CARD)
+    advice = "set a smaller -ngl or a larger --n-cpu-moe to use less GPU memory"
+    for layers, text, advised in ((99, complaint, True), (0, complaint, False), (99, b"unknown architecture", False)):
+        complaint = text
+        with pytest.raises(ModelError, match=re.escape(text.decode())) as raised:
+            Target(DEMO, gpu_layers=layers, **SMALL)
+        assert str(raised.value).endswith(advice) == advised
 
 
 # ---------------------------------------------------------------------- keys
 
 
-def test_keys_distinguish_placements(set_devices: Callable[..., None]) -> None:
+def test_keys_distinguish_placements(set_devices: SetDevices) -> None:
     set_devices(CARD, OTHER, SHARED)
     asked: list[dict[str, Any]] = [
         {},
-        {"devices": ("CUDA0",)},
-        {"devices": ("Vulkan0",)},
-        {"devices": ()},
+        {"device": "CUDA0"},
+        {"device": "Vulkan0"},
+        {"device": "none"},
         {"split_mode": "row"},
         {"split_mode": "none", "main_gpu": 1},
-        {"tensor_split": (3.0, 1.0)},
-        {"cpu_experts": 1},
-        {"overrides": (("ffn", "CPU"),)},
-        {"op_offload": False},
+        {"tensor_split": "3,1"},
+        {"n_cpu_moe": 1},
+        {"override_tensor": (("ffn", "CPU"),)},
+        {"no_op_offload": True},
+        {"gpu_layers": 0},
+        {"cache_type_k": "q8_0"},
     ]
-    keys = [tuning_key(DEMO, AUTO, ("f16", "f16"), Placement(**one)) for one in asked]
-    assert keys[0] == tuning_key(DEMO, ALL, ("f16", "f16"), Placement(reserved=1, margin=1))
+    keys = [tuning_key(DEMO, ModelSettings(**one)) for one in asked]
+    assert keys[0] == tuning_key(DEMO, ModelSettings(gpu_layers=ALL))
     set_devices(CARD, OTHER, replace(SHARED, description="Arc"))
-    keys.append(tuning_key(DEMO, AUTO, ("f16", "f16"), Placement(devices=("Vulkan0",))))
+    keys.append(tuning_key(DEMO, ModelSettings(device="Vulkan0")))
     assert len(set(keys)) == len(keys)
 
 
-def test_a_fit_is_part_of_the_keys_of_measurements(set_devices: Callable[..., None], moe: Path) -> None:
+def test_a_fit_is_part_of_the_keys_of_measurements(set_devices: SetDevices, moe: Path) -> None:
     def fingerprint() -> str:
         with Target(moe, **SMALL) as target:
             return target.sequences[0].fingerprint
@@ -378,14 +441,14 @@ def test_a_fit_is_part_of_the_keys_of_measurements(set_devices: Callable[..., No
 
 
 def test_the_default_context_leaves_memory_for_a_draft_model_on_the_gpu(
-    set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "free_bytes", lambda *_: 16 * MIB)
     for made, is_smaller in (((), False), ((CARD,), True)):
         set_devices(*made)
         sizes = []
         for reserved in (0, 12 * MIB):
-            with Target(DEMO, threads=1, exact="off", placement=Placement(reserved=reserved)) as target:
+            with Target(DEMO, threads=1, exact="off", reserved=reserved) as target:
                 sizes.append(target.n_ctx)
         assert (sizes[1] < sizes[0]) == is_smaller
 
@@ -393,52 +456,41 @@ def test_the_default_context_leaves_memory_for_a_draft_model_on_the_gpu(
 # ---------------------------------------------------------------------- real loads on the CPU
 
 
-@pytest.fixture
-def moe_text(moe: Path) -> Callable[..., str]:
+def test_overrides_to_ram_give_the_same_text_on_a_cpu(moe: Path) -> None:
     def text(**settings: Any) -> str:
-        notes: list[str] = []
         given = {"ctx_size": 128, "threads": 1, "no_memory": True, "no_draft": True, **settings}
-        with ngramspec.load(moe, on_note=notes.append, **given) as model:
+        with ngramspec.load(moe, **given) as model:
             steps = [*model.decoder.generate(model.target.vocabulary.tokenize("def f(n):"), max_tokens=8)]
-        assert [line for line in notes if "has no effect" not in line] == []
-        return "".join(step.text for step in steps) + "".join(sorted(notes))
+        return "".join(step.text for step in steps)
 
-    return text
-
-
-def test_overrides_to_ram_give_the_same_text_on_a_cpu(moe_text: Callable[..., str]) -> None:
-    plain = moe_text()
-    for settings, flag in (
-        ({"n_cpu_moe": 1}, "--n-cpu-moe"),
-        ({"cpu_moe": True}, "--n-cpu-moe"),
-        ({"override_tensor": (("ffn_.*_exps", "CPU"),)}, "--override-tensor"),
-    ):
-        assert moe_text(**settings) == f"{plain}warning: {flag} {NO_GPU}"
+    plain = text()
+    for settings in ({"n_cpu_moe": 1}, {"cpu_moe": True}, {"override_tensor": (("ffn_.*_exps", "CPU"),)}):
+        assert text(**settings) == plain
 
 
 def test_command_line_options_reach_the_model(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Plan] = []
-    make = weights.make_plan
+    seen: list[ModelSettings] = []
 
-    def note(*arguments: Any) -> Plan:
-        seen.append(make(*arguments))
-        return seen[-1]
+    def note(path: Path, settings: ModelSettings, *more: Any) -> Plan:
+        seen.append(settings)
+        return make_plan(path, settings, *more)
 
     monkeypatch.setattr(weights, "make_plan", note)
     monkeypatch.setattr(devices, "gpu_backends", list)
     options = ["-ts", "3,1", "-sm", "row", "-ncmoe", "2", "-ot", "attn=CPU,ffn=CPU", "-ot", "norm=CPU"]
     small = ["complete", DEMO, "-t", "1", "-c", "64", "-n", "1", "--exact", "off", "--no-draft"]
-    done = run(env, *small, *options, "--no-op-offload", stdin=b"one").ok()
-    assert seen[-1].asked == Placement(
+    expected = ModelSettings(
         split_mode="row",
-        tensor_split=(3.0, 1.0),
-        cpu_experts=2,
-        overrides=(("attn", "CPU"), ("ffn", "CPU"), ("norm", "CPU")),
-        op_offload=False,
+        tensor_split="3,1",
+        n_cpu_moe=2,
+        override_tensor=(("attn", "CPU"), ("ffn", "CPU"), ("norm", "CPU")),
+        no_op_offload=True,
     )
-    assert done.err.count(NO_GPU) == 5
+    run(env, *small, *options, "--no-op-offload", stdin=b"one").ok()
+    given = {"ctx_size": 64, "threads": 1, "threads_batch": 1, "exact": "off", "draft_max": 1, "flash_attn": "auto"}
+    assert seen[-1] == replace(expected, **given)
     run(env, *small, "-dev", "none", stdin=b"one").ok()
-    assert seen[-1].asked == Placement(devices=())
+    assert seen[-1] == ModelSettings(device="none", **given)
     run(env, *small, "--device", "CUDA7", stdin=b"one").assert_failed(
         "--device CUDA7 does not exist; this build of llama.cpp"
     )
@@ -449,18 +501,23 @@ def test_command_line_options_reach_the_model(env: dict[str, str], monkeypatch: 
     ("settings", "asked"),
     [
         ({}, {}),
-        ({"device": "CUDA1,CUDA0", "tensor_split": "3/1"}, {"devices": ("CUDA1", "CUDA0"), "tensor_split": (3.0, 1.0)}),
-        ({"device": "CUDA1", "device_draft": "none"}, {"devices": ()}),
+        ({"gpu_layers": 20}, {}),
+        ({"gpu_layers": 0}, {"gpu_layers": 0}),
+        ({"gpu_layers": 0, "gpu_layers_draft": 5}, {"gpu_layers": 5}),
+        ({"lora": (("large-lora.gguf", 1.0),), "threads": 3, "no_mmap": True}, {}),
+        ({"threads_draft": 3}, {"threads": 3}),
+        ({"device": "CUDA1,CUDA0", "tensor_split": "3/1"}, {"device": "CUDA1,CUDA0", "tensor_split": "3/1"}),
+        ({"device": "CUDA1", "device_draft": "none"}, {"device": "none"}),
         ({"n_cpu_moe": 2, "override_tensor": (("a", "CPU"),)}, {}),
         (
             {"no_op_offload": True, "split_mode": "none", "main_gpu": 1},
-            {"op_offload": False, "split_mode": "none", "main_gpu": 1},
+            {"no_op_offload": True, "split_mode": "none", "main_gpu": 1},
         ),
-        ({"tensor_split": "3,1", "device_draft": "CUDA1"}, {"devices": ("CUDA1",)}),
+        ({"tensor_split": "3,1", "device_draft": "CUDA1"}, {"device": "CUDA1"}),
     ],
 )
 def test_a_draft_model_uses_the_devices_of_the_target_unless_it_has_its_own(
     settings: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    made = LoadSettings(draft_model="small.gguf", **settings).make_draft_settings(64, 1)
-    assert made.placement == Placement(**asked)
+    made = LoadSettings(draft_model="small.gguf", **settings).of_draft_model(64, 2)
+    assert made == ModelSettings(**{"ctx_size": 64, "threads": 2, "exact": "off", **asked})

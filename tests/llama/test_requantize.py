@@ -13,8 +13,8 @@ from support.cli_runner import DEMO
 
 from ngramspec.llama import devices, requantize
 from ngramspec.llama.devices import Device
-from ngramspec.llama.placement import Placement
 from ngramspec.llama.requantize import NOTE, choose_smollm, reorders_q4_0
+from ngramspec.model_settings import ModelSettings
 from ngramspec.models import find
 from ngramspec.models.check import check_complete
 
@@ -54,7 +54,7 @@ def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(find, "cache_folder", tmp_path.joinpath)
     monkeypatch.setattr(devices, "build", lambda: X86)
     monkeypatch.setattr(devices, "devices", list)
-    return lambda repack=True: choose_smollm(DEMO, Placement(), repack=repack, on_note=notes.append)
+    return lambda repack=True: choose_smollm(DEMO, ModelSettings(no_repack=not repack), notes.append)
 
 
 def test_choose_smollm_converts_once_and_deletes_other_versions(

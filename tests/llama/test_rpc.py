@@ -1,45 +1,26 @@
-"""Tests of RPC workers: their names, their part in the keys of measurements, and guards of calls that may wait."""
+"""Tests of RPC workers: their names, their part in the keys of measurements, and errors."""
 
 from __future__ import annotations
 
-import ast
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import llama_cpp
 import pytest
 from architectures.files import write_model
 from support.cli_runner import DEMO
 
 from ngramspec.data import ModelError
-from ngramspec.llama import rpc
+from ngramspec.llama import bindings, devices, rpc
+from ngramspec.llama.devices import Device
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key
-
-LOCAL = {
-    "llama_backend_init", "llama_log_set", "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_pos_max",
-    "llama_memory_seq_pos_min", "llama_n_rs_seq", "llama_print_system_info", "llama_set_n_threads", "llama_tokenize",
-    "llama_get_model", "llama_token_to_piece", "llama_adapter_get_alora_n_invocation_tokens",
-    # The head of a model does not run on workers.
-    "llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_get_embeddings_nextn_ith",
-    # These calls of llama-cpp-python's class read results that a pass has fetched, or prepare the next pass.
-    "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_ith", "llama_get_embeddings_seq",
-    "llama_memory_seq_add", "llama_memory_seq_keep", "llama_set_adapters_lora", "llama_n_ctx", "llama_numa_init",
-    "llama_max_parallel_sequences", "llama_perf_context_print", "llama_perf_context_reset", "llama_pooling_type",
-    "llama_set_embeddings", "llama_token", "llama_sampler", "llama_max_devices",
-}  # fmt: skip
-"""Functions that only use data of this process, in addition to `LOCAL_FAMILIES`."""
-
-LOCAL_FAMILIES = (
-    "llama_batch_",
-    "llama_chat_",
-    "llama_sampler_",
-    "llama_vocab_",
-    "llama_model_",
-    "llama_token_data",
-    "llama_log",
-)
+from ngramspec.model_settings import ModelSettings
 
 
 def test_rpc_workers_returns_host_and_port_of_each_worker() -> None:
@@ -62,90 +43,97 @@ def test_rpc_workers_rejects_invalid_lists() -> None:
                 rpc.workers(text)
 
 
-def test_tuning_key_with_offloaded_layers_changes_with_rpc_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tuning_key(DEMO, -1, ("f16", "f16"))
-    none_offloaded = tuning_key(DEMO, 0, ("f16", "f16"))
-    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=("a:1", "b:2"), watchdog=None))
-    there = tuning_key(DEMO, -1, ("f16", "f16"))
-    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=("b:2", "a:1"), watchdog=None))
-    assert len({here, there, tuning_key(DEMO, -1, ("f16", "f16"))}) == 3
-    assert tuning_key(DEMO, 0, ("f16", "f16")) == none_offloaded
+WORKER = Device("RPC0", "a:1", True, 2**33, 2**34, backend="RPC")
+
+
+def test_keys_change_with_rpc_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(WORKER, name="RPC1", description="b:2")
+    keys = []
+    for made in (
+        [],
+        [WORKER],
+        [WORKER, other],
+        [replace(WORKER, description="b:2"), replace(other, description="a:1")],
+    ):
+        monkeypatch.setattr(devices, "devices", lambda made=made: made)
+        keys.append(tuning_key(DEMO, ModelSettings()))
+    assert len(set(keys)) == len(keys)
 
 
 def test_target_with_rpc_workers_does_not_use_nextn_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
-    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=("a:1",), watchdog=None))
-    target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
-    assert target.head is None
-    assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
+    monkeypatch.setattr(devices, "devices", lambda: [WORKER])
+    with Target(model, ctx_size=64, gpu_layers=0, threads=1, mtp=True) as target:
+        assert target.head is None
+        assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
 
 
-def test_rpc_connect_with_unusable_worker_registers_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise models that are loaded later without workers would also run on the registered ones."""
-    registered = []
-
-    def reach(_backend: int, name: str) -> int:
-        if name == "b:2":
-            raise ModelError("b:2 offers no device")
-        return 1
-
-    monkeypatch.setattr(rpc, "_connection", SimpleNamespace(names=(), watchdog=None))
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Simulate a build with RPC, in which each name is a worker with a device, and return the registered ones."""
+    found: list[int] = []
     monkeypatch.setattr(rpc, "registry", lambda: 1)
-    monkeypatch.setattr(rpc, "_reach", lambda name: (name, 1))
+    monkeypatch.setattr(rpc, "_reach", lambda name, *_: (name, 1))
     monkeypatch.setattr(rpc, "_ggml", lambda *_: lambda *_: None)
-    monkeypatch.setattr(rpc, "_reach_devices", reach)
-    monkeypatch.setattr(rpc, "_register", registered.append)
-    with pytest.raises(ModelError, match="b:2 offers no device"):
-        rpc.connect(["a:1", "b:2"])
-    assert (registered, rpc.list_workers()) == ([], ())
+    monkeypatch.setattr(rpc, "_load_function", lambda *_: len)
+    monkeypatch.setattr(rpc, "_register", found.append)
+    yield found
+    rpc._connected.clear()
 
 
-def test_lost_worker_is_named_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_rpc_connects_once_to_the_same_workers(registered: list[int]) -> None:
+    for _ in range(2):
+        rpc.connect(["a:1", "bb:2"])
+    assert registered == [3, 4]
+    with pytest.raises(ModelError, match="this process is connected to a:1, bb:2; start a new process"):
+        rpc.connect(["a:1"])
 
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: None, "a:1 offers no device"),
+        (threading.Event().wait, "a:1 accepts connections, but"),
+    ],
+)
+def test_rpc_connect_with_unusable_worker_registers_none(
+    answer: Any, reason: str, registered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise models that are loaded later without workers would also run on the registered ones."""
+    monkeypatch.setattr(rpc, "GREETING", 0.1)
+    monkeypatch.setattr(rpc, "_load_function", lambda *_: lambda name: answer() if name == b"a:1" else 1)
+    with pytest.raises(ModelError, match=reason):
+        rpc.connect(["b:2", "a:1"])
+    assert (registered, rpc._connected) == ([], [])
+
+
+def test_abort_of_the_rpc_backend_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def reach(name: str, seconds: float) -> None:
-        asked.append(name)
-        if name == "b:2" and asked.count(name) > 3:
+        if name == "b:2":
             raise ModelError("connection refused")
 
     monkeypatch.setattr(rpc, "_reach", reach)
     monkeypatch.setattr(rpc, "time", SimpleNamespace(sleep=lambda _: None))
-    assert rpc._loss(("a:1", "b:2"), "recv failed", 300.0).startswith("no RPC worker is listening at b:2;")
-    asked.clear()
-    assert rpc._loss(("a:1", "b:2"), None, 300.0).startswith("one of the RPC workers a:1, b:2 did not respond")
-    assert asked == ["a:1", "b:2"]
+    for connected, greeted, log, text in (
+        (["a:1", "b:2"], [], "", "no RPC worker is listening at b:2; restart it, then this program"),
+        (["a:1"], [], "", "an RPC worker closed the connection (a:1); restart it, then this program"),
+        ([], ["a:1"], "", "a:1 is not an RPC worker, or uses another version of llama.cpp: its response is invalid"),
+        ([], ["a:1"], "version mismatch: 9.1.2", "a:1 uses version 9.1.2 of llama.cpp's RPC protocol, and this build"),
+    ):
+        monkeypatch.setattr(rpc, "_connected", connected)
+        monkeypatch.setattr(rpc, "_greeted", greeted)
+        monkeypatch.setattr(bindings, "log_tail", [(4, log)])
+        assert rpc.explain_abort().startswith(text)
 
 
-def test_rpc_guard_covers_every_call_that_may_reach_a_worker() -> None:
-    """This covers the calls of `ngramspec.llama` and `Llama`; an unguarded one would wait forever for a lost worker."""
-    called = set()
-    theirs = Path(llama_cpp.llama.__file__)
-    for path in (*Path(rpc.__file__).parent.glob("*.py"), theirs, theirs.with_name("_internals.py")):
-        if path.stem in ("crash_check", "amx"):  # These modules run child processes without workers.
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                called.add(node.func.attr)
-    called = {name for name in called if name.startswith("llama_")}
-    guarded = {*rpc.CALLS, *rpc.FREES}
-    assert guarded <= called
-    unknown = {n for n in called - guarded - LOCAL if not n.startswith(LOCAL_FAMILIES) and not n.endswith("_params")}
-    assert unknown == set()
+def test_other_aborts_are_left_to_ggml(capfd: pytest.CaptureFixture[str]) -> None:
+    rpc._on_abort(b"ggml.c:1: GGML_ASSERT(x) failed")
+    assert capfd.readouterr().err == "ggml.c:1: GGML_ASSERT(x) failed\n"
 
 
-def test_rpc_model_load_reports_progress_to_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
-
-    def load(path: bytes, params: Any) -> int:
-        assert params.progress_callback(0.5, None)
-        return len(path)
-
-    monkeypatch.setattr(rpc, "alive", lambda: heard.append("alive"))
-    monkeypatch.setattr(rpc.llama, "llama_model_load_from_file", load)
-    rpc._load_noisily()
-    assert rpc.llama.llama_model_load_from_file(b"model", rpc.llama.llama_model_default_params()) == 5
-    assert heard == ["alive"]
-    own = rpc.llama.llama_model_default_params()
-    own.progress_callback = rpc.llama.llama_progress_callback(lambda *_: bool(heard.append("own") or 1))
-    rpc.llama.llama_model_load_from_file(b"", own)
-    assert heard == ["alive", "own"]
+def test_abort_of_the_rpc_backend_ends_the_process_with_one_line() -> None:
+    code = "from ngramspec.llama import rpc; rpc._greeted[:] = ['a:1']; rpc._on_abort(b'ggml-rpc.cpp:1: failed')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("ngramspec: a:1 is not an RPC worker")
+    assert done.stderr.count("\n") == 1

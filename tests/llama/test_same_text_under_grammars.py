@@ -50,7 +50,7 @@ PROMPTS = ("Give me JSON: ", '[{"name": "red", "size": 5}, {"name": "green", "si
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1, exact="on") as opened:
+    with Target(DEMO, ctx_size=512, threads=1, exact="on") as opened:
         yield opened
 
 
@@ -103,7 +103,7 @@ def marked_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     path = write_model(
         tmp_path_factory.mktemp("model") / "marks.gguf", "llama", vocabulary=partial(add_vocabulary, controls=MARKS)
     )
-    with Target(path, n_ctx=512, threads=1, exact="on") as opened:
+    with Target(path, ctx_size=512, threads=1, exact="on") as opened:
         yield opened
 
 

@@ -11,8 +11,7 @@ import pytest
 from support.vocabulary_files import FIRST_WORD, WORDS, write_words
 
 from ngramspec.data import ModelError
-from ngramspec.llama.same_vocabulary import common_tokens
-from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 
 ALL = FIRST_WORD + len(WORDS)
 

@@ -23,7 +23,7 @@ from ngramspec.cost.trial_passes import time_passes
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
-from ngramspec.llama.context_size import GRAIN
+from ngramspec.llama.contexts import GRAIN
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 
@@ -39,7 +39,7 @@ def tiny(folder: Path, kind: str) -> Path:
 
 
 def opened(path: Path, sequences: int = 4, exact: Any = "off", **options: Any) -> Target:
-    settings: dict[str, Any] = {"n_ctx": 160, "threads": 1, "flash_attn": "off", "draft_max": 6}
+    settings: dict[str, Any] = {"ctx_size": 160, "threads": 1, "flash_attn": "off", "draft_max": 6}
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"}
     return Target(path, texts=sequences, exact=exact, **(settings | options))
 
@@ -52,7 +52,7 @@ def shared(folder: Path) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Target]:
-    with Target(DEMO, texts=3, n_ctx=480, threads=1, exact="on") as target:
+    with Target(DEMO, texts=3, ctx_size=480, threads=1, exact="on") as target:
         yield target
 
 
@@ -65,7 +65,7 @@ def test_evaluate_together_with_separate_caches_keeps_exact_logits(demo: Target)
         pytest.skip("sizes of batches do not agree on this machine")
     texts = [some(n, seed=n) for n in (30, 200, 140)]
     more = [some(6, seed=n) for n in (1, 2, 3)]
-    with Target(DEMO, n_ctx=480, threads=1, exact="on") as target:
+    with Target(DEMO, ctx_size=480, threads=1, exact="on") as target:
         alone = []
         for text, tail in zip(texts, more, strict=True):
             target.sequences[0].prefill(text, aligned=True)
@@ -116,13 +116,13 @@ def test_comparing_and_timing_of_sequence_keeps_tokens_of_others(demo: Target, t
     assert kernels.ensure_exact(sequence)
     assert other.tokens == some(40)
     assert KernelClasses.load(other, tmp_path).exact_sizes == kernels.exact_sizes
-    with Target(DEMO, texts=2, n_ctx=480, threads=1, exact="on") as fewer:
+    with Target(DEMO, texts=2, ctx_size=480, threads=1, exact="on") as fewer:
         assert fewer.sequences[0].fingerprint != sequence.fingerprint  # Passes of more sequences cost more.
 
 
 def test_evaluate_together_first_evaluates_pending_tokens(folder: Path) -> None:
     path = tiny(folder, "mamba")
-    with opened(path, n_ctx=600) as shared:
+    with opened(path, ctx_size=600) as shared:
         reference = Reference(path, n_ctx=1024, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
         texts = [some(n, seed=n) for n in (400, 150, 30, 90)]
         for sequence, text in zip(shared.sequences, texts, strict=True):
@@ -181,11 +181,11 @@ def test_target_with_sequences_rejects_invalid_arguments(folder: Path, monkeypat
             opened(path, sequences=sequences)
     with pytest.raises(ValueError, match="exact"):
         opened(path, exact="yes")
-    with pytest.raises(ValueError, match="n_ctx"):
-        opened(path, n_ctx=2**30)
+    with pytest.raises(ValueError, match="ctx_size"):
+        opened(path, ctx_size=2**30)
     monkeypatch.setattr(devices, "total_bytes", lambda *_: 2**24)
     with pytest.raises(ModelError, match="4 of them"):
-        opened(path, n_ctx=8000)
+        opened(path, ctx_size=8000)
 
 
 def test_target_with_sequences_divides_memory_among_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_target_with_sequences_divides_memory_among_them(folder: Path, monkeypat
     monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 6000))
     sizes = {}
     for sequences in (1, 4):
-        with opened(tiny(folder, "llama"), sequences=sequences, n_ctx=None) as shared:
+        with opened(tiny(folder, "llama"), sequences=sequences, ctx_size=None) as shared:
             sizes[sequences] = shared.n_ctx
             assert sequences == 1 or any("4 times" in note for note in shared.weights.notes)
     assert sizes[1] == pytest.approx(4 * sizes[4], abs=4 * GRAIN)
@@ -221,7 +221,7 @@ def test_target_in_exact_mode_rejects_unsupported_architecture(folder: Path) -> 
 def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def auto(kind: str, exact: str, flash: str) -> None:
         with opened(tiny(folder, kind), sequences=3, exact="auto", flash_attn="auto") as shared:
-            assert (shared.exact, shared.flash_attn) == (exact, flash)
+            assert (shared.exact, shared.settings.flash_attn) == (exact, flash)
             shared.evaluate_together([Part(sequence, [5], 1) for sequence in shared.sequences])
 
     sizes = {"fast": (1,), "exact": (7, 7)}
@@ -252,7 +252,7 @@ def test_sequence_prefill_synchronizes_chunks_if_decode_returns_early(
 ) -> None:
     waits: list[Any] = []
     monkeypatch.setattr(llama, "llama_synchronize", waits.append)
-    with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off") as target:
+    with Target(DEMO, texts=2, ctx_size=256, threads=1, exact="off") as target:
         target.passes.returns_early = returns_early
         chunks = list(target.sequences[1].reading(range(1, 101), max_chunk=lambda: 20))
         assert len(chunks) == 5

@@ -84,7 +84,7 @@ def test_target_batches_match_log_of_llama_cpp(
     rng = random.Random(1)
     compared = set()
     path = write_model(tmp_path / f"{kind}.gguf", kind)
-    with Target(path, texts=5, n_ctx=250, threads=1, exact=exact, draft_max=6) as shared:
+    with Target(path, texts=5, ctx_size=250, threads=1, exact=exact, draft_max=6) as shared:
         for _ in range(30):
             sequences = rng.sample(list(shared.sequences), rng.randint(1, 5))
             lengths = [rng.choice((1, 1, 2, 3, 5, 8, 20)) for _ in sequences]

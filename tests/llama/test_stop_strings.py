@@ -18,7 +18,7 @@ from ngramspec.sampling.settings import Sampling
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=64, threads=1) as target:
+    with Target(DEMO, ctx_size=64, threads=1) as target:
         yield target
 
 

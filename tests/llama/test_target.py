@@ -45,7 +45,7 @@ def files(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1) as target:
+    with Target(DEMO, ctx_size=512, threads=1) as target:
         yield target
 
 
@@ -54,7 +54,7 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 
 
 def test_target_aligned_prefill_reports_chunks_and_reuses_whole_chunks(files: dict[str, Path]) -> None:
-    with Target(files["llama"], n_ctx=1000, threads=1, flash_attn="off") as target:
+    with Target(files["llama"], ctx_size=1000, threads=1, flash_attn="off") as target:
         text = some(target, 600)
         seen: list[tuple[int, int]] = []
         target.sequences[0].prefill(text, aligned=True, progress=lambda *at: seen.append(at))
@@ -74,7 +74,7 @@ def test_target_prefill_requests_only_logits_of_last_token(
         requested.append([i for i in range(batch.n_tokens) if batch.logits[i]])
         return int(decode(context, batch))
 
-    with Target(files["llama"], n_ctx=1000, threads=1, micro_batch=64) as target:
+    with Target(files["llama"], ctx_size=1000, threads=1, ubatch_size=64) as target:
         monkeypatch.setattr(llama, "llama_decode", counted)
         target.sequences[0].prefill(some(target, 150))
     assert requested == [[], [], [150 - 2 * 64 - 1]]
@@ -87,7 +87,7 @@ def test_target_without_flash_attention_uses_large_chunks_only_on_gpu(
     sizes = []
     for found in ([], [card]):
         monkeypatch.setattr(devices, "devices", lambda found=found: found)
-        with Target(files["llama"], n_ctx=1000, threads=1, flash_attn="off", exact="off") as target:
+        with Target(files["llama"], ctx_size=1000, threads=1, flash_attn="off", exact="off") as target:
             sizes.append(target.n_batch)
     assert sizes == [128, 512]
 
@@ -107,7 +107,7 @@ def test_target_evaluate_returns_view_valid_until_next_call(demo: Target) -> Non
 def test_target_prefill_logits_keep_target_alive(files: dict[str, Path]) -> None:
     expected = None
     for _ in range(3):
-        target = Target(files["llama"], n_ctx=64, threads=1)
+        target = Target(files["llama"], ctx_size=64, threads=1)
         row = target.sequences[0].prefill([1, 5, 6])
         del target
         gc.collect()
@@ -119,7 +119,7 @@ def test_target_prefill_logits_keep_target_alive(files: dict[str, Path]) -> None
 
 def test_target_replays_tokens_only_on_recurrent_memory(files: dict[str, Path]) -> None:
     for kind, again in (("demo", False), ("llama", False), ("gemma2", False), ("mamba", True)):
-        with Target(files[kind], n_ctx=64, threads=1) as target:
+        with Target(files[kind], ctx_size=64, threads=1) as target:
             assert target.sequences[0].can_rollback
             assert target.sequences[0].replays is again, kind
             assert target.sequences[0].tokens == []
@@ -134,13 +134,13 @@ WINDOWS = {"llama": 0, "gemma3": 64, "qwen35": 0, "lfm2-swa": 64, "deepseek4": 6
     [*list(WINDOWS)[1:4], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("llama", "deepseek4"))],
 )
 def test_target_window_is_known_and_limits_exact_rollback(name: str, tmp_path: Path) -> None:
-    with Target(write_architecture(tmp_path / f"{name}.gguf", name), n_ctx=256, threads=1, exact="on") as target:
+    with Target(write_architecture(tmp_path / f"{name}.gguf", name), ctx_size=256, threads=1, exact="on") as target:
         assert target.weights.window == WINDOWS[name]
         assert target.sequences[0].exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
 def test_target_checkpoint_avoids_replay_after_rollback(files: dict[str, Path]) -> None:
-    with Target(files["mamba"], n_ctx=512, threads=1) as target:
+    with Target(files["mamba"], ctx_size=512, threads=1) as target:
         text = some(target, 300)
         target.sequences[0].prefill(text)
         # This prompt has another end: the cache contains all but its last tokens.
@@ -162,10 +162,10 @@ def test_target_checkpoint_avoids_replay_after_rollback(files: dict[str, Path]) 
 
 
 def test_target_reports_properties_of_model(files: dict[str, Path]) -> None:
-    with Target(files["llama"], n_ctx=64, threads=1) as target:
+    with Target(files["llama"], ctx_size=64, threads=1) as target:
         weights = target.weights
         assert (weights.name, weights.architecture, weights.n_ctx_train) == ("tiny llama", "llama", 1024)
-        assert (target.n_ctx, weights.present.threads, target.sequences[0].max_batch) == (64, 1, MAX_EVALUATE)
+        assert (target.n_ctx, weights.n_threads, target.sequences[0].max_batch) == (64, 1, MAX_EVALUATE)
 
 
 def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,23 +179,23 @@ def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkey
     monkeypatch.setattr(devices, "free_bytes", lambda *_: 0)
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 512
-    with Target(files["llama"], n_ctx=900, threads=1) as target:
+    with Target(files["llama"], ctx_size=900, threads=1) as target:
         assert (target.n_ctx, own_notes(target)) == (900, [])  # requested, so not limited
-    with Target(files["llama"], n_ctx=1100, threads=1) as target:
+    with Target(files["llama"], ctx_size=1100, threads=1) as target:
         assert ["1100" in note and "1024" in note for note in own_notes(target)] == [True]
 
 
 def test_target_rejects_invalid_arguments(files: dict[str, Path]) -> None:
-    for wrong in (0, -5, -100, 2**31, 2**32, 2**40):
+    for wrong in (1, -5, -100, 2**31, 2**32, 2**40):
         with pytest.raises((ValueError, ModelError)):
-            Target(files["llama"], n_ctx=wrong, threads=1)
+            Target(files["llama"], ctx_size=wrong, threads=1)
     for threads in (0, -1):
         with pytest.raises(ValueError, match="threads"):
-            Target(files["llama"], n_ctx=64, threads=threads)
+            Target(files["llama"], ctx_size=64, threads=threads)
     bad: Any
     for bad in ({"flash_attn": "maybe"}, {"cache_type_k": "q3"}, {"cache_type_v": "q3"}):
         with pytest.raises((ValueError, KeyError)):
-            Target(files["llama"], n_ctx=64, threads=1, **bad)
+            Target(files["llama"], ctx_size=64, threads=1, **bad)
 
 
 @pytest.mark.filterwarnings("error")
@@ -211,7 +211,7 @@ def test_target_rejects_files_that_are_not_models(tmp_path: Path, files: dict[st
     (tmp_path / "cut.gguf").write_bytes(files["llama"].read_bytes()[:60_000])
     for path in (tmp_path, tmp_path / "missing.gguf", *tmp_path.iterdir()):
         with pytest.raises(ModelError, match="cannot load") as caught:
-            Target(path, n_ctx=64, threads=1)
+            Target(path, ctx_size=64, threads=1)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
         assert "no reason given" not in str(caught.value)
@@ -223,7 +223,7 @@ def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
     asked: list[Any] = []
     monkeypatch.setattr(huge_pages, "anonymous_memory", lambda: "before")
     monkeypatch.setattr(huge_pages, "advise_huge_pages", asked.append)
-    with Target(DEMO, n_ctx=64, threads=1):
+    with Target(DEMO, ctx_size=64, threads=1):
         assert asked == ["before"]
 
     def cancelled(*_: Any) -> None:
@@ -231,14 +231,14 @@ def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
 
     monkeypatch.setattr(target_module.llama, "llama_model_load_from_file", cancelled)
     with pytest.raises(KeyboardInterrupt):
-        Target(DEMO, n_ctx=64, threads=1)
+        Target(DEMO, ctx_size=64, threads=1)
 
 
 def test_target_with_quantised_cache_requires_flash_attention() -> None:
-    with Target(DEMO, n_ctx=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
+    with Target(DEMO, ctx_size=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
         assert np.isfinite(target.sequences[0].prefill([5, 6, 7])).all()
     with pytest.raises(ModelError, match="requires flash_attn"):  # the reason from llama.cpp
-        Target(DEMO, n_ctx=64, threads=1, flash_attn="off", cache_type_v="q8_0")
+        Target(DEMO, ctx_size=64, threads=1, flash_attn="off", cache_type_v="q8_0")
 
 
 def test_target_loads_file_with_non_unicode_name(files: dict[str, Path], tmp_path: Path) -> None:
@@ -247,25 +247,25 @@ def test_target_loads_file_with_non_unicode_name(files: dict[str, Path], tmp_pat
         path.write_bytes(files["llama"].read_bytes())
     except OSError:
         pytest.skip("this file system takes unicode names only")
-    with Target(path, n_ctx=64, threads=1) as target:
+    with Target(path, ctx_size=64, threads=1) as target:
         assert np.isfinite(target.sequences[0].prefill([5])).all()
 
 
 def test_target_reports_context_that_llama_cpp_rejects(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match=r"could not create a context of 900 tokens .*; try a smaller -c"):
-        Target(files["llama"], n_ctx=900, threads=1)
+        Target(files["llama"], ctx_size=900, threads=1)
 
 
 def test_target_without_output_width_function_loads(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(target_module.llama, "llama_model_n_embd_out")
-    with Target(files["llama"], n_ctx=64, threads=1) as target:
+    with Target(files["llama"], ctx_size=64, threads=1) as target:
         target.sequences[0].prefill([1, 2, 3])
 
 
 def test_target_after_close_raises(files: dict[str, Path]) -> None:
     """A failure would end the process."""
-    target = Target(files["llama"], n_ctx=64, threads=1)
+    target = Target(files["llama"], ctx_size=64, threads=1)
     target.sequences[0].prefill([5, 6])
     target.close()
     target.close()
@@ -289,7 +289,7 @@ def test_target_fingerprint_differs_by_settings_and_file_content(files: dict[str
     (tmp_path / "changed.gguf").write_bytes(changed)
 
     def fingerprint(path: Path, **options: Any) -> str:
-        with Target(path, **{"n_ctx": 64, "threads": 1, **options}) as target:
+        with Target(path, **{"ctx_size": 64, "threads": 1, **options}) as target:
             return target.sequences[0].fingerprint
 
     same = fingerprint(files["llama"])
@@ -299,9 +299,9 @@ def test_target_fingerprint_differs_by_settings_and_file_content(files: dict[str
         fingerprint(files["gemma2"]),
         fingerprint(copy, threads=2),
         fingerprint(copy, threads_batch=2),
-        fingerprint(copy, micro_batch=64),
-        fingerprint(copy, mmap=False),
-        fingerprint(copy, repack=False),
+        fingerprint(copy, ubatch_size=64),
+        fingerprint(copy, no_mmap=True),
+        fingerprint(copy, no_repack=True),
         fingerprint(copy, flash_attn="off"),
         fingerprint(copy, cache_type_k="f32"),
     ]

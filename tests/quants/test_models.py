@@ -14,7 +14,7 @@ import pytest
 
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama.requantize import quantize
-from ngramspec.machine import Settings
+from ngramspec.model_settings import ModelSettings
 from ngramspec.models.gguf import read_header
 from ngramspec.quants import models as synthetic
 from ngramspec.quants.costs import PRECISION, costs_path
@@ -32,7 +32,7 @@ MIXTURES = ("Q4_0", "Q4_K_M", "Q5_K_M")
 
 
 def opened(shape: Shape, names: Sequence[str] = ("Q4_0", "Q4_K_M")) -> SyntheticModels:
-    return SyntheticModels(shape, names, Settings(1, 1), n_gpu_layers=0, depth=0)
+    return SyntheticModels(shape, names, ModelSettings(threads=1, threads_batch=1), n_gpu_layers=0, depth=0)
 
 
 def quantised(shape: Shape, name: str, folder: Path) -> Path:

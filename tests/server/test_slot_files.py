@@ -29,7 +29,10 @@ PROMPT = "Once upon a time there was a small dog that lived in a very large hous
 @contextmanager
 def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
     """Run a server of the demo model with two slots."""
-    with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target, run_engine(target) as engine:
+    with (
+        Target(DEMO, texts=2, ctx_size=256, threads=1, exact="off", **settings) as target,
+        run_engine(target) as engine,
+    ):
         yield Server(model=ServedModel(engine, target.vocabulary, "demo"), slot_folder=folder)
 
 

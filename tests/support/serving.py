@@ -22,6 +22,6 @@ def serve(
         port = listener.getsockname()[1]
     with (
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
-        mock.patch.object(serve_run, "wait_for_loss", partial(client, http)),
+        mock.patch.object(serve_run, "wait_for_signal", partial(client, http)),
     ):
         return run(env, "serve", *model, *SMALL, str(port), *options)

@@ -154,8 +154,8 @@ def main() -> None:
     parser.add_argument("-c", type=int, default=2048)
     parser.add_argument("-t", type=int, default=None)
     options = parser.parse_args()
-    target = Target(options.target, n_ctx=options.c, threads=options.t)
-    drafts = {path.stem: Memory(Target(path, n_ctx=options.c, threads=options.t)) for path in options.draft}
+    target = Target(options.target, ctx_size=options.c, threads=options.t)
+    drafts = {path.stem: Memory(Target(path, ctx_size=options.c, threads=options.t)) for path in options.draft}
     answers = Memory(target)
     plain: Any = AnswerModel(answers, None)
     alone = SpeculativeDecoder(

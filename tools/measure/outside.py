@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("-t", type=int, default=None)
     parser.add_argument("--parts", action="store_true", help="also the parts of a pass")
     options = parser.parse_args()
-    target = Target(options.model, n_ctx=2048, threads=options.t)
+    target = Target(options.model, ctx_size=2048, threads=options.t)
     prompt = (
         target.vocabulary.tokenize(
             (Path(__file__).parents[2] / "ngramspec/drafting/acceptance_estimator.py").read_text()

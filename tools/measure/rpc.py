@@ -114,7 +114,7 @@ def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, network:
     rpc.connect([f"127.0.0.1:{port}" for port in ports])
     prompts = {prompt.category: prompt for prompt in reversed(load_prompts(None))}
     result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, Target(model, n_ctx=n_ctx, threads=1, exact="off") as target:
+    with tempfile.TemporaryDirectory() as folder, Target(model, ctx_size=n_ctx, threads=1, exact="off") as target:
         cases, _ = prepare(target.vocabulary, prompts.values(), tokens, target.n_ctx)
         decoders = {
             name: SpeculativeDecoder(target, drafter=drafter, exact="off", calibration_folder=Path(folder))

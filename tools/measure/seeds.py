@@ -184,8 +184,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts per category")
     parser.add_argument("--only", nargs="+", help="systems whose name has one of these in it; plain decoding always")
     options = parser.parse_args()
-    target = Target(options.target, n_ctx=options.c, threads=options.t)
-    small = Target(options.draft, n_ctx=options.c, threads=options.t) if options.draft else None
+    target = Target(options.target, ctx_size=options.c, threads=options.t)
+    small = Target(options.draft, ctx_size=options.c, threads=options.t) if options.draft else None
     curve = find_curves(options.curve)[options.curve] if options.curve else None
     clock = Clock()
     model: Any = target if curve is None else TimedModel(target.sequences[0], curve, 1.0, clock)

@@ -16,7 +16,8 @@ from typing import Any
 from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE, Paired, compare_pairs, pairs_needed
 from ngramspec.data import ModelError, NGramSpecError, TargetError
 from ngramspec.instruments.reports.report import Section, Table
-from ngramspec.machine import DEEP, DRAFTS, LONG_READING, MIN_PREFILL, READING, SINGLE, Measure, Settings, flags
+from ngramspec.machine import DEEP, DRAFTS, LONG_READING, MIN_PREFILL, READING, SINGLE, Measure
+from ngramspec.model_settings import ModelSettings, flags
 
 MIN_GAIN = 1.03  # minimum speed of a candidate; less does not justify an unusual setting
 MAX_LOSSES = 1  # lost pairs after which a candidate is still compared; otherwise one interruption would hide a gain
@@ -40,7 +41,7 @@ over eight. They matter only if a setting makes one measure faster and another o
 Times = Mapping[Measure, float]
 """Seconds of each measure; for a prefill, seconds per token."""
 
-Timer = Callable[[Settings, Measure], float]
+Timer = Callable[[ModelSettings, Measure], float]
 """Function that measures one time; it raises TargetError or ModelError if the settings do not work on this machine."""
 
 
@@ -55,7 +56,7 @@ class Candidate:
 
 
 def candidates(
-    present: Settings, *, physical: int, logical: int, on_cpu: bool, flash_free: bool, quantised_cache: bool
+    present: ModelSettings, *, physical: int, logical: int, on_cpu: bool, flash_free: bool, quantised_cache: bool
 ) -> dict[str, Candidate]:
     """Return the candidates to compare with the present settings, by their command line options.
 
@@ -81,13 +82,13 @@ def candidates(
     if flash_free:
         add("flash_attn", attention, flash_attn="on" if present.flash_attn == "off" else "off")
     if on_cpu:
-        add("weights", whole, mmap=False)
-        add("weights", whole, repack=False)
+        add("weights", whole, no_mmap=True)
+        add("weights", whole, no_repack=True)
     if quantised_cache:
-        add("cache_types", attention, advice=True, cache_types=("q8_0", "q8_0"))
-    if present.flash_attn != "off" and present.micro_batch is None:
+        add("cache_types", attention, advice=True, cache_type_k="q8_0", cache_type_v="q8_0")
+    if present.flash_attn != "off" and present.ubatch_size is None:
         for size in (256, 1024):
-            add("micro_batch", (LONG_READING,), micro_batch=size)
+            add("ubatch_size", (LONG_READING,), ubatch_size=size)
     return result
 
 
@@ -142,7 +143,7 @@ class Tuning:
     """A search for faster settings. After an interruption it contains the results so far."""
 
     timer: Timer  # function that measures the time of settings
-    present: Settings  # present settings, with which the candidates are compared
+    present: ModelSettings  # present settings, with which the candidates are compared
     candidates: Mapping[str, Candidate]  # candidates by name, the most promising first
     seconds: float = 60.0  # time limit of the search
     load_seconds: float = 0.0  # duration of loading the weights, which some candidates repeat
@@ -154,7 +155,7 @@ class Tuning:
     complete: bool = False  # whether the search is finished
     _start: float = 0.0
     _was_busy: bool = False  # whether other programs used cores during the search
-    _durations: dict[tuple[Settings, Measure], float] = field(default_factory=dict)  # seconds of each last call
+    _durations: dict[tuple[ModelSettings, Measure], float] = field(default_factory=dict)  # seconds of each last call
     # A coin decides the order in each pair, so that no load, not even a periodic one, can favour one side.
     _coin: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -170,7 +171,7 @@ class Tuning:
         if winners := [self.candidates[name] for name in self.winners.values()]:
             changes = {name: value for winner in winners for name, value in winner.change.items()}
             if changes.get("flash_attn") == "off":
-                changes.pop("micro_batch", None)  # without flash attention its buffers would grow with the context
+                changes.pop("ubatch_size", None)  # without flash attention its buffers would grow with the context
             together = Candidate(TOGETHER, changes, sorted({m for winner in winners for m in winner.measures}))
             yield TOGETHER
             if self._warm_up(TOGETHER, together, self.seconds) is not None:
@@ -218,7 +219,7 @@ class Tuning:
             return None
         return self._pair_seconds(candidate)
 
-    def _sides(self, candidate: Candidate) -> tuple[Settings, Settings]:
+    def _sides(self, candidate: Candidate) -> tuple[ModelSettings, ModelSettings]:
         return self.present, replace(self.present, **candidate.change)
 
     def _pair_seconds(self, candidate: Candidate) -> float:
@@ -245,13 +246,13 @@ class Tuning:
                 self._check_steady()
         self.left_out |= {name: NO_TIME for name in late if not comparisons[name].gains}
 
-    def _time(self, settings: Settings, measure: Measure, end: float) -> float:
+    def _time(self, settings: ModelSettings, measure: Measure, end: float) -> float:
         """Measure one time, unless it would probably not end by `end`, in seconds from the start."""
         known = self._durations
         nearest = max((m.size for _, m in known if m.size <= measure.size), default=1)
         expected = max((s * measure.size / nearest for (_, m), s in known.items() if m.size == nearest), default=0.0)
-        weights = {(s.mmap, s.repack) for s in (self.present, *(settings for settings, _ in known))}
-        if (settings.mmap, settings.repack) not in weights:
+        weights = {(s.no_mmap, s.no_repack) for s in (self.present, *(settings for settings, _ in known))}
+        if (settings.no_mmap, settings.no_repack) not in weights:
             expected += self.load_seconds
         if known.get((settings, measure), expected) > self._remaining(end):
             raise _OutOfTime
@@ -303,7 +304,7 @@ class Tuning:
         return sorted(names, key=gaining.__getitem__, reverse=True)
 
     @property
-    def best_settings(self) -> Settings | None:
+    def best_settings(self) -> ModelSettings | None:
         """The faster settings; `None` if nothing is faster, or the search is not finished."""
         if not self.complete or self.together is None or not self.together.gains:
             return None

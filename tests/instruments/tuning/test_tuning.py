@@ -14,9 +14,10 @@ import pytest
 from ngramspec.cost.paired import CHANCE, pairs_needed
 from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.instruments.tuning.search import MAX_LOSSES, Candidate, Tuning, candidates
-from ngramspec.machine import SINGLE, Measure, Settings, Tuned, flags, load_tuned, save_tuned
+from ngramspec.machine import SINGLE, Measure
+from ngramspec.model_settings import ModelSettings, Tuned, flags, load_tuned, save_tuned
 
-PRESENT = Settings(4, 4)
+PRESENT = ModelSettings(threads=4, threads_batch=4)
 SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
 FEWER: dict[Any, float] = {("threads", 3, 1): 0.8}
 """Effect on a machine on which three threads help passes over one token."""
@@ -42,7 +43,7 @@ class Machine:
     now: float = START
     calls: int = 0
     reload_seconds: float = 0.0  # duration of loading the weights
-    weights: set[tuple[bool, bool]] = field(default_factory=lambda: {(True, True)})
+    weights: set[tuple[bool, bool]] = field(default_factory=lambda: {(False, False)})
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -50,12 +51,12 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def seconds(self, settings: Settings, measure: Measure) -> float:
+    def seconds(self, settings: ModelSettings, measure: Measure) -> float:
         if self.calls == self.interrupt:
             raise KeyboardInterrupt
         self.calls += 1
-        if (settings.mmap, settings.repack) not in self.weights:
-            self.weights.add((settings.mmap, settings.repack))
+        if (settings.no_mmap, settings.no_repack) not in self.weights:
+            self.weights.add((settings.no_mmap, settings.no_repack))
             self.now += self.reload_seconds
         if any(getattr(settings, name) != getattr(PRESENT, name) for name in self.missing):
             raise TargetError("there is no memory")
@@ -152,7 +153,7 @@ def test_tuning_ends_within_its_time_limit(seconds: float, unit: float) -> None:
 def test_tuning_times_pairs_on_the_same_work_in_both_orders() -> None:
     machine, calls = Machine(FEWER), []
 
-    def seconds(settings: Settings, measure: Measure) -> float:
+    def seconds(settings: ModelSettings, measure: Measure) -> float:
         calls.append((measure, settings.threads))
         return machine.seconds(settings, measure)
 
@@ -165,7 +166,7 @@ def test_tuning_times_pairs_on_the_same_work_in_both_orders() -> None:
 
 def test_tuning_with_faster_settings_recommends_and_confirms_them() -> None:
     batches = {("threads_batch", 8, size): 0.8 for size in (4, 8, 64)}
-    tuning = tuned(Machine({("threads", 3, 1): 0.9, ("repack", False, 0): 1.5, **batches}))
+    tuning = tuned(Machine({("threads", 3, 1): 0.9, ("no_repack", True, 0): 1.5, **batches}))
     assert tuning.complete
     assert tuning.best_settings == replace(PRESENT, threads=3, threads_batch=8)
     assert flags(tuning.best_settings.changes(PRESENT)) == "-t 3 -tb 8"
@@ -193,7 +194,7 @@ def test_tuning_while_cores_are_used_recommends_no_number_of_threads(since: floa
 
 def test_tuning_rejects_combination_that_is_slower() -> None:
     class Quarrelling(Machine):
-        def seconds(self, settings: Settings, measure: Measure) -> float:
+        def seconds(self, settings: ModelSettings, measure: Measure) -> float:
             both = settings.threads == 3 and settings.threads_batch == 8
             return super().seconds(settings, measure) * (2 if both else 1)
 
@@ -205,23 +206,23 @@ def test_tuning_rejects_combination_that_is_slower() -> None:
 
 def test_tuning_recommends_neither_trade_offs_nor_changes_of_the_text() -> None:
     effects = {("flash_attn", "off", 1): 0.5, ("flash_attn", "off", 4): 0.5, ("flash_attn", "off", 64): 1.1}
-    tuning = tuned(Machine({**effects, ("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
+    tuning = tuned(Machine({**effects, ("cache_type_k", "q8_0", 0): 0.7}))
     assert tuning.comparisons["-fa off"].speed.is_faster
     assert (tuning.winners, tuning.best_settings) == ({}, None)
     assert tuning.find_gaining(advice=True) == ["-ctk q8_0 -ctv q8_0"]
 
 
 def test_tuning_skips_settings_that_do_not_work() -> None:
-    tuning = tuned(Machine(FEWER, unit=0.005, missing=("mmap", "repack")))
+    tuning = tuned(Machine(FEWER, unit=0.005, missing=("no_mmap", "no_repack")))
     assert tuning.left_out == dict.fromkeys(["--no-mmap", "--no-repack"], "there is no memory")
     assert tuning.best_settings == replace(PRESENT, threads=3)
 
 
 def test_tuning_without_flash_attention_keeps_micro_batch() -> None:
-    effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, **FEWER}
+    effects = {("flash_attn", "off", 0): 0.7, ("ubatch_size", 1024, 1024): 0.7, **FEWER}
     assert tuned(Machine(effects), seconds=120.0).best_settings == replace(PRESENT, threads=3, flash_attn="off")
     del effects["flash_attn", "off", 0]
-    assert tuned(Machine(effects), seconds=120.0).best_settings == replace(PRESENT, threads=3, micro_batch=1024)
+    assert tuned(Machine(effects), seconds=120.0).best_settings == replace(PRESENT, threads=3, ubatch_size=1024)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.95])
@@ -247,8 +248,8 @@ def test_candidates_are_named_by_their_options() -> None:
 
 def test_candidates_exclude_what_the_machine_does_not_support() -> None:
     on_gpu = candidates(PRESENT, **SCOPE | {"on_cpu": False})
-    assert {c.parameter for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
-    taken = Settings(2, 2, flash_attn="off", mmap=False, repack=False)
+    assert {c.parameter for c in on_gpu.values()} == {"flash_attn", "cache_types", "ubatch_size"}
+    taken = ModelSettings(threads=2, threads_batch=2, flash_attn="off", no_mmap=True, no_repack=True)
     small = {"physical": 2, "logical": 2, "quantised_cache": False}
     assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]
 
@@ -258,8 +259,8 @@ def test_candidates_exclude_what_the_machine_does_not_support() -> None:
 
 DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": ""}']
 NEVER_FOUND: list[Any] = [
-    *({"threads": "3"}, {"threads": 0}, {"threads_batch": 513}, {"micro_batch": 8}, {"mmap": True}),
-    *({"flash_attn": "auto"}, {"flash_attn": ["off"]}, {"cache_types": ["q4_0", "q4_0"]}, {"psychic": 1}, [], None),
+    *({"threads": "3"}, {"threads": 0}, {"threads_batch": 513}, {"ubatch_size": 8}),
+    *({"flash_attn": "maybe"}, {"flash_attn": ["off"]}, {"cache_type_k": "q4_0"}, {"psychic": 1}, [], None),
 ]
 
 
@@ -276,10 +277,10 @@ def test_recalled_with_damaged_or_invalid_file_returns_none(tmp_path: Path) -> N
 def test_keep_round_trips_settings_and_raises_if_unwritable(tmp_path: Path) -> None:
     path = tmp_path / "new" / "key.json"
     assert load_tuned(path) is None
-    faster = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
+    faster = ModelSettings(threads=3, threads_batch=4, flash_attn="off", no_mmap=True, no_repack=True, ubatch_size=256)
     kept = Tuned(faster.changes(PRESENT), 0.9, "2026-11-22")
     save_tuned(path, kept)
     assert load_tuned(path) == kept
-    assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
+    assert flags(kept.changes) == "-t 3 -tb 4 -ub 256 -fa off --no-mmap --no-repack"
     with pytest.raises(NGramSpecError, match="cannot save the settings"):
         save_tuned(path / "below", kept)

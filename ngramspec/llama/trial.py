@@ -1,4 +1,4 @@
-"""`TrialContext`: a small context of a loaded model, for the comparisons of `exact="auto"` and the times of `tune`.
+"""Trials of a loaded model in small contexts, for the comparisons of `exact="auto"` and the times of `tune`.
 
     with target.trials.trial("fast") as trial:
         trial.largest_agreeing(1024)        # size up to which passes agree bit for bit with single tokens
@@ -15,21 +15,27 @@ last tokens before those that it compares.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
+import psutil
 
 from ngramspec.backend import Logits
 from ngramspec.cost.bits import COMPARED, DEPTHS
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import TargetError
-from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
+from ngramspec.llama.contexts import make_params, micro_batch_size
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.machine import MIN_PREFILL
+from ngramspec.llama.weights import Adapter, Weights, open_context
+from ngramspec.machine import LONG_READING, MIN_PREFILL, READING, Measure
+from ngramspec.model_settings import UNQUANTISED, ModelSettings
 
 STRETCH, OF_STRETCH = 128, 4
 """Length of a stretch of a long context, and the number of real tokens in it; kernels use no shorter stretches."""
@@ -50,15 +56,8 @@ ROOM = max(DEPTHS) + 2 * MIN_PREFILL + COMPARED[-1]  # size of a context that fi
 class TrialContext:
     """A context of one sequence, in which evaluated tokens are rolled back to a kept state.
 
-    Its methods raise TargetError if llama.cpp fails.
-
-    Args:
-        model: The llama.cpp model.
-        params: Parameters of the context; batches contain at least STRETCH tokens, also if they specify fewer.
-        adapters: Adapters to apply.
-
-    Raises:
-        TargetError: The machine lacks the memory for the context.
+    Batches contain at least STRETCH tokens, also if `params` specify fewer. All methods raise TargetError if llama.cpp
+    fails, or the machine lacks the memory for the context.
     """
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
@@ -231,3 +230,126 @@ class TrialContext:
 def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
     """Return random tokens, which suffice because kernels are chosen by shape and not by content."""
     return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, count)]
+
+
+SAMPLE = (
+    "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"
+    " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
+)
+"""Sample of ordinary prose and code on which rounding is measured."""
+
+
+class SettingTrials:
+    """The settings "fast" and "exact" of a model, as `ngramspec.cost.bits.ExactnessSelector` compares them.
+
+    Those of "exact" have no flash attention on a CPU.
+
+    Attributes:
+        by_name: Both settings.
+        settings: Names of the settings to compare: "fast", and "exact" if its flash attention differs.
+        identity: Key of comparisons under both.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        fast = exact = weights.settings
+        if fast.flash_attn == "auto" and not weights.on_gpu and fast.cache_type_v in UNQUANTISED:
+            exact = replace(fast, flash_attn="off")
+        if fast.ubatch_size:
+            # It was chosen for the requested settings, so it may be too large for the exact ones.
+            default = micro_batch_size(weights, replace(exact, ubatch_size=None))
+            exact = replace(exact, ubatch_size=min(default, fast.ubatch_size))
+        self.by_name = {"fast": fast, "exact": exact}
+        self.settings = ("fast", "exact") if exact.flash_attn != fast.flash_attn else ("fast",)
+        self.identity = weights.key(f"fa={fast.flash_attn} kv={fast.cache_types} ub={fast.ubatch_size}")
+
+    @cached_property
+    def sample(self) -> Sequence[int]:
+        """Tokens on which rounding is measured."""
+        return self._weights.vocabulary.tokenize(SAMPLE)
+
+    def open(self, settings: ModelSettings, cells: int) -> TrialContext:
+        """Return a separate context under other settings, except those of the weights, which cannot change."""
+        self._weights.check_open()
+        params = make_params(self._weights, settings, cells)
+        return TrialContext(self._weights.handle, params, self._weights.adapters)
+
+    def trial(self, setting: str) -> TrialContext:
+        """Return a separate context under the setting "fast" or "exact"."""
+        return self.open(self.by_name[setting], ROOM)
+
+
+# --------------------------------------------------------------------------- times of settings
+
+SLOW = 0.1  # duration in seconds above which a pass is timed once; a faster one is repeated after a warm-up
+
+REPEATS = 2  # number of timed passes after the warm-up, of which the fastest counts
+
+SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded again
+
+
+class SettingsTimer:
+    """Times settings of a loaded model in small contexts, for `ngramspec.instruments.tuning.search.Tuning`.
+
+    Numbers of threads are changed in place, and contexts stay open. If a setting requires loading the weights in
+    another way, they are loaded a second time, and the first ones stay loaded.
+
+    Args:
+        weights: Loaded model.
+        depth: Number of tokens in a long context.
+        guard: Context in which weights are loaded, such as one that defers signals.
+    """
+
+    def __init__(
+        self, weights: Weights, depth: int, guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self._depth, self._guard = depth, guard
+        self._weights = {(weights.settings.no_mmap, weights.settings.no_repack): weights}
+        self._first = weights
+        self._open: dict[tuple[object, ...], TrialContext] = {}
+
+    def seconds(self, settings: ModelSettings, measure: Measure) -> float:
+        """Measure one time after a warm-up.
+
+        Raises:
+            TargetError, ModelError: The machine does not support these settings.
+        """
+        trial = self._context(settings, deep=measure.deep)
+        first = trial.seconds(measure.size)
+        if measure.is_prefill:
+            return first / measure.size
+        return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
+
+    def _context(self, settings: ModelSettings, *, deep: bool) -> TrialContext:
+        """Return the context of these settings with their threads; a deep one contains `depth` tokens."""
+        key = (replace(settings, threads=1, threads_batch=1), deep)
+        trial = self._open.get(key)
+        if trial is None:
+            depth, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
+            trials = SettingTrials(self._load(settings))
+            trial = self._open[key] = trials.open(settings, depth + room + 2 * READING.size)
+            trial.use_threads(settings.threads or 1, settings.threads_batch or 1)
+            trial.begin(depth)
+        trial.use_threads(settings.threads or 1, settings.threads_batch or 1)
+        return trial
+
+    def _load(self, settings: ModelSettings) -> Weights:
+        """Return the weights for these settings, loaded now if necessary."""
+        key = settings.no_mmap, settings.no_repack
+        if key not in self._weights:
+            if psutil.virtual_memory().available < self._first.size_bytes + SPARE:
+                raise TargetError("not enough memory to load the weights a second time")
+            # The memory of the first copy is not free, so a fit would place this copy differently.
+            changes = {**self._first.plan.fixed, "no_mmap": settings.no_mmap, "no_repack": settings.no_repack}
+            with self._guard():
+                self._weights[key] = Weights(self._first.path, replace(self._first.settings, **changes))
+        return self._weights[key]
+
+    def close(self) -> None:
+        for trial in self._open.values():
+            trial.close()
+        self._open.clear()
+        for weights in self._weights.values():
+            if weights is not self._first:
+                weights.close()
+        self._weights.clear()
