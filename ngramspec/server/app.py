@@ -20,14 +20,13 @@ from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, oll
 from ngramspec.server.endpoint import Endpoint, error_response
 from ngramspec.server.errors import ApiError
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
-from ngramspec.server.metrics import metrics
-from ngramspec.server.ollama_info import processes, show, tags, version
+from ngramspec.server.ollama import processes, show, tags, version
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
 from ngramspec.server.state import Server
-from ngramspec.server.status import health, lora_adapters, model, models, props, scale_lora_adapters, slots
+from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, scale_lora_adapters, slots
 
 Log = Callable[[Counters], None]
 

@@ -21,10 +21,9 @@ from ngramspec.server.chat import render_prompt
 from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.fields import MAX_ITEMS
 from ngramspec.server.json_text import Encoded, JsonResponse
-from ngramspec.server.native_answer import native_answer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.openai_completions import fill_in_prompt, is_prompt_list, read_prompts, read_requests
-from ngramspec.server.reply import Reply, logprobs_content, merge, read_telemetry, respond
+from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
 from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_max_tokens
 from ngramspec.server.sampling_fields import check_token, read_sampling
 

@@ -19,7 +19,6 @@ from ngramspec.server.constraint_fields import read_response_format
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonResponse
-from ngramspec.server.native_answer import verbose_field
 from ngramspec.server.reasoning import read_reasoning_variables, read_thinking_budget
 from ngramspec.server.reply import (
     DONE,
@@ -30,6 +29,7 @@ from ngramspec.server.reply import (
     read_telemetry,
     respond,
     totals,
+    verbose_field,
 )
 from ngramspec.server.request_fields import (
     MAX_ALTERNATIVES,

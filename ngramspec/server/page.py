@@ -13,7 +13,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -22,6 +22,9 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.tree import SyntaxTreeNode
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
+from pygments.util import ClassNotFound
 from starlette.responses import HTMLResponse, Response
 
 from ngramspec.data import GrammarError
@@ -29,7 +32,6 @@ from ngramspec.grammars.worker import worker
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.highlighting import highlight
 from ngramspec.server.json_text import JsonResponse
 
 
@@ -310,3 +312,46 @@ def _lines(pieces: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
                 line = []
     if line:
         yield line
+
+
+_CLASSES: dict[_TokenType, str] = {
+    Comment: "comment",
+    Generic.Deleted: "deleted",
+    Generic.Inserted: "string",
+    Keyword: "keyword",
+    Name.Attribute: "number",
+    Name.Builtin: "number",
+    Name.Class: "name",
+    Name.Decorator: "number",
+    Name.Function: "name",
+    Name.Tag: "name",
+    Number: "number",
+    Operator.Word: "keyword",
+    String: "string",
+}
+
+
+def highlight(code: str, language: str) -> list[tuple[str, str]]:
+    """Return code as pieces with a class and a text; the class is "" if the language is unknown.
+
+    The lexers of some languages take minutes for some texts, so this runs in the worker's process.
+    """
+    try:
+        # PHP code in answers usually lacks its opening tag.
+        lexer = _find_lexer(language, startinline=True)
+    except ClassNotFound:
+        return [("", code)]
+    return [(_class(kind), text) for _, kind, text in lexer.get_tokens_unprocessed(code)]
+
+
+_find_lexer = lru_cache(maxsize=16)(get_lexer_by_name)
+
+
+@lru_cache(maxsize=512)
+def _class(kind: _TokenType | None) -> str:
+    """Return the class of a kind of token, or of the next wider kind that has one."""
+    while kind is not None:
+        if kind in _CLASSES:
+            return _CLASSES[kind]
+        kind = kind.parent
+    return ""

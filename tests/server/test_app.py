@@ -219,7 +219,7 @@ def test_completion_streams_chunks_and_returns_selected_fields() -> None:
 
 
 def test_completion_decodes_prompt_only_for_responses_with_prompt() -> None:
-    with mock.patch("ngramspec.server.native_answer.prompt_text", return_value="text") as prompt_text:
+    with mock.patch("ngramspec.server.reply.prompt_text", return_value="text") as prompt_text:
         for names, count in ((["content", "prompt/x"], 0), (["prompt"], 1), ([], 2)):
             told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
             assert (told.get("prompt"), prompt_text.call_count) == ("text" if count else None, count)
