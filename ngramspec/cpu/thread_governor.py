@@ -1,4 +1,4 @@
-"""Number of threads of each decode call, according to the cores that other programs leave free (`ThreadGovernor`).
+"""`ThreadGovernor`: the number of threads of each decode call, according to the cores that other programs leave free.
 
 llama.cpp's threads wait for each other many times in a decode call. If another program uses one of their cores, all of
 them wait for the scheduler, and a call can take 50 times as long. One thread per free core avoids that.

@@ -31,7 +31,6 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
 }
 
 REMEMBERING = frozenset({"mixture", "memory"})  # names of the drafters that use a `memory`
-
 DEFAULT = "mixture"
 
 
@@ -42,18 +41,12 @@ def make_drafter(
     state_path: Path | None = None,
     vocabulary: Tokenizer | None = None,
 ) -> Drafter:
-    """Create a drafter by name.
+    """Create a drafter by its name in `DRAFTERS`, or from the user's class as FILE.py:Class, whose file is run.
 
-    Args:
-        name: Name in `DRAFTERS`, or the user's class as FILE.py:Class, whose file is run.
-        memory: Texts to draft from in addition to the context; True means the answers since the drafter was created.
-        state_path: File for the statistics of `MixtureDrafter`; other drafters ignore it.
-        vocabulary: Meaning of the tokens, and their number; `None` means unknown, as in `replay`, and when only the
-            name is checked. A drafter may propose only tokens of the vocabulary.
-
-    Raises:
-        ValueError: The name is unknown, the drafter does not use a memory, or it requires one.
-        UserCodeError: The user's class cannot be used.
+    `memory` are texts to draft from in addition to the context; True means the answers since the drafter was created.
+    `state_path` is the file for the statistics of `MixtureDrafter`. An unknown `vocabulary`, as in `replay`, is `None`.
+    A ValueError means that the name is unknown, the drafter does not use a memory, or it requires one, and a
+    UserCodeError that the user's class cannot be used.
     """
     if name not in DRAFTERS and not is_user_class(name):
         raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}, or {FORM}")

@@ -16,14 +16,9 @@ from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
 
 
 class DecayingRate:
-    """A rate of hits over tries, in which each new outcome reduces the weight of all earlier ones.
+    """A rate of hits over tries, in which each new outcome reduces the weight of all earlier ones by the factor `fade`.
 
-    Args:
-        hits: Initial hits.
-        tries: Initial tries.
-        fade: Factor for the earlier outcomes at each new one; 1 means that they keep their weight.
-        prior: Rate towards which `value` is shrunk; see `shrunk_to`.
-        strength: Weight of `prior`, in outcomes.
+    `value` is shrunk towards `prior` as if `strength` outcomes of that rate had been counted.
     """
 
     __slots__ = ("_fade", "_hits", "_prior", "_strength", "_tries")
@@ -31,9 +26,7 @@ class DecayingRate:
     def __init__(
         self, hits: float = 0.0, tries: float = 0.0, *, fade: float, prior: float = 0.0, strength: float = 0.0
     ) -> None:
-        self._hits = hits
-        self._tries = tries
-        self._fade = fade
+        self._hits, self._tries, self._fade = hits, tries, fade
         self._prior, self._strength = prior, strength
 
     def add(self, hit: float) -> None:
@@ -43,11 +36,7 @@ class DecayingRate:
 
     @property
     def value(self) -> float:
-        """The rate, shrunk towards `prior`.
-
-        Raises:
-            ZeroDivisionError: There are no outcomes, and `strength` is 0.
-        """
+        """The rate, shrunk towards `prior`; without outcomes and `strength`, that is a ZeroDivisionError."""
         return self.shrunk_to(self._prior, self._strength)
 
     def shrunk_to(self, rate: float, strength: float) -> float:
@@ -69,13 +58,9 @@ rejected draft costs time and a missing draft costs nothing."""
 
 
 def cell(match: int, share: float, support: int, streak: int) -> Cell:
-    """Return the cell of a guess.
+    """Return the cell of a guess that is a `share` of the continuations of a context with `support` occurrences.
 
-    Args:
-        match: Length of the context in tokens.
-        share: Share of the continuations of the context that equal the guess, 0 to 1.
-        support: Number of occurrences of the context.
-        streak: Number of right guesses in a row before this one.
+    `streak` is the number of right guesses in a row before this one.
     """
     if share >= 1.0:
         agreement = 0 if support > 1 else 1
@@ -108,11 +93,7 @@ def length_class(match: int) -> int:
 
 
 def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
-    """Return the token that a `Chooser` picks.
-
-    Raises:
-        ValueError: `choose` returned another token.
-    """
+    """Return the token that a `Chooser` picks; another one than those of `weights` is a ValueError."""
     token = choose(offset, weights)
     if token not in weights:
         raise ValueError(f"choose returned {token}, which is not among the weights")
@@ -125,9 +106,6 @@ class AcceptanceEstimator:
     A guess is described by (match, count, support): the length of its context, how often the guessed token followed it,
     and how often any token did. Its cell depends on these numbers and on the number of right guesses before it. The
     rate of a cell is shrunk towards the rate of all guesses with its match length, and this rate towards a prior.
-
-    Attributes:
-        acceptance_probs: Estimates for the guesses of the chain so far.
     """
 
     def __init__(self) -> None:
@@ -157,12 +135,10 @@ class AcceptanceEstimator:
 
     def open(self, price: MarginalCost | None, min_chain_prob: float = MIN_CHAIN_PROB) -> None:
         """Start a chain, which ends when a longer one cannot pay, or is accepted with less than `min_chain_prob`."""
-        self.acceptance_probs: list[float] = []
+        self.acceptance_probs: list[float] = []  # estimates for the guesses of the chain so far
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
-        self._price = price
-        self._min_chain_prob = min_chain_prob
-        self._reach = 1.0
+        self._price, self._min_chain_prob, self._reach = price, min_chain_prob, 1.0
 
     def add_guess(self, match: int, count: float, support: int) -> bool:
         """Estimate the next guess of the chain; return True if one more guess may pay."""
@@ -175,7 +151,7 @@ class AcceptanceEstimator:
         return reach >= self._min_chain_prob and (price is None or price.worth_extending(reach, len(self._cells)))
 
     def estimate_undrawn(self, match: int, q: Mapping[int, float], support: int) -> float:
-        """Return the estimate for the first guess before it is sampled from `q`; see `Drafter.propose`, `fixed_length`.
+        """Return the estimate for the first guess before it is sampled from `q`; see `Ask`, `fixed_length`.
 
         Only the largest value of `q` matters, as the share of the guess.
         """
@@ -184,9 +160,8 @@ class AcceptanceEstimator:
     def add_estimates(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft with added estimates; unchanged if it has estimates or is empty.
 
-        The cell of a guess then depends on its position in the draft and on the number of right guesses before the
-        draft. It also depends on the match length, if the drafter provides it. `limit` and `fixed_length` are those of
-        `Drafter.propose`.
+        The cell of a guess then depends on its position in the draft, on the number of right guesses before the draft,
+        and on the match length, if the drafter provides it. `limit` and `fixed_length` are those of `Ask`.
         """
         if draft.acceptance_probs or not draft.tokens:
             self._guesses = ()
@@ -218,15 +193,14 @@ class AcceptanceEstimator:
 
 
 REACH = 6  # range of the map in log-odds, on both sides of 0; one point per 0.5
-
-RATE = 0.02
+RATE = 0.02  # learning rate of its points
 
 
 class ProbabilityCalibrator:
     """A calibration map for probabilities, initially the identity, learnt online in constant time.
 
-    It is a table over log-odds, linear between its points. Each outcome moves the points next to it. This is secondary
-    estimation, as in compressors of the PAQ family (Mahoney 2005, section 4, "APM").
+    It is a table over log-odds, linear between its points. Each outcome moves the points next to it (secondary
+    estimation, as in compressors of the PAQ family: Mahoney 2005, section 4, "APM").
     """
 
     def __init__(self) -> None:

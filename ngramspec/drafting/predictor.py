@@ -1,8 +1,6 @@
 # cython: language_level=3
 """`NGramPredictor`: counts the tokens that followed each short context, and chains the most likely into a draft.
 
-`NGramDrafter` is the predictor as a drafter, with an estimated acceptance probability of each guess.
-
 It follows the n-gram predictor in akunu's book, in the chapter on speculative decoding: a table per order, FNV-1a keys,
 the longest known context first.
 """
@@ -26,8 +24,7 @@ class Shares(Mapping[int, float]):
     __slots__ = ("_counts", "_total")
 
     def __init__(self, counts: Mapping[int, int], total: int) -> None:
-        self._counts = counts
-        self._total = total
+        self._counts, self._total = counts, total
 
     def __getitem__(self, token: int) -> float:
         return self._counts[token] / self._total
@@ -77,10 +74,9 @@ Entry = int | Continuations
 
 
 class CountTable(OrderedDict[int, Entry]):
-    """A mapping from context keys to entries, the least recently updated first.
+    """A mapping from context keys to entries, the least recently updated first, which it drops beyond `MAX_PAIRS`.
 
-    Beyond `MAX_PAIRS`, the table drops the least recently updated contexts. Beyond `MAX_CONTINUATIONS`, a context drops
-    the least recently seen token except its most frequent one.
+    Beyond `MAX_CONTINUATIONS`, a context drops the least recently seen token except its most frequent one.
     """
 
     def __init__(self) -> None:
@@ -165,9 +161,7 @@ class NGramPredictor:
             raise ValueError(f"draft_count must be 1 or more, not {draft_count}")
         if window < max_order:
             raise ValueError(f"window must be max_order ({max_order}) or more, not {window}")
-        self.max_order = max_order
-        self.draft_count = draft_count
-        self.window = window
+        self.max_order, self.draft_count, self.window = max_order, draft_count, window
         self.reset()
 
     def reset(self) -> None:
@@ -186,8 +180,7 @@ class NGramPredictor:
         for index in range(len(keys) - 1, -1, -1):
             entry = tables[index].get(keys[index])
             if entry is not None:
-                continuations = entry if isinstance(entry, Continuations) else Continuations(entry)
-                return index + 1, continuations
+                return index + 1, entry if isinstance(entry, Continuations) else Continuations(entry)
         return None
 
     def count_candidate(self, token: int) -> None:
@@ -217,8 +210,8 @@ class NGramPredictor:
         Args:
             limit: Maximum number of draft tokens; `None` means `draft_count`.
             choose: Function that picks a token from the counts of the context, instead of the most frequent one.
-            should_continue: Function that is called after each token with the length of its context, its count and the
-                total of the context. It returns True to continue.
+            should_continue: Function of the length of the context, the token's count and the total of the context. If
+                it returns False, the draft ends after the token.
 
         Returns:
             The draft, without `acceptance_probs`; shorter than `limit`, or empty, if no table contains the context.
@@ -252,7 +245,7 @@ class NGramPredictor:
 
 
 class NGramDrafter(Drafter):
-    """Drafts with an `NGramPredictor` and learns from every proposal, whether it was verified or not."""
+    """An `NGramPredictor` as a drafter, which learns from every proposal, whether it was verified or not."""
 
     name = "ngram"
 

@@ -20,15 +20,10 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 
 def make_policy(name: str, draft_max: int | None = None) -> Policy:
-    """Create a policy by name.
+    """Create a policy by its name in `POLICIES`, or from the user's class as FILE.py:Class, whose file is run.
 
-    Args:
-        name: Name in `POLICIES`, or the user's class as FILE.py:Class, whose file is run.
-        draft_max: Maximum draft length in tokens; `None` means the policy's default.
-
-    Raises:
-        ValueError: The name is unknown, or `draft_max` is below 1.
-        UserCodeError: The user's class cannot be used.
+    A ValueError means that the name is unknown, or `draft_max` is below 1; a UserCodeError that the user's class cannot
+    be used.
     """
     if name not in POLICIES and not is_user_class(name):
         raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}, or {FORM}")

@@ -19,7 +19,7 @@ from ngramspec.steps import Step
 class HeuristicPolicy(FixedPolicy):
     """Drafts two tokens more after a draft that was accepted entirely, and one fewer after any other.
 
-    This is the schedule of Hugging Face's assisted generation (`num_assistant_tokens_schedule="heuristic"`).
+    This is `num_assistant_tokens_schedule="heuristic"` of Hugging Face's assisted generation.
     """
 
     name = "heuristic"
@@ -59,8 +59,7 @@ class EntropyPolicy(FixedPolicy):
 
     def __init__(self, draft_max: int = 16) -> None:
         super().__init__(draft_max)
-        self._gamma = 1
-        self._entropy: float | None = None
+        self._gamma, self._entropy = 1, math.nan  # until the first logits
         self._details: Mapping[str, float] = {}  # numbers that determined the last `limit`
 
     def observe_logits(self, row: NDArray[np.float32]) -> None:
@@ -70,20 +69,20 @@ class EntropyPolicy(FixedPolicy):
     def plan(
         self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        if draft.entropy is not None and self._entropy is not None:
+        if draft.entropy is not None and not math.isnan(self._entropy):
             self._learn(draft.entropy())
         return verify_up_to(self._gamma, draft, sizes)
 
     def _learn(self, entropy: float) -> None:
         if not math.isfinite(entropy):
             return
-        if self._entropy is not None:
+        if not math.isnan(self._entropy):
             entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._entropy
         self._entropy = entropy
         self._gamma = round(1 + (self._draft_max - 1) * float(self._n_vocab) ** -entropy)
 
     def limit(self) -> int:
-        self._details = {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
+        self._details = {} if math.isnan(self._entropy) else {"entropy": self._entropy, "gamma": self._gamma}
         return self._gamma
 
     def record(self, done: Step) -> None:

@@ -29,27 +29,17 @@ class SuffixAutomaton:
     step along the suffix links, and their number is not bounded. So only the first `MAX_COUNTED` known contexts are
     counted per token. The counts of short contexts may therefore be too low in a text with repetitions, but no
     continuation is lost.
-
-    Attributes:
-        last: State of the whole text.
-        length: Length of the longest context, by state.
-        link: State of the longest suffix that also occurred elsewhere, by state; NOWHERE for the empty context.
-        goals: Next state for each token that followed, by state.
-        counts: Count of each token that followed, by state, in the order of first occurrence.
-        best: Most frequent token that followed, by state, the most recent among equals; NOWHERE at the end of the text.
-        latest: Token that followed last, by state.
-        total: Sum of the counts, by state.
     """
 
     def __init__(self) -> None:
-        self.last = 0
-        self.length: list[int] = []
-        self.link: list[int] = []
-        self.goals: list[dict[int, int]] = []
-        self.counts: list[dict[int, int]] = []
-        self.best: list[int] = []
-        self.latest: list[int] = []
-        self.total: list[int] = []
+        self.last = 0  # state of the whole text; the other attributes are lists by state
+        self.length: list[int] = []  # length of the longest context
+        self.link: list[int] = []  # state of the longest suffix that also occurred elsewhere; NOWHERE for state 0
+        self.goals: list[dict[int, int]] = []  # next state for each token that followed
+        self.counts: list[dict[int, int]] = []  # count of each token that followed, in the order of first occurrence
+        self.best: list[int] = []  # most frequent token that followed, the most recent among equals; NOWHERE at the end
+        self.latest: list[int] = []  # token that followed last
+        self.total: list[int] = []  # sum of the counts
         self._state(0, NOWHERE)
 
     def extend(self, tokens: Sequence[int]) -> None:

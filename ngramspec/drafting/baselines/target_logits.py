@@ -19,11 +19,9 @@ from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.sampling.distribution import largest
 
 STEADY = 7  # maximum length of a run that is counted
-
-
+# Recent predictions of the target after a context: the probabilities of the best two tokens, normalised to a sum of 1,
+# the best first; and how often in a row that token was the best.
 Successors = tuple[Mapping[int, float], int]
-"""Recent predictions of the target after a context: the probabilities of the best two tokens, normalised to a sum of 1,
-the best first; and how often in a row that token was the best."""
 
 
 class SuccessorDrafter(Drafter):
@@ -53,10 +51,7 @@ class SuccessorDrafter(Drafter):
 
     @abstractmethod
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
-        """Return the successors of the draft `tokens`, the length of their context, and the estimator's match length.
-
-        `None` means that no successors are known.
-        """
+        """Return the successors of the draft `tokens`, if any, the length of their context, and the match length."""
 
     def propose(self, ask: Ask) -> Draft:
         estimator, choose = self._estimator, ask.choose
@@ -102,9 +97,7 @@ class RecycleDrafter(SuccessorDrafter):
     """Drafts a chain of best successors of single tokens, by the logits last computed after each token.
 
     Token Recycling (Luo et al. 2024, "Turning trash into treasure", arXiv 2408.08696). The paper keeps the 8 best
-    successors and drafts a tree of 80 tokens; this drafter makes a chain.
-
-    Complexity: O(n_vocab) per verified position, O(1) per draft token. Memory: one entry per distinct evaluated token.
+    successors and drafts a tree of 80 tokens; this drafter makes a chain. O(n_vocab) per verified position.
     """
 
     name = "recycle"
@@ -129,6 +122,7 @@ class RecycleDrafter(SuccessorDrafter):
         return self._estimator.record_outcome(tokens)
 
 
+FILLER = 3  # number of most likely tokens that `NasdDrafter` counts at each position
 WINDOW = 15  # maximum draft length: W, the length of the window, in llama.cpp's example of lookahead decoding
 LONGEST = 3  # number of tokens in the longest context of the pool
 MAX_POOL = 65_536  # maximum number of contexts in the pool; the least recently evaluated one is removed first
@@ -140,11 +134,9 @@ class LookaheadDrafter(SuccessorDrafter):
     Lookahead decoding (Fu et al. 2024, "Break the sequential dependency of LLM inference using lookahead decoding",
     arXiv 2402.02057): each decode call also evaluates a window of guesses at the next positions. The resulting logits
     replace the guesses (Jacobi iteration). The resulting n-grams are pooled, and those that begin with the last tokens
-    of the text are verified. The method pays if a decode call over a dozen tokens costs little more than one over one.
-
-    In the paper the window is a separate branch with an attention mask, and up to G pooled n-grams are verified in
-    addition to it. Here everything is one chain: its beginning is the n-gram to verify, its end the window. The n-grams
-    of the prompt are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
+    of the text are verified. In the paper the window is a separate branch with an attention mask, and up to G pooled
+    n-grams are verified in addition to it. Here everything is one chain: its beginning is the n-gram to verify, its end
+    the window. The n-grams of the prompt are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
 
     A guess is the first of these that exists:
 
@@ -153,15 +145,12 @@ class LookaheadDrafter(SuccessorDrafter):
     - from the trajectory: the token that was most likely at this position in the previous decode call, given its draft;
     - a repetition of the previous token.
 
-    Only `price` ends a draft before the window ends.
-
-    Complexity: O(n_vocab) per verified position, O(1) per draft token and per prompt token.
+    Only the price ends a draft before the window ends. O(n_vocab) per verified position.
     """
 
     name = "lookahead"
     longest = WINDOW
-    # If rows cost nothing, the rows of unlikely guesses are worth evaluating too.
-    min_chain_prob = 0.0
+    min_chain_prob = 0.0  # if rows cost nothing, those of unlikely guesses are worth evaluating too
 
     def begin(self, prompt: Sequence[int]) -> None:
         # The prompt is pooled with the first logits: they show whether the pool belongs to this model.
@@ -206,9 +195,6 @@ class LookaheadDrafter(SuccessorDrafter):
         self._tail = [*self._tail, *tokens][-LONGEST:]
         self._trajectory, self._rows = self._rows[len(tokens) :], []
         return self._estimator.record_outcome(tokens)
-
-
-FILLER = 3  # number of most likely tokens that are counted at each position
 
 
 class NasdDrafter(NGramDrafter):

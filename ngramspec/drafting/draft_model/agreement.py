@@ -44,43 +44,29 @@ from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.draft_model.model import ModelDrafter
 
+# Cases of a guess: both make it; only the model; only the n-grams; the model, without a guess of the n-grams.
 CONSENSUS, MODEL, NGRAMS, ALONE = range(4)
-"""Cases of a guess: both make it; only the model; only the n-grams; the model, without a guess of the n-grams."""
-
+# Initial weights for each case: the constant, and the weights of the log-odds of p and m.
 START = ((0.8, 0.3, 0.8), (0.0, -0.3, 0.7), (-0.7, 0.6, -0.5), (0.2, 0.0, 0.8))
-"""Initial weights for each case: the constant, and the weights of the log-odds of p and m."""
-
 RATE = 0.02  # learning rate of the weights
-
+# Upper ends of the classes of p; the first class is for positions without a guess of the n-grams.
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
-"""Upper ends of the classes of p; the first class is for positions without a guess of the n-grams."""
-
 LEVELS = (0.45, 0.8)  # limits between poor, fair and good guesses, the classes of the chosen guess if the two differ
-
+# Initial rates: how often the two agree, as a part of p, and how often they are then right, at least p.
 AGREEMENT_RATE, CONSENSUS_RATE = 0.9, 0.85
-"""Initial rates: how often the two agree, as a part of p, and how often they are then right, at least p."""
-
+# Initial rates if the two differ: how often each class of `LEVELS` occurs, and how often it is right.
 DISAGREEMENT_RATES = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
-"""Initial rates if the two differ: how often each class of `LEVELS` occurs, and how often it is right."""
-
+# Weights of the initial rates and of earlier texts, in outcomes, and the factor for older outcomes at each new one.
 STRENGTH, CARRY_WEIGHT, FADE = 4.0, 8.0, 0.98
-"""Weights of the initial rates and of earlier texts, in outcomes, and the factor for older outcomes at each new one."""
-
 NONE = 0.02  # value that replaces p if n-grams have no guess
 MAX_AHEAD = 10  # maximum number of guesses that the model reads at once, and of further calls that are considered
-
-
+# A position for which the model was called: p and m, the guesses of the n-grams and the model, and the chosen guess. If
+# n-grams had no guess, p is 0 and their guess -1.
 Observation = tuple[float, float, int, int, int]
-"""A position for which the model was called: p and m, the guesses of the n-grams and the model, and the chosen guess.
-If n-grams had no guess, p is 0 and their guess -1."""
 
 
 class Prospects:
-    """Expected results of calling the model.
-
-    Args:
-        p: Probability of the n-grams' guess; 0 if they have none.
-    """
+    """Expected results of calling the model, if the n-grams' guess has the probability p; 0 if they have none."""
 
     def __init__(self, p: float) -> None:
         self.agreement = _rate(AGREEMENT_RATE * p)  # rate of the model making the same guess
@@ -211,14 +197,8 @@ def plan_call(
 ) -> int | None:
     """Return the number of guesses that the model reads before its own guess; `None` if it should not be called.
 
-    Args:
-        model: Draft model.
-        agreement: Statistics on the agreement of n-grams and model.
-        final: Probabilities of the final guesses of the chain.
-        ps: Probabilities of the n-grams' guesses after them.
-        limit: Maximum length of the draft.
-        price: Cost of one more token.
-        n_read: Number of guesses that the model has read.
+    `final` are the probabilities of the final guesses of the chain, of which the model has read `n_read`, and `ps`
+    those of the n-grams' guesses after them.
     """
     value = ChainValue()
     for chance in final:

@@ -26,21 +26,14 @@ MAX_TOKENS = 1 << 22  # maximum number of remembered tokens, about 12 bytes each
 
 
 class TextIndexSet:
-    """Texts to draft from in addition to the context. `ngramspec.memory.Memory` adds those that are stored on disk.
-
-    Args:
-        indexes: Indexes of earlier texts, which never change.
-
-    Attributes:
-        indexes: Token indexes for lookups, the oldest first; only the last one changes. A negative token marks the seam
-            between two texts. The list object stays the same.
-        answers: Answers to earlier requests of this process; `None` if repeated requests are not treated specially.
-    """
+    """Texts to draft from in addition to the context. `ngramspec.memory.Memory` adds those that are stored on disk."""
 
     def __init__(self, indexes: Sequence[TokenIndex] = ()) -> None:
         self._session_indexes = [TokenIndex()]
+        # Indexes for lookups, the oldest first; only the last one changes. A negative token marks the seam between two
+        # texts. The list object stays the same.
         self.indexes: list[TokenIndex] = [*indexes, *self._session_indexes]
-        self.answers: AnswerStore | None = AnswerStore()
+        self.answers: AnswerStore | None = AnswerStore()  # `None` if repeated requests are not treated specially
 
     def add_text(self, tokens: Sequence[int]) -> None:
         """Add an answer to the memory of this process, unless it stays in the context, which is looked up anyway."""
@@ -57,25 +50,16 @@ class TextIndexSet:
 
 
 _LEADS_TO = 8  # tokens at the end of a prompt that are put before a predicted answer, so that a lookup finds it
-
 LONGEST = 63  # maximum number of tokens in a draft
-
 ROWS = 8  # maximum number of logits rows read after rejected tokens; later rows are rarely useful
-
-CHEAP = 0.05
-"""Maximum cost of a draft token, in decode calls of one token, at which rows after rejected tokens are read."""
-
+CHEAP = (
+    0.05  # maximum cost of a draft token, in decode calls of one token, at which rows after rejected tokens are read
+)
 SHARE = 0.005  # maximum time for reading rows, as a part of a one-token decode call
-
-SLOWER = 1.1
-"""Maximum factor by which one measurement raises the estimated time per row, so that a slow one has little effect."""
-
+SLOWER = 1.1  # maximum factor by which one measurement raises the estimated time per row
+# A draft ends when the probability that all of it is accepted falls below this value, however cheap a token is. It is
+# lower than `MIN_CHAIN_PROB` of the other drafters, so that the cost of a token decides on GPUs too.
 HOPELESS = 0.004
-"""A draft ends when the probability that all of it is accepted falls below this value, however cheap a token is.
-
-It is lower than `MIN_CHAIN_PROB` of the other drafters, so that the cost of a token decides on GPUs too.
-"""
-
 FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the cost that is used if the caller passes no `price`
 
 
@@ -129,11 +113,7 @@ class MixtureDrafter(Drafter):
             weight_files.save(self._state_path, self.guesser.token_weights())
 
     def clone_for_sequence(self) -> Self:
-        """Return a drafter for another sequence at the same time; both share memory and statistics about tokens.
-
-        Raises:
-            ValueError: This drafter stores its own earlier requests, which must come one after the other.
-        """
+        """Return a drafter for another sequence at the same time; both share memory and statistics about tokens."""
         if self._own_memory is not None:
             raise ValueError("a drafter that stores earlier requests itself can draft for only one sequence at a time")
         clone = copy(self)

@@ -1,9 +1,5 @@
 """Files of a guesser's weights: initial weights in the package, and statistics about tokens for each vocabulary.
 
-    load_into(guesser.global_weights(), read_packaged(START))   load the weights of the package
-    load_into(guesser.token_weights(), read(path))                 load the user's statistics about tokens
-    save(path, guesser.token_weights())                            store these statistics
-
 Weights and rates are reset to those of the package for every text. This gives a higher speedup than the weights at the
 end of the previous text (held out, 1.212 against 1.208 on the curve cpu-1.5b-q4_0). Files are npz with float32 arrays
 and the number of their layout. A file with another layout, or a damaged one, is ignored.
@@ -22,9 +18,7 @@ from numpy.typing import NDArray
 
 from ngramspec.storage import atomic_write, cache_folder
 
-LAYOUT = 1
-"""Number of the layout, raised when an index gets another meaning: another state, weight set or fact."""
-
+LAYOUT = 1  # number of the layout, raised when an index gets another meaning: another state, weight set or fact
 # Initial weights of every text, and initial acceptance of the target's predictions; see `answers.py`.
 START = Path(__file__).with_name("start.npz")  # output of `tools/train_start.py`
 ANSWERS = Path(__file__).with_name("answers.npz")  # output of `tools/train_answers.py`
