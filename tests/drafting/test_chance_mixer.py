@@ -1,12 +1,13 @@
 """Tests of the mixture's learning: `ChanceMixer`, and `Correction` and `ProbabilityCalibrator` for biased estimates.
 
-The guesses are synthetic and the seeds are fixed, so every number is the same in every run.
+Both are compared with their definitions, and learn from synthetic guesses with fixed seeds.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -16,98 +17,99 @@ from hypothesis import strategies as st
 from ngramspec.drafting.acceptance_estimator import REACH, ProbabilityCalibrator
 from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
 
-SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 4, 13, 128, -1
+SOURCES, EXPERTS, TOKENS, BIASES, STATES, ABSENT = 8, 4, 2, 13, 128, -1
 FREE_ROOM = 1 << 12
 ROOM = FREE_ROOM + (1 << 17) + (1 << 18)
-FACTS, FREE_CURVES = 6, 512
+SETS = (3, 2, 4, 2, 2)  # numbers of weight sets
+FACTS, CURVES, FREE_CURVES, POINTS = 6, 1 << 13, 512, 9
 PROBABILITY = st.floats(1e-5, 1 - 1e-5)
 
 # --------------------------------------------------------------------------- ChanceMixer
 
 
-def mixer(cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
+def logistic(z: float, limit: float = 12.0) -> float:
+    return 1 / (1 + math.exp(-min(max(z, -limit), limit)))
+
+
+class DefinedMixer:
+    """The mixer by its definition, with a table for each kind of number."""
+
+    def __init__(self) -> None:
+        self.rates = defaultdict[Any, float](lambda: 0.5)
+        self.odds, self.counts, self.biases = (defaultdict[Any, float](float) for _ in range(3))
+        self.weights = defaultdict[Any, list[float]](lambda: [0.25] * (SOURCES + 1))
+        self.blends = defaultdict[Any, list[float]](lambda: [1 / EXPERTS] * EXPERTS)
+        self.slopes = defaultdict[Any, float](lambda: 1.5)
+
+    def estimate(self, states: list[int], views: list[int], facts: list[int]) -> float:
+        self.states, self.facts, self.blend = states, facts, self.blends[views[EXPERTS]]
+        self.inputs = [0.0 if state == ABSENT else self.odds[pair] for pair in enumerate(states) for state in pair[1:]]
+        self.inputs.append(0.3)
+        self.sets = [self.weights[pair] for pair in enumerate(views[:EXPERTS])]
+        sums = [sum(w * x for w, x in zip(row, self.inputs, strict=True)) for row in self.sets]
+        self.outputs = [min(max(z, -8.0), 8.0) for z in sums]
+        blended = sum(w * x for w, x in zip(self.blend, self.outputs, strict=True))
+        self.p = logistic(blended + sum(self.biases[fact] for fact in facts))
+        return self.p
+
+    def learn(self, right: bool) -> None:
+        if not right and self.p < 0.01:
+            return
+        error = right - self.p
+        for k, (row, output) in enumerate(zip(self.sets, self.outputs, strict=True)):
+            for i, x in enumerate(self.inputs):
+                row[i] += 0.02 * (right - logistic(output)) * x
+            self.blend[k] += 0.001 * error * output
+        for pair in enumerate(self.states):
+            if pair[1] != ABSENT:
+                rate = self.rates[pair] + (right - self.rates[pair]) / (self.counts[pair] + 3)
+                self.rates[pair] = rate = min(max(rate, 0.002), 0.998)
+                self.counts[pair] = min(self.counts[pair] + 1, 250)
+                self.odds[pair] = math.log(rate / (1 - rate))
+        for fact in self.facts:
+            self.slopes[fact] += error * error
+            self.biases[fact] += 0.3 * error / math.sqrt(self.slopes[fact])
+
+
+def set_inputs(o: Any, cell: int, states: list[int], views: list[int], facts: list[int]) -> None:
+    for name, values in (("states", states), ("views", views), ("facts", facts)):
+        for i, value in enumerate(values):
+            getattr(o, name)[cell * len(values) + i] = value
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 10))])
+def test_chance_mixer_equals_its_definition(seed: int) -> None:
+    """Several cells wait for their outcomes. States, facts and weight sets are few, so most were seen before."""
+    rng, o, defined = random.Random(seed), ChanceMixer(3, SETS), DefinedMixer()
+    places = [0, 1, FREE_ROOM - 1, FREE_ROOM, ROOM - 2, ROOM - 1]
+    for step in range(1500):
+        cell = rng.randrange(3)
+        inputs = (
+            [rng.choice((ABSENT, 0, 5, STATES - 1)) for _ in range(SOURCES)],
+            [rng.randrange(n) for n in SETS],
+            [rng.choice(places) for _ in range(BIASES)],
+        )
+        set_inputs(o, cell, *inputs)
+        assert o.estimate(cell) == o.p[cell] == pytest.approx(defined.estimate(*inputs), rel=1e-9)
+        right = rng.random() < (0.9 if inputs[0][2] == 5 else 0.002 if step > 1000 else 0.2)
+        o.learn(cell, right)
+        defined.learn(right)
+    assert len(defined.odds) > 20
+    row = SOURCES + 1
+    shared, last = (o.global_weights()[name] for name in ("first_weights", "last_weights"))
+    for (k, n), weights in defined.weights.items():
+        held = o.token_weights()["weights"] if k == TOKENS else shared if k < TOKENS else last
+        start = (n + (SETS[0] if k == 1 else 0)) * row
+        assert list(held[start : start + row]) == pytest.approx(weights)
+    assert list(o.token_weights()["bias"][:1]) == pytest.approx([defined.biases[FREE_ROOM]])
+
+
+def mixer(cells: int = 1) -> Any:
     """Return a mixer whose sources are all absent and in which every fact of every cell has a separate weight."""
-    made = ChanceMixer(cells, sets)
-    for i in range(cells * SOURCES):
-        made.states[i] = ABSENT
-    for i in range(cells * BIASES):
-        made.facts[i] = i
+    made = ChanceMixer(cells, (3, 2, 2, 2, 2))
+    for cell in range(cells):
+        set_inputs(made, cell, [ABSENT] * SOURCES, [0] * (EXPERTS + 1), [cell * BIASES + i for i in range(BIASES)])
     return made
-
-
-def expect(o: Any, source: int, state: int, p: float) -> None:
-    """Set the initial probability of a state."""
-    learnt = o.global_weights()
-    learnt["rate"][source * STATES + state] = p
-    learnt["odds"][source * STATES + state] = math.log(p / (1 - p))
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.03, 0.5, 0.9, 1.0])
-def test_chance_mixer_learns_rate_of_state_and_follows_change(rate: float) -> None:
-    rng = random.Random(0)
-    o = mixer()
-    o.states[2] = 17
-    seen = []
-    for _ in range(4000):
-        seen.append(o.estimate(0))
-        o.learn(0, rng.random() < rate)
-    assert sum(seen[-1000:]) / 1000 == pytest.approx(rate, abs=0.03)
-    for _ in range(300):
-        o.estimate(0)
-        o.learn(0, rate < 0.5)
-    assert abs(o.estimate(0) - (rate < 0.5)) < 0.1
-
-
-def test_chance_mixer_uses_initial_rates_and_ignores_absent_sources() -> None:
-    o = mixer()
-    o.states[3] = 5
-    chances = []
-    for p in (0.1, 0.5, 0.9):
-        expect(o, 3, 5, p)
-        chances.append(o.estimate(0))
-    # A single source with a weight of a quarter gives a less extreme probability.
-    assert chances[0] < chances[1] < chances[2]
-    assert chances[1] == pytest.approx(0.5, abs=0.05)
-    assert o.p[0] == chances[2]
-    for i in range(SOURCES):
-        for state in range(STATES):
-            if i != 3:
-                expect(o, i, state, 0.01)
-    assert o.estimate(0) == chances[2]
-    o.states[1] = 0
-    assert o.estimate(0) < chances[2]
-
-
-def test_chance_mixer_learn_leaves_other_cells_and_states_unchanged() -> None:
-    o = mixer()
-    o.states[0] = 1
-    o.states[SOURCES] = 2
-    for i in range(EXPERTS + 1):
-        o.views[EXPERTS + 1 + i] = 1
-    before = o.estimate(1)
-    for _ in range(500):
-        o.estimate(0)
-        o.learn(0, False)
-    assert o.estimate(1) == before  # different state, weights and facts
-    assert o.estimate(0) < 0.05
-    o.states[SOURCES] = 1
-    assert o.estimate(1) < before
-
-
-def test_chance_mixer_distinguishes_guesses_by_one_fact() -> None:
-    rng = random.Random(2)
-    o = mixer(cells=2)
-    for i in range(BIASES):
-        o.facts[BIASES + i] = o.facts[i]
-    o.facts[4], o.facts[BIASES + 4] = ROOM - 2, ROOM - 1
-    for cell in range(2):
-        o.states[cell * SOURCES] = 1
-    for _ in range(3000):
-        for cell, rate in ((0, 0.9), (1, 0.1)):
-            o.estimate(cell)
-            o.learn(cell, rng.random() < rate)
-    assert o.estimate(0) == pytest.approx(0.9, abs=0.06)
-    assert o.estimate(1) == pytest.approx(0.1, abs=0.06)
 
 
 def cost(chances: list[float], outcomes: list[bool]) -> float:
@@ -118,7 +120,7 @@ def cost(chances: list[float], outcomes: list[bool]) -> float:
 def test_chance_mixer_is_calibrated_and_beats_each_source() -> None:
     """Two sources predict each guess; its true odds are the product of the odds of its two states."""
     rng, count = random.Random(3), 20_000
-    o = mixer(cells=1)
+    o = mixer()
     first, second = [-2.0, -0.5, 0.7, 2.0], [-1.5, 0.0, 2.5]
     chances, outcomes = [], []
     by_source: list[list[int]] = [[], []]
@@ -145,120 +147,35 @@ def test_chance_mixer_is_calibrated_and_beats_each_source() -> None:
         assert cost(chances, outcomes) < cost([alone[state] for state in said], outcomes) - 0.05
 
 
-def test_chance_mixer_expert_learns_from_its_own_error() -> None:
-    """Weights keep learning even if facts already explain the outcomes, so guesses with other facts benefit."""
-    o = mixer()
-    o.states[0] = o.states[SOURCES] = 1
-    for i in range(BIASES):
-        o.facts[BIASES + i] = 100 + i
-    for _ in range(2000):
-        o.estimate(0)
-        o.learn(0, True)
-    # The state's rate has reached its maximum by then; with its weight of a quarter alone, the result would be 0.83.
-    assert o.estimate(1) > 0.95
-
-
-def test_chance_mixer_separates_token_weights_from_shared_weights() -> None:
-    o = mixer(cells=1, sets=(3, 2, 4, 2, 2))
-    o.states[0] = 1
-    for i in range(EXPERTS):
-        o.views[i] = 1
-    expect(o, 0, 1, 0.9)
-    o.estimate(0)
-    o.learn(0, True)
-    row = SOURCES + 1
-    held = (o.global_weights()["first_weights"], o.token_weights()["weights"], o.global_weights()["last_weights"])
-    assert [len(weights) for weights in held] == [5 * row, 4 * row, 2 * row]
-    # The state and the constant moved, in the set that each expert's view selected.
-    moved = [[at // row for at, weight in enumerate(weights) if weight != 0.25] for weights in held]
-    assert moved == [[1, 1, 4, 4], [1, 1], [1, 1]]
-
-
-def test_chance_mixer_with_extreme_input_keeps_valid_probabilities() -> None:
-    rng = random.Random(4)
-    o = mixer(cells=3)
-    for step in range(4000):
-        for cell in range(3):
-            for i in range(SOURCES):
-                o.states[cell * SOURCES + i] = rng.choice((ABSENT, 0, STATES - 1))
-            for i in range(BIASES):
-                o.facts[cell * BIASES + i] = rng.choice((0, ROOM - 1))  # All facts may be equal.
-            for i in range(EXPERTS + 1):
-                o.views[cell * (EXPERTS + 1) + i] = rng.randrange(2)
-            assert 0 < o.estimate(cell) < 1
-            o.learn(cell, step < 2000)
-
-
 # --------------------------------------------------------------------------- Correction
 
 
-def corrected(cells: int = 2) -> Any:
-    """Return a correction in which every fact of every cell has a separate curve."""
-    made = Correction(cells)
-    for i in range(cells * FACTS):
-        made.facts[i] = i
-    return made
-
-
-@given(p=PROBABILITY)
-def test_correction_without_outcomes_returns_input(p: float) -> None:
-    o = corrected()
-    assert o.estimate(1, p) == pytest.approx(p, rel=1e-9)
-    assert o.p[1] == o.estimate(1, p)
-
-
-@pytest.mark.parametrize("shift", [-1.5, 0.0, 1.0])
-def test_correction_learns_constant_shift_of_log_odds(shift: float) -> None:
-    rng = random.Random(1)
-    o = corrected()
-    late = []
-    for _ in range(20_000):
-        p = rng.uniform(0.03, 0.97)
-        truth = 1 / (1 + math.exp(-math.log(p / (1 - p)) - shift))
-        late.append((o.estimate(0, p), truth))
-        o.learn(0, rng.random() < truth)
-    late = late[-5000:]
-    assert abs(sum(p - truth for p, truth in late)) / 5000 < 0.02
-    assert sum(abs(p - truth) for p, truth in late) / 5000 < 0.04
-
-
-def test_correction_learns_separate_curve_per_fact() -> None:
-    """The estimate is 0.5; the true probability is 0.1 with one fact and 0.9 with another."""
-    rng = random.Random(2)
-    o = corrected()
-    for i in range(FACTS - 1):
-        o.facts[FACTS + i] = o.facts[i]
-    for _ in range(5000):
-        for cell, rate in ((0, 0.1), (1, 0.9)):
-            o.estimate(cell, 0.5)
-            o.learn(cell, rng.random() < rate)
-    assert o.estimate(0, 0.5) == pytest.approx(0.1, abs=0.05)
-    assert o.estimate(1, 0.5) == pytest.approx(0.9, abs=0.05)
-    # Far from this estimate, the curves have learned nothing.
-    assert o.estimate(0, 0.99) == pytest.approx(0.99, abs=0.001)
-
-
-def test_correction_separates_token_curves_from_shared_curves() -> None:
-    o = corrected(cells=1)
-    o.facts[FACTS - 1] = FREE_CURVES
-    o.estimate(0, 0.5)
-    o.learn(0, False)
-    for held, curves in ((o.global_weights(), FACTS - 1), (o.token_weights(), 1)):
-        assert held.keys() == {"height", "slope"}
-        assert sum(height != 0 for height in held["height"]) == curves
-        assert sum(slope != 1 for slope in held["slope"]) == curves
-    assert o.token_weights()["height"][4] != 0  # the middle of its first curve
-
-
-def test_correction_with_extreme_input_keeps_valid_probabilities() -> None:
-    o = corrected()
-    for i in range(FACTS):
-        o.facts[i] = 7  # All facts may be equal.
-    for right in (True, False):
-        for p in (1e-6, 0.5, 1 - 1e-6):
-            for _ in range(2000):
-                assert 0 < o.estimate(0, p) < 1
-                o.learn(0, right)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 10))])
+def test_correction_equals_its_definition(seed: int) -> None:
+    rng, o = random.Random(seed), Correction(2)
+    heights, slopes = defaultdict[Any, float](float), defaultdict[Any, float](lambda: 1.0)
+    for _ in range(2000):
+        cell, p = rng.randrange(2), rng.choice((1e-6, 0.03, 0.5, rng.random() or 0.5, 1 - 1e-6))
+        facts = [rng.choice((0, 1, FREE_CURVES - 1, FREE_CURVES, CURVES - 1)) for _ in range(FACTS)]
+        for i, fact in enumerate(facts):
+            o.facts[cell * FACTS + i] = fact
+        z = math.log(p / (1 - p))
+        point, share = divmod((min(max(z, -7.99), 7.99) + 8) / 2, 1)
+        near = [((fact, int(point)), 1 - share) for fact in facts]
+        far = [((fact, int(point) + 1), share) for fact in facts]
+        expected = logistic(z + sum(heights[place] * weight for place, weight in (*near, *far)))
+        assert o.estimate(cell, p) == o.p[cell] == pytest.approx(expected, rel=1e-9)
+        right = rng.random() < 0.3
+        o.learn(cell, right)
+        for pair in zip(near, far, strict=True):
+            for place, weight in pair:
+                slopes[place] += ((right - expected) * weight) ** 2
+                heights[place] += 0.1 * (right - expected) * weight / math.sqrt(slopes[place])
+    assert len(heights) > 40
+    for (fact, at), height in heights.items():
+        held, curve = (o.token_weights(), fact - FREE_CURVES) if fact >= FREE_CURVES else (o.global_weights(), fact)
+        assert held["height"][curve * POINTS + at] == pytest.approx(height)
+        assert held["slope"][curve * POINTS + at] == pytest.approx(slopes[fact, at])
 
 
 # --------------------------------------------------------------------------- ProbabilityCalibrator

@@ -177,18 +177,6 @@ def test_guesser_with_wrong_memory_lowers_probability() -> None:
     assert last > 0.9
 
 
-def test_guesser_uses_memory_that_grows() -> None:
-    live = remembered()
-    g = begun([1, 2, 3], [live])
-    assert guess(g, 5) == ()
-    for i in range(6):  # The memory's arrays grow several times.
-        text = noise(700 * (i + 1), 20 + i, 10**6)
-        live.extend(text)
-        live.append(SEAM)
-        g.begin(text[300:304])
-        assert guess(g, 30) == tuple(text[304:334])
-
-
 def test_guesser_never_proposes_seam() -> None:
     # A seam is never a guess, neither at the end of a text nor if a damaged file points to it.
     index = remembered([5, 6, 7])
@@ -263,16 +251,6 @@ def test_guesser_put_of_foreign_token_continues_chain() -> None:
     g.set_guess(0, 50)
     assert g.accept([50, 51]) == 1
     assert g.text() == [1, 2, 3, 50, 51]
-
-
-def test_guesser_put_of_own_guess_keeps_chain() -> None:
-    text = noise(20, 3) * 3
-    alone, put = begun(text), begun(text)
-    guess(alone, 6)
-    for at, token in enumerate(alone.chain()[0]):
-        put.score_position(at)
-        put.set_guess(at, token)
-    assert put.chain() == alone.chain()
 
 
 # --------------------------------------------------------------------------- positions kept between tokens

@@ -213,18 +213,6 @@ def test_second_opinion_learns_gain_and_partly_forgets_at_new_text() -> None:
         assert failed < max(bad.prospects(p).disagreements)[1] < max(AgreementModel().prospects(p).disagreements)[1]
 
 
-def test_second_opinion_learns_probability_after_agreement() -> None:
-    opinion, other = AgreementModel(), AgreementModel()
-    for i in range(300):
-        opinion.learn((0.6, 0.9, 5, 5 if i % 2 else 7, 5), 5 if i % 2 else 6)
-    after = opinion.prospects(0.6)
-    assert after.agreement.value == pytest.approx(0.5, abs=0.05)
-    assert after.consensus.value > max(other.prospects(0.6).consensus.value, 0.95)
-    assert opinion.prospects(0.2).disagreements == other.prospects(0.2).disagreements, (
-        "another class of p learnt nothing"
-    )
-
-
 def test_second_opinion_probabilities_converge_to_observed_rates() -> None:
     """The model overestimates and the n-grams underestimate their chances."""
     opinion = AgreementModel()

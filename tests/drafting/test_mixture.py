@@ -12,24 +12,15 @@ import pytest
 from support.memories import make_document, open_store
 
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import Ask, MarginalCost
+from ngramspec.drafting.draft import Ask
 from ngramspec.drafting.mixture import weight_files
-from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, TextIndexSet
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.memory import Memory
 
 FREE, TOKENS = 1 << 12, 1 << 17
 NOVEL = random.Random(5).sample(range(10, 10**5), 60)
 TEXT = random.Random(7).sample(range(30), 20) * 20
-
-
-def test_mixture_draft_length_keeps_within_limit_and_price() -> None:
-    drafter = MixtureDrafter()
-    drafter.begin([1, 2, 3, 4] * 20)
-    for limit in (62, 63, 64, 10**6):
-        assert len(drafter.propose(Ask(limit))) == min(limit, LONGEST)
-    # The price has slopes for only this many tokens.
-    assert len(drafter.propose(Ask(20, price=MarginalCost(0.0, [0.01] * 6)))) == 5
 
 
 @pytest.mark.parametrize("fixed_length", [False, True])

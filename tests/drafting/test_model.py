@@ -235,19 +235,9 @@ def run_timed(
     prompt: Sequence[int] = PROMPT,
     **options: Any,
 ) -> tuple[Stats, Blurred, float]:
-    """Generate a text with the cost policy on a mock clock.
+    """Return the counters of a text on a mock clock, the draft model, and the seconds of decoding.
 
-    Args:
-        token: Seconds of a pass of the draft model over one token; a pass of the target takes 1.
-        blur: Noise of the draft model; see `Blurred`.
-        slope: Seconds of each further token in a pass of the target.
-        each: Cost of each further token in a pass of the draft model, in units of `token`.
-        max_tokens: Maximum number of tokens.
-        prompt: Prompt of the text.
-        options: Further arguments of `SpeculativeDecoder`.
-
-    Returns:
-        The counters, the draft model, and the seconds of decoding.
+    A pass of the target takes 1 and `slope` for each further token, one of the draft model `token` and `each * token`.
     """
     clock = Clock(tick=1e-6)
     model = Blurred(60, blur=blur, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)

@@ -308,11 +308,11 @@ def test_traced_request_has_the_drafts_of_an_untraced_one_and_explains_them() ->
     decoder = make_decoder(make_model(16), slope=0.1, drafter="mixture", policy="cost")
     policy, prompt = decoder.policy, [1, 2, 3, 4] * 8
     text, traced = drive(decoder, prompt, max_tokens=150, return_decisions=True)
-    assert isinstance(decoder.policy, TracedCostPolicy)
+    assert isinstance(decoder.loop.policy, TracedCostPolicy)
     assert all(step.policy_details["reason"] for step in traced[1:])
     assert len({len(step.drafted) for step in traced}) > 2
     drive(decoder, prompt, max_tokens=9)
-    assert decoder.policy is policy, "untraced requests run without the wrapper"
+    assert decoder.loop.policy is policy, "untraced requests run without the wrapper"
     decoder = make_decoder(make_model(16), slope=0.1, drafter="mixture", policy="cost")
     plain_text, plain = drive(decoder, prompt, max_tokens=150)
     assert (plain_text, [step.drafted for step in plain]) == (text, [step.drafted for step in traced])
