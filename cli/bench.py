@@ -31,9 +31,8 @@ from ngramspec.user_class import FORM, is_user_class
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, provenance
 from .console import note, pluralize, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model
-from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
-from .view import run_counted, slow_core, tuning_line
+from .show import Output, PostOptions, command_line, json_option, run_counted, slow_core, tuning_line
 
 OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ from ngramspec.sampling.settings import TextRules, option
 
 from . import chat_commands
 from .chat_input import Terminal, disable_echo, read_lines
-from .chat_session import Session, load_last, open_model
+from .chat_session import ChatOptions, Session, load_last, open_model
 from .chat_settings import SETTINGS
 from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
 from .options import DISPLAY, STOP, TRACE, Model, check_predict, check_stop
@@ -80,7 +80,7 @@ def chat(
     After the answer to -f FILE or -p TEXT, the chat continues if stdin is a terminal. Otherwise that is the only
     message; without it, each line of stdin is a turn. stdout then contains only the answers, and stderr the reasoning.
     """
-    limit = check_predict(predict)
+    check_predict(predict)
     sampling_settings = sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     stops = check_stop(stop)
@@ -89,29 +89,26 @@ def chat(
     writer = TraceWriter(trace) if trace is not None else None
     conversation, recorded_model = load_last() if resume else (Conversation(), "")
     conversation.system = system or conversation.system
-    with disable_echo() if interactive else nullcontext():  # keys typed while the model loads go to the prompt
+    with disable_echo():  # keys typed while the model loads go to the prompt
         source = find(model, load, DISPLAY)
         template_worker.start()
         loaded_model = open_model(source, load)
         loaded_model.target.vocabulary.check_chat_template()
     check_sampling(loaded_model.target.vocabulary, sampling_settings)
     reasoning.check(loaded_model.target.vocabulary.chat_template)
-    session = Session(
-        source,
+    options = ChatOptions(
         replace(load, hf_repo=None),
-        loaded_model,
         sampling_settings,
         acceptance,
-        limit=limit,
-        interactive=interactive,
+        reasoning,
+        rules,
+        random_seed=sampling.seed == -1,
+        predict=predict,
+        stop=stops,
+        markdown=not no_markdown,
+        keep=keep or resume,
     )
-    session.random_seed, session.stop, session.trace = sampling.seed == -1, stops, writer
-    session.rules = rules
-    session.conversation, session.keep = conversation, keep or resume
-    session.variables.update(reasoning.variables)
-    session.reasoning_budget = reasoning.reasoning_budget
-    session.reasoning_message = reasoning.reasoning_budget_message
-    session.view.markdown = not no_markdown
+    session = Session(source, loaded_model, options, conversation, interactive=interactive, trace=writer)
     if show_drafts:
         try:
             chat_commands.set_drafts(session, True)
@@ -161,7 +158,7 @@ def _toolbar(session: Session) -> str:
     parts = [session.source.label, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attachments:
         parts.append(f"{pluralize(len(session.attachments), 'file')} attached")
-    if session.keep:
+    if session.options.keep:
         parts.append("saved")
     return printable(" · ".join(parts))
 

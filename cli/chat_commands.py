@@ -6,24 +6,23 @@ import base64
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from ngramspec.chat.conversation import Turn, load, save
+from ngramspec.chat.conversation import Turn, load
 from ngramspec.chat.stream import Delta
-from ngramspec.data import NGramSpecError, encode
+from ngramspec.data import NGramSpecError
 from ngramspec.loading.load import find
 
 from . import chat_settings
 from .chat_session import Session, conversation_path
 from .chat_view import totals
 from .console import note, pluralize, print_error, printable, read_text, stderr
-from .markdown_rows import code_blocks
+from .markdown import code_blocks
 from .options import DISPLAY
-from .view import ACCEPTED, CORRECTION, REFUSED
+from .show import ACCEPTED, CORRECTION, REFUSED
 
 MAX_FILE_BYTES = 8 * 2**20
 """Maximum size in bytes of a file that is read."""
@@ -104,7 +103,7 @@ def _last(session: Session) -> Turn:
 def _retry(session: Session, _argument: str) -> bool:
     """Regenerate the last answer with another seed."""
     _last(session)
-    if session.sampling.greedy:
+    if session.options.sampling.greedy:
         note("the answer does not change at temperature 0; use /set temp 0.8 for variation")
     return session.regenerate()
 
@@ -200,16 +199,16 @@ def _set(session: Session, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if not name:
         settings = chat_settings.SETTINGS.items()
-        rows = ((each, printable(setting.show(session)), setting.help) for each, setting in settings)
+        rows = ((each, printable(setting.show(session)), setting.spec.help) for each, setting in settings)
         _list(rows, Column(max_width=18, overflow="fold"))
         return
     setting = chat_settings.find(name)
     value = value.strip()
     if not value:
-        note(f"{name} is {setting.show(session)}. {setting.help}")
+        note(f"{name} is {setting.show(session)}. {setting.spec.help}")
         return
     try:
-        setting.change(session, None if value == chat_settings.DEFAULT else value)
+        setting.change(session, value)
     except (ValueError, NGramSpecError) as error:
         raise NGramSpecError(f"/set {name}: {error}") from error
     note(f"{name} is {setting.show(session)}")
@@ -220,7 +219,7 @@ def _model(session: Session, name: str) -> None:
     if not name:
         note(f"{session.source.label} ({session.source.path}); ngramspec models lists the models on this machine")
         return
-    session.reload_model(find(name, session.load, DISPLAY), session.load)
+    session.load(find(name, session.options.load, DISPLAY), session.options.load)
     note(f"{session.source.label}, context of {session.target.n_ctx} tokens, continues the conversation")
 
 
@@ -237,7 +236,7 @@ def _memory(session: Session, _argument: str) -> None:
         tokens = memory.n_stored_tokens
         note(f"drafts come from this conversation and {tokens} tokens of your memory (ngramspec memory list)")
     answers = "are saved" if memory is not None and memory.saves_answers else "are not saved"
-    conversation = f"is saved in {conversation_path()}" if session.keep else "is not saved"
+    conversation = f"is saved in {conversation_path()}" if session.options.keep else "is not saved"
     note(f"answers {answers} for later drafts; the conversation {conversation}")
 
 
@@ -263,7 +262,7 @@ def _system(session: Session, text: str) -> None:
 
 def _stats(session: Session, _argument: str) -> None:
     """Show the speed and the draft statistics of this session."""
-    target, decoder, sampling = session.target, session.decoder, session.sampling
+    target, decoder, sampling = session.target, session.decoder, session.options.sampling
     facts = {
         "model": session.source.label,
         "context": f"{len(target.sequences[0].tokens)} of {target.n_ctx} tokens used",
@@ -297,7 +296,7 @@ def set_drafts(session: Session, on: bool) -> None:
 def _save(session: Session, argument: str) -> None:
     """Write the conversation to FILE as JSON."""
     path = Path(argument).expanduser()
-    save(session.conversation, path, model=session.source.label, sampling=encode(asdict(session.sampling)))
+    session.save(path)
     note(f"saved {_turns(session)} to {path}")
 
 

@@ -5,6 +5,7 @@ Ctrl-C stops an answer, not the session.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -44,7 +45,6 @@ class StopKey:
         self.pressed = False
 
     def __enter__(self) -> StopKey:
-        """Start to watch an answer."""
         self._answering, self.pressed = True, False
         return self
 
@@ -66,38 +66,22 @@ class StopKey:
 @contextmanager
 def disable_echo() -> Iterator[None]:
     """Hide keys typed during the block, such as Ctrl-C; the next prompt receives them one by one."""
-    try:
-        import termios
-    except ImportError:  # Windows
+    if os.name != "posix" or sys.stdin is None or not sys.stdin.isatty():
         yield
         return
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (termios.error, ValueError, OSError, TypeError):  # stdin is not a terminal or is missing
-        yield
-        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
     quiet = [*before]
     # Without this change the terminal would turn Enter into Ctrl-J.
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        """Restore the terminal before a signal ends the program without unwinding."""
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
-
-    deadly = signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
-    if deadly:
-        signal.signal(signal.SIGQUIT, end)
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield
     finally:
         with suppress(termios.error):  # the terminal was closed
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-        if deadly:
-            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 class _CleanHistory(FileHistory):

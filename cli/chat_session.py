@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -21,17 +20,56 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.load import LoadedModel, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, budget_for
+from ngramspec.sampling.settings import NO_RULES, Allowed, Sampling, TextRules, budget_for, option
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
 
-from .answer_line import AnswerReport
 from .chat_input import StopKey, disable_echo
-from .chat_view import AnswerView
-from .console import Terminated, fail, format_error, guard_stdout, note, prefill_bar, print_error
-from .memory_tip import MemoryTip
-from .options import DISPLAY, keep
-from .reasoning_options import UNLIMITED
+from .chat_view import AnswerView, MemoryTip
+from .console import Terminated, fail, format_error, guard_stdout, note, print_error
+from .options import DISPLAY, check_predict, keep
+from .reasoning_options import ENABLE, ReasoningOptions
+from .show import AnswerReport, prefill_bar
+
+
+def _parse_stop(texts: Sequence[str]) -> tuple[str, ...]:
+    if not all(texts):
+        raise ValueError("a stop string must not be empty")
+    return tuple(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Options of a chat. Its `/set` knows those of the groups, and those declared with `option`."""
+
+    load: LoadSettings
+    sampling: Sampling
+    acceptance: Acceptance
+    reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
+    rules: TextRules = NO_RULES  # without the budget of reasoning, which depends on the prompt
+    random_seed: bool = False  # True if each conversation draws a new seed
+    predict: int = option(
+        -1,
+        help="Maximum number of tokens per answer; -1: until the context is full.",
+        allowed=Allowed(lambda n: n == -1 or n > 0, "at least 1, or -1 (until the context is full)"),
+    )
+    stop: tuple[str, ...] = option((), help="Stop strings, quoted as in a shell.", parse=_parse_stop, repeatable=True)
+    markdown: bool = option(True, help="Render Markdown: on or off.")
+    # While it is on, the file on disk always mirrors the current conversation: undone and forgotten turns are removed
+    # from it too. If several chats save theirs, the file contains the one that got the last answer.
+    keep: bool = option(
+        False, help="Save this conversation for chat --resume: on, or off (which deletes the saved one)."
+    )
+
+    @property
+    def restriction(self) -> str:
+        """The rule or budget that limits the acceptance of drafts, as `TextRules.restriction` names it."""
+        return self.reasoning.restriction or self.rules.restriction
+
+
+def draw_seed() -> int:
+    """Return a random seed."""
+    return random.SystemRandom().randrange(2**32)
 
 
 def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
@@ -55,51 +93,63 @@ def load_last() -> tuple[Conversation, str]:
 
 
 class Session:
-    """State of a chat that lasts longer than a turn."""
+    """State of a chat that lasts longer than a turn.
+
+    `interactive` is True if a user is at a terminal, and `trace` gets all passes.
+    """
 
     def __init__(
         self,
         source: ModelSource,
-        settings: LoadSettings,
         loaded_model: LoadedModel,
-        sampling: Sampling,
-        acceptance: Acceptance,
+        options: ChatOptions,
+        conversation: Conversation | None = None,
         *,
-        limit: int,
         interactive: bool = False,
+        trace: TraceWriter | None = None,
     ) -> None:
-        self._use(source, settings, loaded_model)
-        self.sampling, self.acceptance = sampling, acceptance
-        self.random_seed = False  # True if each conversation draws a new seed
-        self.limit = limit  # maximum number of tokens in an answer
-        self.stop: Sequence[str] = ()  # stop strings that end an answer
-        self.conversation = Conversation()
-        self.trace: TraceWriter | None = None  # writer of the trace of all passes
-        self.interactive = interactive  # True if a user is at a terminal
-        self.view = AnswerView()
+        self._load(source, loaded_model)
+        self.options = options
+        self.conversation = conversation or Conversation()
+        self.interactive, self._trace = interactive, trace
+        self.view = AnswerView(markdown=options.markdown)
         self.stop_key = StopKey(keep_session=interactive)
         self.totals = Stats()  # counters over all answers, including those before a /reset
         self.answers = 0  # number of answers
-        # If `keep` is True, the file on disk always mirrors the current conversation: undone and forgotten turns are
-        # removed from it too. If several chats save theirs, the file contains the one that got the last answer.
-        self.keep = False
         self.attachments: list[str] = []  # texts inserted before the next message
         self.prediction = ""  # text that the next answer is likely to copy
-        self.variables: dict[str, Any] = {}  # additional variables of the chat template, such as "enable_thinking"
-        self.rules = NO_RULES  # rules of each answer, except the budget of reasoning
-        self.reasoning_budget = UNLIMITED  # maximum number of tokens in a block of reasoning
-        self.reasoning_message = ""  # text before the closing tag that ends reasoning at its budget
         self.editing = False  # True if the user's next message replaces the last one
-        self.report = AnswerReport()
-        self.memory_tip = MemoryTip()
+        self._report = AnswerReport()
+        self._tip = MemoryTip()
         self._opening = ""  # start of the answer that is part of the last prompt
 
-    def _use(self, source: ModelSource, settings: LoadSettings, loaded_model: LoadedModel) -> None:
-        self.source, self.load, self._loaded = source, settings, loaded_model
+    def _load(self, source: ModelSource, loaded_model: LoadedModel) -> None:
+        self.source, self._loaded = source, loaded_model
         self.target, self.decoder, self.memory = loaded_model.target, loaded_model.decoder, loaded_model.memory
         # Answers of the last turns are passed to the memory when they leave the context.
         self._pending_answers: list[list[int]] = []
         self._n_tokens: int | None = None
+
+    def use(self, options: ChatOptions) -> None:
+        """Use other options for the following answers.
+
+        Raises:
+            NGramSpecError: Options that the model or the acceptance of drafts does not support; nothing has changed.
+            ValueError: The same.
+        """
+        if options.load != self.options.load:
+            self.load(self.source, options.load)
+        template = self.target.vocabulary.chat_template
+        if options.reasoning != self.options.reasoning:
+            if options.reasoning.variables and ENABLE not in (template or ""):
+                raise NGramSpecError(f"this model's chat template has no variable for reasoning ({ENABLE})")
+            if options.reasoning.limited and not reasoning_tags(template):
+                raise NGramSpecError("this model's chat template has no reasoning tags")
+        self.target.vocabulary.sampler(options.sampling)
+        options.acceptance.rule(options.sampling, options.restriction)
+        self.options = options
+        self.view.markdown = options.markdown
+        self.save_changes()
 
     @property
     def n_tokens(self) -> int:
@@ -119,12 +169,11 @@ class Session:
         A random seed is drawn again; otherwise the same message would get the same answer.
         """
         self.switch_conversation(Conversation(self.conversation.system))
-        if self.random_seed:
-            self.draw_seed()
+        if self.options.random_seed:
+            self._set_seed(draw_seed())
 
-    def draw_seed(self) -> None:
-        """Use another random seed for the following answers."""
-        self.sampling = replace(self.sampling, seed=random.SystemRandom().randrange(2**32))
+    def _set_seed(self, seed: int) -> None:
+        self.options = replace(self.options, sampling=replace(self.options.sampling, seed=seed))
 
     def switch_conversation(self, conversation: Conversation) -> None:
         """Replace the conversation with another one."""
@@ -149,24 +198,23 @@ class Session:
     def save_changes(self) -> None:
         """Update the saved file after a change of the conversation; if that fails, stop saving."""
         self._n_tokens = None
-        if not self.keep:
+        if not self.options.keep:
             return
         try:
             if self.conversation.turns:
                 conversation_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                save(
-                    self.conversation,
-                    conversation_path(),
-                    model=self.source.label,
-                    sampling=encode(asdict(self.sampling)),
-                )
+                self.save(conversation_path())
             else:
                 conversation_path().unlink(missing_ok=True)
         except (NGramSpecError, OSError) as error:
-            self.keep = False
+            self.options = replace(self.options, keep=False)
             print_error(f"the conversation could not be saved: {format_error(error)}")
 
-    def reload_model(self, source: ModelSource, settings: LoadSettings) -> None:
+    def save(self, path: Path) -> None:
+        """Write the conversation to a file."""
+        save(self.conversation, path, model=self.source.label, sampling=encode(asdict(self.options.sampling)))
+
+    def load(self, source: ModelSource, settings: LoadSettings) -> None:
         """Continue with another model or other settings.
 
         Answers that are not yet in the memory of the previous model are dropped. The program ends if neither the new
@@ -175,20 +223,20 @@ class Session:
         Raises:
             NGramSpecError: Model or settings that cannot be used; the session continues with the previous ones.
         """
-        previous = self.source, self.load
+        previous = self.source, self.options.load
         # Two models at once may not fit in memory.
         self._loaded.close()
         try:
-            self._use(source, settings, open_model(source, settings))
-            self.target.vocabulary.sampler(self.sampling)
+            self._load(source, open_model(source, settings))
+            self.target.vocabulary.sampler(self.options.sampling)
         except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
-            name = previous[0].label
             try:
-                self._use(*previous, open_model(*previous))
+                self._load(previous[0], open_model(*previous))
             except NGramSpecError as second_error:
-                fail(f"cannot use {source.label} ({error}), and cannot return to {name}: {second_error}")
+                fail(f"cannot use {source.label} ({error}), and cannot return to {previous[0].label}: {second_error}")
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
-            raise NGramSpecError(f"cannot use {source.label}{why} (continuing with {name})") from error
+            raise NGramSpecError(f"cannot use {source.label}{why} (continuing with {previous[0].label})") from error
+        self.options = replace(self.options, load=settings)
 
     def _add_to_memory(self, start: int) -> None:
         """Pass the answers from index `start` on to the memory, because they leave the context."""
@@ -204,16 +252,13 @@ class Session:
 
         Without a new answer the old turn stays.
         """
-        previous, sampling = self.conversation, self.sampling
+        previous, seed = self.conversation, self.options.sampling.seed
         if message is None:
             message = previous.turns[-1].user
-            if self.random_seed:
-                self.draw_seed()
-            else:
-                self.sampling = replace(sampling, seed=(sampling.seed + 1) % 2**64)
+            self._set_seed(draw_seed() if self.options.random_seed else (seed + 1) % 2**64)
         success = self.ask(message, is_retry=True)
         if self.conversation is previous:
-            self.sampling = sampling
+            self._set_seed(seed)
         return success
 
     def ask(self, message: str, *, is_retry: bool = False) -> bool:
@@ -267,28 +312,34 @@ class Session:
         self._pending_answers.append(answer)
         self.save_changes()
         self._n_tokens = len(self.target.sequences[0].tokens)
-        seed = self.sampling.seed if self.random_seed and not self.sampling.greedy else None
-        self.report.show(stats, self.decoder, self.target.governor, ending, seed=seed)
+        self.show_report(stats, ending)
         if self.interactive and self.memory is not None:
-            self.memory_tip.show_after(answer, is_retry=is_retry)
+            self._tip.show_after(answer, is_retry=is_retry)
         return True
+
+    def show_report(self, stats: Stats, ending: str, intro: str = "") -> None:
+        """Show the line after an answer, which names a random seed."""
+        sampling = self.options.sampling
+        seed = sampling.seed if self.options.random_seed and not sampling.greedy else None
+        self._report.show(stats, self.decoder, self.target.governor, ending, seed=seed, intro=intro)
 
     def room(self) -> int:
         """Return the maximum number of tokens in a prompt."""
-        return self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
+        return self.target.n_ctx - answer_room(self.target.n_ctx, check_predict(self.options.predict))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the prompt of a conversation, whose answer `generate` generates."""
-        prompt = self.target.vocabulary.chat(messages, variables=self.variables)
+        prompt = self.target.vocabulary.chat(messages, variables=self.options.reasoning.variables)
         self._opening = prompt.opening
         return prompt.tokens
 
     def generate(self, prompt: list[int], steps: list[Step], deltas: list[Delta]) -> None:
         """Show an answer until it ends or Ctrl-C is pressed, and append its steps and its reasoning and content."""
-        if self.trace is not None:
-            header = TraceHeader.of(self.decoder, self.source.label, self.sampling, self.acceptance)
-            self.trace.begin(prompt, self.target.vocabulary.piece, header)
-        parser = AnswerParser(self.target.vocabulary.chat_template, opening=self._opening)
+        options, vocabulary = self.options, self.target.vocabulary
+        if self._trace is not None:
+            header = TraceHeader.of(self.decoder, self.source.label, options.sampling, options.acceptance)
+            self._trace.begin(prompt, vocabulary.piece, header)
+        parser = AnswerParser(vocabulary.chat_template, opening=self._opening)
         self.view.begin()
         with prefill_bar() as bar, suppress(KeyboardInterrupt):
 
@@ -299,14 +350,14 @@ class Session:
 
             generation = self.decoder.generate(
                 prompt,
-                max_tokens=self.limit,
-                sampling=self.sampling,
-                acceptance=self.acceptance,
-                stop=self.stop,
-                return_decisions=self.trace is not None,
-                prediction=self.target.vocabulary.tokenize(self.prediction, add_bos=False) if self.prediction else (),
+                max_tokens=check_predict(options.predict),
+                sampling=options.sampling,
+                acceptance=options.acceptance,
+                stop=options.stop,
+                return_decisions=self._trace is not None,
+                prediction=vocabulary.tokenize(self.prediction, add_bos=False) if self.prediction else (),
                 rules=self._rules(prompt),
-                controls=self.target.vocabulary.marks,
+                controls=vocabulary.marks,
                 progress=progress,
             )
             # Closing rolls the KV cache back to the emitted tokens.
@@ -314,10 +365,10 @@ class Session:
                 for step in generation:
                     steps.append(step)
                     deltas += (additions := parser.push(step.text))
-                    self.view.show(step, additions, self.target.vocabulary.display_piece)
+                    self.view.show(step, additions, vocabulary.display_piece)
                     steps[-1] = last = replace(step, stop=step.stop or self.view.ending)
-                    if self.trace is not None:
-                        self.trace.add(last)
+                    if self._trace is not None:
+                        self._trace.add(last)
                     if last.stop is not None or self.stop_key.pressed:
                         break
             deltas += (additions := parser.finish(cut=steps[-1].stop not in ("eog", "stop")))
@@ -325,15 +376,20 @@ class Session:
                 self.view.write(additions)
 
     def _rules(self, prompt: Sequence[int]) -> TextRules:
-        if self.reasoning_budget == UNLIMITED:
-            return self.rules
-        tags, target = reasoning_tags(self.target.vocabulary.chat_template), self.target
-        start = find_open_tag(tags, self._opening)
-        limit, message = self.reasoning_budget, self.reasoning_message
+        reasoning, vocabulary = self.options.reasoning, self.target.vocabulary
+        if not reasoning.limited:
+            return self.options.rules
+        tags = reasoning_tags(vocabulary.chat_template)
         budget = budget_for(
-            limit, message, tags, target.vocabulary, target.vocabulary.display_piece, prompt=prompt, start=start
+            reasoning.reasoning_budget,
+            reasoning.reasoning_budget_message,
+            tags,
+            vocabulary,
+            vocabulary.display_piece,
+            prompt=prompt,
+            start=find_open_tag(tags, self._opening),
         )
-        return replace(self.rules, reasoning=budget)
+        return replace(self.options.rules, reasoning=budget)
 
 
 def _make_turn(message: str, deltas: Sequence[Delta]) -> Turn:

@@ -1,10 +1,10 @@
-"""Output of a chat: streamed answers, drafts in colour and the statistics of the session."""
+"""Output of a chat: streamed answers, drafts in colour, the statistics of the session and a tip."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from rich.console import Console
@@ -13,13 +13,15 @@ from rich.text import Text
 
 from ngramspec.chat.stream import Delta
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
+from ngramspec.memory.memory import settings_path
 from ngramspec.steps import Stats, Step, StopReason
+from ngramspec.storage import state_folder
 
-from .console import printable, stderr, write_stdout
-from .markdown_stream import LiveRows, MarkdownStream
-from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
+from .console import note, printable, stderr, write_stdout
+from .markdown import THEME, MarkdownStream
+from .show import ACCEPTED, CORRECTION, REFUSED, facts_table
 
-NARROW, LOW = 20, 5
+NARROW, LOW = 20, 10
 """Minimum number of columns and lines of a terminal for Markdown; smaller terminals show plain text."""
 
 _STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corrected": CORRECTION}
@@ -45,15 +47,14 @@ class AnswerView:
     `drafts`, all tokens are shown, including the control tokens around reasoning.
     """
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
-        self._screen = LiveRows(write_stdout, _size)
+    def __init__(self, *, markdown: bool = True) -> None:
+        self._console = Console(highlight=False, theme=THEME)
         self._open_line = False
         self._renders = False  # whether the answer is rendered as Markdown
         self._stream: MarkdownStream | None = None
         self._kind = ""  # "reasoning" or "text", as in `Delta`; "" before an answer
         self.drafts = False
-        self.markdown = True
+        self.markdown = markdown
         self.ending: StopReason | None = None  # stop reason if the view ends the answer
 
     @property
@@ -64,12 +65,12 @@ class AnswerView:
     @property
     def can_render(self) -> bool:
         """True if stdout is a large enough terminal with styles and cursor movement."""
-        if not sys.stdout.isatty() or not self.can_show_drafts:
+        console = self._console
+        if not (sys.stdout.isatty() and self.can_show_drafts) or console.no_color or console.legacy_windows:
             return False
-        if self._console.no_color or self._console.legacy_windows:
-            return False
-        columns, lines = _size()
-        return columns >= NARROW and lines >= LOW
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        # Some terminals do not know their size and report 0.
+        return (columns or 80) >= NARROW and (lines or 24) >= LOW
 
     def begin(self) -> None:
         """Prepare for the next answer."""
@@ -85,31 +86,31 @@ class AnswerView:
 
     def write(self, deltas: Iterable[Delta]) -> None:
         """Write pieces of an answer, with a blank line between reasoning and content."""
+        is_terminal = sys.stdout.isatty()
         for delta in deltas:
-            if delta.kind != self._kind:
+            kind, text = delta.kind, delta.text
+            if kind != self._kind:
                 self._end_part()
-                if self._kind and sys.stdout.isatty():
+                if self._kind and is_terminal:
                     write_stdout("\n")
-                self._kind = delta.kind
-            self._write_part(delta.text, "dim" if delta.kind == "reasoning" else "")
+                self._kind = kind
+            style = "dim" if kind == "reasoning" else ""
+            if self._renders:
+                self._stream = self._stream or MarkdownStream(self._console, style)
+                self._stream.push(text)
+            elif not style:
+                write_stdout(printable(text) if is_terminal else text)
+                self._open_line = not text.endswith("\n")
+            elif is_terminal:
+                self._print(Text(printable(text), style))
+            else:
+                with suppress(OSError):  # a failing stderr must not end the program
+                    stderr.print(printable(text), style=style, end="", markup=False, soft_wrap=True)
 
     def end(self) -> None:
         """End the answer and its last line."""
         self._end_part()
         self._kind = ""
-
-    def _write_part(self, text: str, style: str) -> None:
-        if self._renders:
-            self._stream = self._stream or MarkdownStream(self._screen, _size, style=style)
-            self._stream.push(text)
-        elif not style:
-            write_stdout(printable(text) if sys.stdout.isatty() else text)
-            self._open_line = not text.endswith("\n")
-        elif sys.stdout.isatty():
-            self._print(Text(printable(text), style))
-        else:
-            with suppress(OSError):  # a failing stderr must not end the program
-                stderr.print(printable(text), style=style, end="", markup=False, soft_wrap=True)
 
     def _print(self, text: Text) -> None:
         """Write styled text to the terminal."""
@@ -132,48 +133,6 @@ class AnswerView:
         self._open_line = False
 
 
-class HiddenView(AnswerView):
-    """View that shows the reasoning of an answer, and only the number of tokens of its content.
-
-    Args:
-        expected: Expected number of tokens of the content.
-        limit: Number of tokens of the content that ends the answer.
-        on_tokens: Function that is called with the number of tokens and the expected one, which may grow.
-        is_complete: Function that returns True if the rest of the content is not needed; its arguments are the content
-            and the start of the lines in it that are new.
-    """
-
-    def __init__(
-        self, expected: int, limit: int, on_tokens: Callable[[int, int], None], is_complete: Callable[[str, int], bool]
-    ) -> None:
-        super().__init__()
-        self._expected, self._limit, self._on_tokens, self._is_complete = expected, limit, on_tokens, is_complete
-        self._n_tokens, self._content = 0, ""
-
-    def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
-        """Count the tokens of a step and show the reasoning in `deltas`."""
-        super().show(step, deltas, piece)
-        if text := "".join(delta.text for delta in deltas if delta.kind == "text"):
-            start = self._content.rfind("\n") + 1
-            self._content += text
-            self._n_tokens += len(step.tokens)
-            self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
-            if "\n" in text and self._is_complete(self._content, start):
-                self.ending = "stop"
-            elif self._n_tokens >= self._limit:
-                self.ending = "length"
-
-    def write(self, deltas: Iterable[Delta]) -> None:
-        """Write the reasoning in pieces of an answer."""
-        super().write(delta for delta in deltas if delta.kind == "reasoning")
-
-
-def _size() -> os.terminal_size:
-    columns, lines = os.get_terminal_size(sys.stdout.fileno())
-    # Some terminals do not know their size and report 0.
-    return os.terminal_size((columns or 80, lines or 24))
-
-
 def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
     """Return the statistics of the session: `facts` with the counters, and acceptance by position in the draft."""
     rows = dict(facts)
@@ -187,14 +146,48 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
         rows["drafts"] = f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance_rate:.0%})"
     if stats.estimated_gain is not None:
         rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding (estimated from the costs of passes here)"
-    table = facts_table(rows)
     counts = [(i, n) for i, n in enumerate(stats.tested_at) if n]
     if not counts:
-        return [table]
+        return [facts_table(rows)]
     positions = Table(title="Acceptance by position in the draft", title_justify="left")
     for heading in ("position", "drafted", "tested", "accepted", "rate"):
         positions.add_column(heading, justify="right")
     for i, n in counts:
         n_accepted = stats.accepted_at[i]
         positions.add_row(str(i + 1), str(stats.drafted_at[i]), str(n), str(n_accepted), f"{n_accepted / n:.0%}")
-    return [table, positions]
+    return [facts_table(rows), positions]
+
+
+class MemoryTip:
+    """Suggestion to save answers, shown once per machine to a user whose answers repeat each other.
+
+    An answer counts if a quarter of its tokens are in runs of 16 or more tokens that an earlier answer of the session
+    contains; shorter phrases recur by chance. Within the session they were drafted anyway; the next one can only draft
+    them if answers are saved. A user who has decided on saving them sees no tip.
+    """
+
+    RUN, SHARE = 16, 0.25
+
+    def __init__(self) -> None:
+        self._runs: set[tuple[int, ...]] = set()  # runs of tokens in earlier answers
+
+    def show_after(self, answer: Sequence[int], *, is_retry: bool = False) -> None:
+        """Remember the tokens of an answer, and show the tip if the answer repeats earlier ones.
+
+        With `is_retry`, the answer replaces the last one, which it naturally repeats.
+        """
+        starts = range(len(answer) - self.RUN + 1)
+        runs = [tuple(answer[start : start + self.RUN]) for start in starts]
+        repeats = {i for start in starts if runs[start] in self._runs for i in range(start, start + self.RUN)}
+        self._runs.update(runs)
+        if is_retry or not repeats or len(repeats) < self.SHARE * len(answer) or settings_path().exists():
+            return
+        marker = state_folder() / "memory-tip-shown"
+        # If the marker exists or cannot be written, skip the tip rather than repeat it in every chat.
+        with suppress(OSError):
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch(exist_ok=False)
+            note(
+                f"tip: {len(repeats) / len(answer):.0%} of this answer repeats earlier ones;"
+                " 'ngramspec memory save-answers on' saves answers to speed up later chats"
+            )

@@ -24,13 +24,13 @@ from ngramspec.models.hub import PREFIX
 from ngramspec.sampling.settings import TextRules, allow_int_range, allow_range, option
 from ngramspec.steps import Stats, Step
 
-from .answer_line import AnswerReport
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import make_prompt, read_texts
-from .console import capture_outcome, fail, guard_stdout, prefill_bar, read_text, reraise, usage_error, write_stdout
+from .console import capture_outcome, fail, guard_stdout, read_text, reraise, usage_error, write_stdout
 from .models import complete_model
 from .options import DISPLAY, MODEL, STOP, TRACE, check_predict, check_stop, choose_model, keep
 from .sampling_options import SamplingOptions, check_sampling
+from .show import AnswerReport, prefill_bar
 
 
 def complete(

@@ -17,10 +17,10 @@ from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, options
 
 from .complete_text import make_prompt
-from .console import capture_outcome, guard_stdout, note, prefill_bar, reraise, usage_error, write_stdout
+from .console import capture_outcome, guard_stdout, note, reraise, usage_error, write_stdout
 from .options import DISPLAY, check_predict
 from .sampling_options import check_sampling
-from .view import slow_core
+from .show import prefill_bar, slow_core
 
 
 def check_beams(

@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,6 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
 from ngramspec.data import NGramSpecError, get_reason
 from ngramspec.instruments.reports.report import CONTROLS
@@ -32,8 +31,6 @@ stderr = Console(stderr=True, highlight=False, emoji=False)
 """Console for notes, statistics and progress."""
 
 _SYMBOLS = {**CONTROLS, ord("\r"): None}
-
-_WRITE_SECONDS = 0.5  # maximum time to write a note before the process is ended
 
 _line_open = threading.Event()
 """Event that is set while the output on stdout ends in the middle of a line."""
@@ -69,13 +66,13 @@ def print_error(error: str | Exception) -> None:
 def _print(text: str, style: str) -> None:
     # Lines are wrapped only in a terminal, because a log needs them whole. A failing stderr must not end the program.
     with suppress(OSError):
-        if _is_mid_line():
+        if is_mid_line():
             stderr.print()
             _line_open.clear()
         stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
-def _is_mid_line() -> bool:
+def is_mid_line() -> bool:
     """Return True if output to stderr would continue an unfinished stdout line on the same terminal."""
     if not _line_open.is_set() or not stderr.is_terminal:
         return False
@@ -118,21 +115,13 @@ def raise_on_signals() -> None:
         if number is None:
             sys.__unraisablehook__(unraisable)
         else:  # a delay is needed, because the exception would be raised inside this hook
-            threading.Timer(0.01, _signal_main_thread, [number]).start()
+            threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
 
     for number in ENDING:
         # Programs started by nohup ignore SIGHUP and must continue.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)
     sys.unraisablehook = on_unraisable
-
-
-def _signal_main_thread(number: int) -> None:
-    """Send a signal so that the main thread wakes up, even if it waits for a lock."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
-    else:
-        signal.raise_signal(number)
 
 
 @dataclass(slots=True)
@@ -156,6 +145,12 @@ def capture_outcome() -> Iterator[Outcome]:
         outcome.error = error
 
 
+def reraise(outcome: Outcome) -> None:
+    """Raise the exception that ended a job, if there is one."""
+    if outcome.error is not None:
+        raise outcome.error
+
+
 def read_text(path: Path) -> str:
     """Read a text file, which must be UTF-8."""
     return _decode(path.read_bytes(), str(path))
@@ -175,12 +170,6 @@ def _decode(raw: bytes, name: str) -> str:
         return utf8(raw)
     except UnicodeError as error:
         raise NGramSpecError(f"{name} is {error}") from error
-
-
-def reraise(outcome: Outcome) -> None:
-    """Raise the exception that ended a job, if there is one."""
-    if outcome.error is not None:
-        raise outcome.error
 
 
 @contextmanager
@@ -206,83 +195,6 @@ def defer_signals() -> Iterator[None]:
             signal.signal(number, handler)
         if pending:
             signal.raise_signal(pending[0])
-
-
-@contextmanager
-def exit_on_timeout(seconds: float, code: int) -> Iterator[None]:
-    """End the process with an exit code if the block takes longer than `seconds`, even if threads do not end."""
-
-    def end() -> None:
-        text = f"warning: a request did not end within {seconds:g} s; exiting without it"
-        # Writing to stderr does not return if the reader of a pipe has stopped reading.
-        writer = threading.Thread(target=note, args=(text,), daemon=True)
-        writer.start()
-        writer.join(_WRITE_SECONDS)
-        os._exit(code)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@contextmanager
-def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
-    """Yield a progress bar on stderr that is removed at the end; it is drawn after its start and only in a terminal."""
-    off = not stderr.is_terminal or _is_mid_line()
-    bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
-    try:
-        yield bar
-    finally:
-        bar.stop()
-
-
-def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    """Return a callback for the progress of a prefill in tokens; its bar is removed when the prefill ends."""
-    return _counting_bar("reading", MofNCompleteColumn())
-
-
-def edit_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    """Return a callback for the progress of a new file in tokens, of which the number is estimated."""
-    return _counting_bar("writing", MofNCompleteColumn())
-
-
-def index_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    """Return a callback for the progress of reading files in bytes."""
-    return _counting_bar("indexing", DownloadColumn())
-
-
-@contextmanager
-def _counting_bar(doing: str, count: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
-    with progress_bar(doing, BarColumn(), count) as bar:
-        task = bar.add_task("")
-
-        def show(done: int, total: int) -> None:
-            if done == total:
-                bar.stop()
-                return
-            bar.start()
-            bar.update(task, completed=done, total=total)
-
-        yield show
-
-
-@contextmanager
-def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a callback for the progress of downloads by file name."""
-    with progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def show(name: str, done: int, total: int | None) -> None:
-            bar.start()
-            if name not in tasks:
-                tasks[name] = bar.add_task(name)
-            bar.update(tasks[name], completed=done, total=total)
-
-        yield show
 
 
 def prepare_streams() -> None:

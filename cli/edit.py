@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
 
 from ngramspec.chat.stream import Delta
 from ngramspec.chat.template import worker as template_worker
+from ngramspec.instruments.reports.report import MAX_LISTED, Piece
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import TextRules, option
 from ngramspec.steps import Stats, Step
 
-from .answer_line import LIMITS
 from .chat_commands import format_attachment
-from .chat_session import Session, open_model
-from .chat_view import HiddenView
+from .chat_session import ChatOptions, Session, open_model
+from .chat_view import AnswerView
 from .complete import is_model
-from .console import edit_bar, fail, guard_stdout, note, pluralize, printable, read_source, usage_error, write_stdout
+from .console import (
+    MAX_COLUMNS,
+    capture_outcome,
+    fail,
+    guard_stdout,
+    note,
+    pluralize,
+    printable,
+    read_source,
+    reraise,
+    usage_error,
+    write_stdout,
+)
 from .edit_text import find_file, format_diff, is_complete, merge_lines, replace_text
-from .options import DISPLAY, MODEL, NO_LIMIT, TRACE, check_predict, choose_model, keep
-from .output import check_writable
+from .options import DISPLAY, MODEL, TRACE, check_predict, choose_model, keep
 from .reasoning_options import ReasoningOptions
 from .sampling_options import SamplingOptions, check_sampling
+from .show import LIMITS, check_writable, counting_bar
 
 _SYSTEM = "You edit files. Reply with the complete edited file in one code block and nothing else."
 _MARGIN = 1024  # tokens that an answer may have in addition to twice those of the file
@@ -66,7 +78,8 @@ def edit(
     If the answer contains no file or a limit cut it, nothing is written: the answer goes to stderr, and the exit code
     is 1. If the context is too small for the file and a new one of its length, that is an error before the generation.
     """
-    limit, sampling_settings = check_predict(-1 if predict is None else predict), sampling.sampling()
+    check_predict(-1 if predict is None else predict)
+    sampling_settings = sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     model, name, instruction = _parse(arguments)
     file = read_source(name, "no file on standard input; pipe one in or name it")
@@ -82,9 +95,9 @@ def edit(
     vocabulary, drafter = loaded_model.target.vocabulary, loaded_model.decoder.drafter
     check_sampling(vocabulary, sampling_settings)
     reasoning.check(vocabulary.chat_template)
-    session = Session(source, load, loaded_model, sampling_settings, acceptance, limit=limit)
-    session.trace, session.rules, session.variables = writer, rules, reasoning.variables
-    session.reasoning_budget, session.reasoning_message = reasoning.reasoning_budget, reasoning.reasoning_budget_message
+    n = -1 if predict is None else predict
+    options = ChatOptions(load, sampling_settings, acceptance, reasoning, rules, random_seed=True, predict=n)
+    session = Session(source, loaded_model, options, trace=writer)
     session.prediction = text if drafter is not None and drafter.prediction is not None else ""
     answer, ending, stats = _generate(session, label, text, instruction, is_bounded=predict is None)
     new_text = find_file(answer, text)
@@ -98,20 +111,52 @@ def edit(
         problem = "the answer contains no file"
     elif write and read_source(name, "") != file:
         problem = f"{name} has changed since it was read"
-    if problem:
         note(answer)
-    else:
+    if problem and (ending in LIMITS or new_text is None):
+        rows = [row for line in answer.splitlines() for row in wrap(line, MAX_COLUMNS) or [""]]
+        note("\n".join(rows[:MAX_LISTED]))
+        if len(rows) > MAX_LISTED:
+            note(f"{pluralize(len(rows) - MAX_LISTED, 'more line')} of the answer left out")
+    if not problem:
         if write and n_changed:
             replace_text(Path(name).resolve(), "".join(lines))
         if diff or not write:
             output = "".join(format_diff(label, file, lines) if diff else lines)
             with guard_stdout():
                 write_stdout(printable(output) if sys.stdout.isatty() else output)
-    seed = None if sampling_settings.greedy else sampling_settings.seed
-    intro = "" if problem else f"{pluralize(n_changed, 'line')} changed"
-    session.report.show(stats, session.decoder, session.target.governor, ending, seed=seed, intro=intro)
+    session.show_report(stats, ending, intro="" if problem else f"{pluralize(n_changed, 'line')} changed")
     if problem:
         fail(f"{problem}; nothing was written")
+
+
+class _HiddenView(AnswerView):
+    """View that shows the reasoning of an answer, and only the number of tokens of its content.
+
+    The content ends when it contains the whole new file, or at `limit` tokens. `on_tokens` gets the number of tokens
+    and the `expected` one, which may grow.
+    """
+
+    def __init__(self, original: str, expected: int, limit: int, on_tokens: Callable[[int, int], None]) -> None:
+        super().__init__()
+        self._original, self._expected, self._limit, self._on_tokens = original, expected, limit, on_tokens
+        self._n_tokens, self._content = 0, ""
+
+    def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
+        """Count the tokens of a step and show the reasoning in `deltas`."""
+        super().show(step, deltas, piece)
+        if text := "".join(delta.text for delta in deltas if delta.kind == "text"):
+            start = self._content.rfind("\n") + 1
+            self._content += text
+            self._n_tokens += len(step.tokens)
+            self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
+            if "\n" in text and is_complete(self._original, self._content, start):
+                self.ending = "stop"
+            elif self._n_tokens >= self._limit:
+                self.ending = "length"
+
+    def write(self, deltas: Iterable[Delta]) -> None:
+        """Write the reasoning in pieces of an answer."""
+        super().write(delta for delta in deltas if delta.kind == "reasoning")
 
 
 def _generate(session: Session, name: str, text: str, instruction: str, *, is_bounded: bool) -> tuple[str, str, Stats]:
@@ -120,19 +165,24 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     n_tokens = len(session.target.vocabulary.tokenize(attachment, add_bos=False))
     message = f"{attachment}\n\n{instruction}"
     prompt = session.encode([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": message}])
-    if (size := len(prompt) + min(session.limit, n_tokens)) > (n_ctx := session.target.n_ctx):
+    limit = check_predict(session.options.predict)
+    if (size := len(prompt) + min(limit, n_tokens)) > (n_ctx := session.target.n_ctx):
         fail(f"the context of {n_ctx} tokens is too small: prompt and new file need {size}; raise -c/--ctx-size")
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
     # Small models may repeat lines without end; reasoning does not count.
-    limit = 2 * n_tokens + _MARGIN if is_bounded else NO_LIMIT
-    with guard_stdout(), edit_bar() as show_progress:
-        session.view = HiddenView(n_tokens, limit, show_progress, partial(is_complete, text))
-        session.generate(prompt, steps, deltas)
-        session.view.end()
+    limit = 2 * n_tokens + _MARGIN if is_bounded else limit
+    with capture_outcome() as outcome, guard_stdout(), counting_bar("writing") as show_progress:
+        session.view = _HiddenView(text, n_tokens, limit, show_progress)
+        try:
+            session.generate(prompt, steps, deltas)
+        finally:
+            session.view.end()
     for step in steps:
         stats.add(step)
     ending = steps[-1].stop if steps else None
     if ending is None:
+        session.show_report(stats, outcome.word)
+        reraise(outcome)
         raise KeyboardInterrupt
     is_end = session.target.vocabulary.is_eog
     keep(session.memory, [token for step in steps for token in step.tokens if not is_end(token)])

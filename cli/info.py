@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from shutil import get_terminal_size
 from typing import Annotated
-
-from rich.console import Console
-from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.cost import times as pass_times
@@ -16,7 +14,7 @@ from ngramspec.cost.fixed_curves import freeze
 from ngramspec.cost.store import StoredTimes
 from ngramspec.cost.times import FEW, SIZES, STEEP, PassTimes
 from ngramspec.cost.trial_passes import time_passes
-from ngramspec.cpu.cores import CpuLoad, logical_cores, process_load
+from ngramspec.cpu.cores import logical_cores, process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
@@ -31,12 +29,11 @@ from ngramspec.quants.costs import quant_note
 from ngramspec.quants.typical import typical_gain
 from ngramspec.sampling.settings import option
 
-from .conditions import BUSY
-from .console import MAX_COLUMNS, guard_stdout, note, printable
+from .conditions import Load
+from .console import MAX_COLUMNS, guard_stdout, note, pluralize, printable, write_stdout
 from .options import DISPLAY, Model
-from .view import print_report, report_console, tuning_line
+from .show import print_report, tuning_line
 
-_DRAFTED = 4  # tokens of a call with a usual draft
 _SHOWN = (2, 4, 8, 16)  # batch sizes whose costs are shown
 _ENOUGH = FEW * len(SIZES[1:])  # pairs of calls from which on the costs are not timed here; each size needs a few
 _NO_GAIN = 1.05  # speed from which on drafts gain something
@@ -74,34 +71,24 @@ def info(
             auto.forget()
     facts = _facts(target, source.label) | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)}
     facts |= _details(target) if details else {}
-    is_disturbed = False
-    if sequence.can_rollback and stored.times.pairs < _ENOUGH:
+    is_disturbed, is_timed = False, sequence.can_rollback and stored.times.pairs < _ENOUGH
+    if is_timed:
         note("timing batches of this model; this takes a few seconds")
         text = target.vocabulary.tokenize(pass_times.__doc__ or "")
         sequence.prefill(text[:1])
-        is_disturbed = _is_busy()
+        other_programs = Load()
         time_passes(sequence, text[1:], stored.times)
-        is_disturbed |= _is_busy()
+        is_disturbed = other_programs.is_high
         if not is_disturbed:
             stored.save()
-    console = report_console()
+    lines = [line for sentence in _verdict(target, load, stored.times, is_disturbed) for line in _wrap(sentence)]
+    lines += ["", *(line for name, value in facts.items() for line in _wrap(value, name))]
+    if sequence.can_rollback and not is_disturbed:
+        lines += ["", *_costs(target, stored.times, is_timed=is_timed)]
+    if sequence.can_rollback and details:
+        lines += _batches(target, None if is_disturbed else stored.times, kernels, auto)
     with guard_stdout():
-        for sentence in _verdict(target, load, stored.times, is_disturbed):
-            _print_wrapped(console, sentence)
-        console.print()
-        for name, value in facts.items():
-            _print_wrapped(console, value, name)
-        if sequence.can_rollback and not is_disturbed:
-            console.print()
-            console.print(_costs(stored.times))
-        if sequence.can_rollback and details:
-            _print_batches(console, target, None if is_disturbed else stored.times, kernels, auto)
-
-
-def _is_busy() -> bool:
-    """Return True if other programs use so many cores that timings are not trusted."""
-    cores = process_load().sample()
-    return cores is not None and cores.others + cores.low > max(CpuLoad.QUIET, BUSY * logical_cores())
+        write_stdout("".join(f"{printable(line)}\n" for line in lines))
 
 
 def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed: bool) -> Iterator[str]:
@@ -109,8 +96,8 @@ def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed:
     if not target.sequences[0].can_rollback:
         yield f"Drafting is off: {_rollback(target).partition(':')[0]}."
         return
-    cost, most = times.ratio(_DRAFTED) - 1, max(size / times.ratio(size) for size in _SHOWN)
-    price = f"Here a draft of {_DRAFTED - 1} tokens costs {cost:.1f} tokens' time"
+    cost, most = times.ratio(4) - 1, max(size / times.ratio(size) for size in _SHOWN)
+    price = f"Here a draft of 3 tokens costs {cost:.1f} tokens' time"
     if is_disturbed:
         yield "Other programs disturbed the timing of drafts; run this command again on an idle machine."
     elif most < _NO_GAIN:
@@ -134,60 +121,55 @@ def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed:
         yield f"No type is known to be faster than this one ({name}); ngramspec tune --quants compares them."
 
 
-def _print_wrapped(console: Console, value: str, name: str = "") -> None:
-    """Print a text, or a fact with its name, in lines of at most 100 columns; a path remains whole for copying."""
+def _wrap(value: str, name: str = "") -> list[str]:
+    """Return a text, or a fact with its name, in lines of at most 100 columns; a path remains whole for copying."""
     start = f"{name:<15}" if name else ""
-    width = min(MAX_COLUMNS, console.width) - len(start)
-    for line in [value] if name == "file" else textwrap.wrap(value, max(20, width)):
-        console.print(f"{start}{printable(line)}", soft_wrap=True)
-        start = " " * len(start)
+    width = min(MAX_COLUMNS, get_terminal_size((MAX_COLUMNS, 24)).columns) - len(start)
+    lines = [value] if name == "file" else textwrap.wrap(value, max(20, width))
+    return [f"{' ' * len(start) if number else start}{line}" for number, line in enumerate(lines)]
 
 
-def _costs(times: PassTimes) -> Table:
-    """Return the costs of the usual batch sizes, and the number of pairs of calls that they come from."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (*(f"T({size})" for size in _SHOWN), "pairs of calls"):
-        table.add_column(heading, justify="right")
-    table.add_row(*(f"{times.ratio(size):.2f}" for size in _SHOWN), str(times.pairs))
-    return table
+def _costs(target: Target, times: PassTimes, *, is_timed: bool) -> list[str]:
+    """Return the costs of the usual batch sizes, and the evidence that they come from."""
+    where = "earlier runs, with the threads that other programs left them; --remeasure times them now"
+    if is_timed:
+        where = f"this run, with {pluralize(target.governor.state.threads_batch, 'thread')}"
+    return [
+        "  ".join(f"{f'T({size})':>5}" for size in _SHOWN),
+        "  ".join(f"{times.ratio(size):>5.2f}" for size in _SHOWN),
+        *_wrap(f"These costs come from {pluralize(times.pairs, 'pair')} of calls in {where}."),
+    ]
 
 
-def _print_batches(
-    console: Console, target: Target, times: PassTimes | None, kernels: KernelClasses, auto: ExactnessSelector | None
-) -> None:
-    """Print the costs of all batch sizes if they are known, and which sizes round alike."""
+def _batches(
+    target: Target, times: PassTimes | None, kernels: KernelClasses, auto: ExactnessSelector | None
+) -> list[str]:
+    """Return the costs of all batch sizes if they are known, and which sizes round alike."""
     if kernels.probe is None:
         note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
     sizes, report = kernels.ensure_exact(target.sequences[0]), kernels.probe
     assert report is not None
-    lines = []
+    table, sentences = list[str](), list[str]()
     if times is not None:
-        console.print()
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("tokens", "T(n)", "per token"):
-            table.add_column(heading, justify="right")
-        for size in report.sizes:
-            table.add_row(str(size), f"{times.ratio(size):.2f}", f"{times.ratio(size) / size:.2f}")
-        console.print(table)
+        table = ["", f"{'tokens':>6}  {'T(n)':>5}  per token"]
+        table += [f"{n:>6}  {times.ratio(n):>5.2f}  {times.ratio(n) / n:>9.2f}" for n in report.sizes]
         change = f"{times.change:.2f} calls over one token" if times.change else "nothing that was seen"
         speed = f"A call over one token takes {times.level * 1e3:.2f} ms now. " if times.level else ""
-        lines.append(f"{speed}A change of batch size costs {change}.")
-    depths = " and ".join(str(d) for d in report.depths)
-    lines += [
+        sentences.append(f"{speed}A change of batch size costs {change}.")
+    depths = " and ".join(map(str, report.depths))
+    sentences += [
         f"Sizes with bit-identical logits: {'; '.join(' '.join(map(str, same)) for same in report.classes)}.",
         f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths}).",
-        f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.",
+        f"Exact mode here uses batches of {' '.join(map(str, sizes))}.",
     ]
     if target.exact != "auto":
-        lines.append(_advice(target, len(report.classes)))
+        sentences.append(_advice(target, len(report.classes)))
     elif auto is not None:
         auto.compare()
         is_same = auto.exactness(auto.setting).bit_identical
         meaning = "bit-identical output with and without drafts" if is_same else "the fastest settings"
-        lines.append(f"--exact auto: {meaning}.")
-    console.print()
-    for line in lines:
-        _print_wrapped(console, line)
+        sentences.append(f"--exact auto: {meaning}.")
+    return [*table, "", *(line for sentence in sentences for line in _wrap(sentence))]
 
 
 def _facts(target: Target, name: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.progress import DownloadColumn
 
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.drafting.mixture import weight_files
@@ -30,7 +31,6 @@ from .console import (
     Terminated,
     fail,
     guard_stdout,
-    index_bar,
     note,
     pluralize,
     print_error,
@@ -40,6 +40,7 @@ from .console import (
 )
 from .help import CommandList, GroupedCommand
 from .options import open_vocabulary
+from .show import counting_bar
 
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the memory.")]
 ModelName = Annotated[
@@ -92,7 +93,7 @@ def add(
     store = Store(folder, vocabulary.vocabulary_hash, vocabulary.path.name)
     before = store.generation()
     try:
-        with index_bar() as progress:
+        with counting_bar("indexing", DownloadColumn()) as progress:
             changes = add_files(store, vocabulary, _paths(paths), threads=usable_cores(), progress=progress)
     except (KeyboardInterrupt, Terminated):
         if store.generation() == before:

@@ -31,7 +31,7 @@ def models() -> None:
     from ngramspec.llama.devices import quantisation
     from ngramspec.llama.weights import model_key
 
-    from .view import print_report
+    from .show import print_report
 
     entries = list(list_models())
     if not entries:

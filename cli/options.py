@@ -25,8 +25,9 @@ from ngramspec.model_settings import AUTO as AUTO_LAYERS
 from ngramspec.models.check import check_complete
 from ngramspec.sampling.settings import KEY, Sampling, TextRules, option, options, resolve_flags
 
-from .console import defer_signals, download_bar, note, usage_error
+from .console import defer_signals, note, usage_error
 from .models import complete_model
+from .show import download_bar
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

@@ -30,10 +30,9 @@ from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions
-from .console import fail, note, pluralize, prefill_bar, reraise, usage_error
+from .console import fail, note, pluralize, reraise, usage_error
 from .options import DISPLAY, open_vocabulary
-from .output import Output, PostOptions, command_line, json_option
-from .view import run_counted, slow_core
+from .show import Output, PostOptions, command_line, json_option, prefill_bar, run_counted, slow_core
 
 FRONT = 512
 """Number of context tokens for timing the passes of --model."""

@@ -26,9 +26,8 @@ from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.sampling.settings import Sampling, option
 from ngramspec.steps import Stats, Step
 
-from .answer_line import format_gain, format_speed
 from .console import capture_outcome, fail, guard_stdout, note, printable, reraise, usage_error, write_stdout
-from .view import ACCEPTED, CORRECTION, REFUSED
+from .show import ACCEPTED, CORRECTION, REFUSED, format_gain, format_speed
 
 
 def trace(

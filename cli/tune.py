@@ -26,10 +26,9 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .conditions import Conditions, provenance
 from .console import defer_signals, fail, note, reraise, usage_error
 from .options import DISPLAY, Model
-from .output import Output, command_line, json_option
+from .show import Output, command_line, json_option, run_timed
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import tune_quants
-from .view import run_timed
 
 DEPTH = 2048
 """Default number of tokens in the long context."""

@@ -35,8 +35,7 @@ from ngramspec.sampling.settings import options
 from .conditions import Load
 from .console import defer_signals, note, reraise, usage_error
 from .options import DISPLAY
-from .output import Output, command_line
-from .view import run_timed
+from .show import Output, command_line, run_timed
 
 DEPTH = 256
 """Default number of tokens in the context before each pass."""

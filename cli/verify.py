@@ -19,8 +19,7 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .conditions import Conditions, exact_mode, load_settings, provenance
 from .console import fail, note, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model
-from .output import Output, command_line, json_option
-from .view import run_timed
+from .show import Output, command_line, json_option, run_timed
 
 MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
 

@@ -26,20 +26,21 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "NextN head": (("ngramspec.llama.head",), ()),
     "RPC": (("ngramspec.llama.rpc", "ngramspec_cli.rpc_worker"), ()),
     "embedder": (("ngramspec.llama.embedder", "ngramspec.server.embeddings"), ()),
-    "memory": (("ngramspec.memory", "ngramspec_cli.memory", "ngramspec_cli.memory_tip"), ()),
+    "memory": (("ngramspec.memory", "ngramspec_cli.memory"), ()),
     "grammars": (("ngramspec.grammars", "ngramspec.llama.grammar", "ngramspec.drafting.grammar"), ()),
     "templates": (("ngramspec.chat", "ngramspec.llama.builtin_template"), ("grammars",)),
     "chat": (
         (
             *(f"ngramspec_cli.chat{part}" for part in ("", "_commands", "_input", "_session", "_settings", "_view")),
-            *("ngramspec_cli.markdown_rows", "ngramspec_cli.markdown_stream", "ngramspec_cli.reasoning_options"),
+            *("ngramspec_cli.markdown", "ngramspec_cli.reasoning_options"),
         ),
         ("templates", "grammars", "memory", "trace"),
     ),
     "edit": (("ngramspec_cli.edit", "ngramspec_cli.edit_text"), ("chat", "templates", "trace")),
     "server": (
         (
-            *(f"ngramspec_cli.serve{part}" for part in ("", "_options", "_run")),
+            "ngramspec_cli.serve",
+            "ngramspec_cli.serve_options",
             "ngramspec.server",
             "ngramspec.batching",
         ),
@@ -72,7 +73,7 @@ VIOLATIONS = {
     "beams": "cli.complete",
     "grammars": "cli.sampling_options llama.vocabulary server.page",
     "templates": "llama.vocabulary",
-    "chat": "cli.serve cli.serve_run",
+    "chat": "cli.serve",
     "server": "server.embeddings",
     "Ollama": "server.endpoint",
     "completions": "server.embeddings server.llama_server",

@@ -20,7 +20,7 @@ UNDECLARED = {
         "errors": "pydantic's errors, only in newer versions of typer",
         "AttributeError": "a process without stdout or stderr",
     },
-    "cli/console.py": {"SIGHUP": "not on Windows", "pthread_kill": "not on Windows"},
+    "cli/console.py": {"SIGHUP": "not on Windows"},
     "ngramspec/__init__.py": {"AttributeError": "raised for an unknown name of the package"},
     "ngramspec/cost/store.py": {"AttributeError": "a file whose JSON is not an object"},
     "ngramspec/cpu/cores.py": {

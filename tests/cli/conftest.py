@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ngramspec_cli.chat_session import Session
+from ngramspec_cli.chat_session import ChatOptions, Session
 from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
 from support.cli_runner import DEMO, environment
 from support.tiny_models import write_model
@@ -75,4 +75,4 @@ def make_session(target: Target, measured: Path) -> Session:
     found = ModelSource(DEMO, DEMO.name)
     loaded = LoadedModel(target, decoder, None, settings, {}, None)
     sampling = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 1})
-    return Session(found, settings, loaded, sampling, Acceptance(), limit=20)
+    return Session(found, loaded, ChatOptions(settings, sampling, Acceptance(), predict=20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ngramspec_cli.answer_line import AnswerReport, format_gain, format_speed
+from ngramspec_cli.show import AnswerReport, format_gain, format_speed
 from support.mock_target import MockTarget
 
 from ngramspec.cost.times import PassTimes

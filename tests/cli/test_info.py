@@ -13,14 +13,15 @@ from typing import cast
 
 import psutil
 import pytest
-from ngramspec_cli import info, view
+from ngramspec_cli import info, show
+from ngramspec_cli.conditions import Load
 from support.cli_runner import DEMO, environment, run
 from support.tiny_models import LAYERS, write_model
 
 from ngramspec import drafting
 from ngramspec.cost.bits import SIZES
 from ngramspec.cpu import cores
-from ngramspec.cpu.cores import CpuSeconds, process_load
+from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama import devices
 from ngramspec.llama.devices import Device
@@ -38,8 +39,8 @@ def facts(out: str) -> dict[str, str]:
 @pytest.fixture
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that runs no other programs."""
-    quiet = SimpleNamespace(sample=lambda: CpuSeconds(0.1), wait=lambda: None)
-    monkeypatch.setattr(info, "process_load", lambda: quiet)
+    monkeypatch.setattr(Load, "cores", 0.1)
+    monkeypatch.setattr(info, "process_load", lambda: SimpleNamespace(wait=lambda: None))
 
 
 @pytest.mark.usefixtures("_quiet")
@@ -52,11 +53,13 @@ def test_info_begins_with_verdict_and_facts_that_decide_it(env: dict[str, str], 
     assert found["file"] == str(tiny)
     assert found["threads"] == "1 for one token, 1 for drafts, 1 for prompts: set by the user"
     assert set(found) == {"model", "file", "placement", "threads", "load", "tuned"}
-    headings, row = costs.splitlines()
-    assert headings.split() == ["T(2)", "T(4)", "T(8)", "T(16)", "pairs", "of", "calls"]
-    *ratios, pairs = map(float, row.split())
-    assert all(ratio >= 0.8 for ratio in ratios)
-    assert pairs >= 3 * 13
+    headings, row, evidence = costs.splitlines()
+    assert headings.split() == ["T(2)", "T(4)", "T(8)", "T(16)"]
+    assert all(float(ratio) >= 0.8 for ratio in row.split())
+    pairs = re.fullmatch(r"These costs come from (\d+) pairs of calls in this run, with 1 thread\.", evidence)
+    assert int(pairs[1]) >= 3 * 13
+    again = run(env, *INFO, tiny).ok().out
+    assert f"{pairs[1]} pairs of calls in earlier runs, with the threads that other programs left" in again
     assert all(len(line) <= 100 for line in done.out.splitlines() if str(tiny) not in line)
 
 
@@ -141,6 +144,7 @@ def test_info_on_busy_machine_shows_load_and_no_costs_even_if_reads_are_preempte
     monkeypatch.setattr(cores, "time", clocks)
     monkeypatch.setattr(psutil, "cpu_times", read)
     monkeypatch.setattr(cores, "available_cpus", lambda: set(range(10)))
+    monkeypatch.setattr(Load, "cores", float(busy))
     process_load.cache_clear()
     try:
         out = run(env, "info", "-c", "512", tiny).ok().out
@@ -277,7 +281,7 @@ def test_uncompiled_core_adds_advice_to_info_and_note_to_speed(
     env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`test_packaging.py` tests such a wheel."""
-    for module in (info, view):
+    for module in (info, show):
         monkeypatch.setattr(module, "find_uncompiled_modules", lambda: ("ngramspec.drafting.draft",))
     core = facts(run(env, *INFO, tiny).out)["drafting"]
     assert "core in plain Python" in core

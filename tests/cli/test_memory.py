@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 from ngramspec_cli import options
 from ngramspec_cli.chat_session import Session
+from ngramspec_cli.chat_view import MemoryTip
 from ngramspec_cli.console import note
-from ngramspec_cli.memory_tip import MemoryTip
 from support.cli_runner import DEMO, run
 from support.signals import by_signal, signal_at
 from support.vocabulary_files import write_vocabulary
@@ -182,8 +182,9 @@ def test_memory_tip_after_repetitive_answer_appears_once(home: dict[str, str], c
 
 
 def test_chat_prints_memory_tip_below_answer_line(home: dict[str, str], session: Session, capsys: Captured) -> None:
-    session.sampling = replace(session.sampling, temperature=0.0)
-    session.interactive, session.memory, session.limit = True, Memory(), 40
+    sampling = replace(session.options.sampling, temperature=0.0)
+    session.options = replace(session.options, sampling=sampling, predict=40)
+    session.interactive, session.memory = True, Memory()
     errors = []
     for _ in range(2):
         session.ask("Say it again.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.output import PostOptions, command_line
+from ngramspec_cli.show import PostOptions, command_line
 from support.cli_runner import DEMO, run
 from support.pages import Page, markdown_table, read_svg_words
 

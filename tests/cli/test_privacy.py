@@ -16,7 +16,7 @@ from unittest import mock
 import httpx
 import numpy as np
 import pytest
-from ngramspec_cli import serve_run
+from ngramspec_cli import serve as serve_module
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
@@ -86,7 +86,7 @@ def ask_the_server(env: dict[str, str]) -> None:
     def ask() -> None:
         httpx.post(f"http://127.0.0.1:{port}/completion", json={"prompt": SECRET, "n_predict": 8}).raise_for_status()
 
-    with mock.patch.object(serve_run, "wait_for_signal", ask):
+    with mock.patch.object(serve_module, "wait_for_signal", ask):
         done = run(env, "serve", "-t", "1", "-c", "512", "--exact", "off", "--port", str(port))
     assert "POST /completion 200" in done.err
     assert SECRET not in done.err

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 from architectures.files import write_model as write_with_head
-from ngramspec_cli import serve_run
+from ngramspec_cli import serve as serve_module
 from support.cli_runner import COMMAND, DEMO, PATIENCE, RunResult, run, run_process
 from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
@@ -63,8 +63,8 @@ def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeyp
 
 
 def test_serve_logs_path_and_reason_of_failed_request(capsys: pytest.CaptureFixture[str]) -> None:
-    serve_run.log(Counters("POST", "/v1/responses", 400, error="invalid_request_error", field="input[0].type"))
-    serve_run.log(Counters("GET", "/v1/unknown", 404, error="not_found_error"))
+    serve_module.log(Counters("POST", "/v1/responses", 400, error="invalid_request_error", field="input[0].type"))
+    serve_module.log(Counters("GET", "/v1/unknown", 404, error="not_found_error"))
     assert capsys.readouterr().err.splitlines() == [
         "POST /v1/responses 400, 0.00 s, invalid_request_error, input[0].type",
         "GET /v1/unknown 404, 0.00 s, not_found_error",
@@ -87,7 +87,7 @@ def test_serve_shortens_the_switch_interval_while_it_runs(env: dict[str, str]) -
     """Otherwise the engine waits 5 ms for Python's lock, hundreds of times per second, while a request is read."""
     before, intervals = sys.getswitchinterval(), list[float]()
     serve(env, lambda _: intervals.append(sys.getswitchinterval()))
-    assert intervals == [pytest.approx(serve_run.SWITCH_SECONDS)]
+    assert intervals == [pytest.approx(serve_module.SWITCH_SECONDS)]
     assert sys.getswitchinterval() == before
 
 
@@ -260,7 +260,7 @@ def test_serve_with_api_key_completes_request_after_sigterm(env: dict[str, str])
 
 
 def test_serve_after_drain_time_returns_partial_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_run, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(serve_module, "DRAIN_SECONDS", 0.0)
     lines = []
     with ExitStack() as streams:
 
@@ -299,11 +299,11 @@ def test_serve_with_invalid_grammar_fails_at_start(env: dict[str, str]) -> None:
 
 SCRIPT = """
 import atexit, os, signal, threading, httpx
-from ngramspec_cli import app, console, serve_run
+from ngramspec_cli import app, console, serve as serve_module
 from ngramspec.batching.engine import Engine
 from ngramspec.server.state import ServedModel
 
-plain, address = serve_run.note, ""
+plain, address = serve_module.note, ""
 
 def kill(number=signal.SIGTERM):
     threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
@@ -329,9 +329,9 @@ def note(text):
 
 def on_note(text): pass
 on_ready = kill
-serve_run.note = note
+serve_module.note = note
 """
-SOON = "serve_run.DRAIN_SECONDS = serve_run.EXIT_SECONDS = 0.2\n"
+SOON = "serve_module.DRAIN_SECONDS = serve_module.EXIT_SECONDS = 0.2\n"
 
 
 def serve_changed(env: dict[str, str], changes: str) -> RunResult:
@@ -378,7 +378,7 @@ def test_serve_with_blocked_exit_handler_exits_after_sigterm(env: dict[str, str]
 
 
 def test_serve_during_model_load_exits_after_sigterm(env: dict[str, str]) -> None:
-    done = serve_changed(env, "serve_run.open_resolved = block")
+    done = serve_changed(env, "serve_module.open_resolved = block")
     assert (done.code, done.raw) == (143, b"")
 
 

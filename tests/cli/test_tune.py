@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli import serve_run
+from ngramspec_cli import serve as serve_module
 from ngramspec_cli.conditions import Load
-from ngramspec_cli.view import tuning_line
+from ngramspec_cli.show import tuning_line
 from support.cli_runner import DEMO, run
 from support.signals import signal_at
 
@@ -153,7 +153,7 @@ def test_chat_serve_and_bench_use_tuned_settings(
     home: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     apply()
-    monkeypatch.setattr(serve_run, "wait_for_signal", lambda: None)
+    monkeypatch.setattr(serve_module, "wait_for_signal", lambda: None)
     done = run(home, *command, stdin=b"Hello\n")
     assert (done.code, done.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), done.err
     if command is BENCH:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ngramspec_cli import markdown_stream
+from ngramspec_cli import markdown
 from ngramspec_cli.app import run
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -40,7 +40,7 @@ def make_generate(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]
 
 
 if __name__ == "__main__":
-    markdown_stream.SHARE = math.inf  # so that a busy machine does not delay the text
+    markdown.SHARE = math.inf  # so that a busy machine does not delay the text
     Vocabulary.chat_template = TEMPLATE  # type: ignore[assignment,method-assign]
     SpeculativeDecoder.generate = make_generate(Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2]))  # type: ignore[method-assign]
     sys.exit(run(sys.argv[3:]))

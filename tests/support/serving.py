@@ -8,7 +8,7 @@ from functools import partial
 from unittest import mock
 
 import httpx
-from ngramspec_cli import serve_run
+from ngramspec_cli import serve as serve_module
 from support.cli_runner import DEMO, PATIENCE, RunResult, run
 
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
@@ -22,6 +22,6 @@ def serve(
         port = listener.getsockname()[1]
     with (
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
-        mock.patch.object(serve_run, "wait_for_signal", partial(client, http)),
+        mock.patch.object(serve_module, "wait_for_signal", partial(client, http)),
     ):
         return run(env, "serve", *model, *SMALL, str(port), *options)

@@ -1,0 +1,429 @@
+"""Output of commands: reports on stdout, files for sharing, progress bars, and the line after an answer.
+
+The module does not import llama.cpp, so that a trace can be shown without loading it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from errno import EACCES, EISDIR
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod, RenderableType
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from ngramspec.cost.times import STEEP, PassTimes
+from ngramspec.cpu.cores import CpuLoad
+from ngramspec.drafting import find_uncompiled_modules
+from ngramspec.instruments.reports.render import html, markdown, svg
+from ngramspec.instruments.reports.report import Report
+from ngramspec.instruments.reports.report import Table as Figures
+from ngramspec.model_settings import Tuned, flags
+from ngramspec.sampling.settings import option, options
+from ngramspec.steps import SHORT, Stats
+from ngramspec.storage import atomic_path
+
+from .console import (
+    MAX_COLUMNS,
+    Outcome,
+    capture_outcome,
+    fail,
+    guard_stdout,
+    is_mid_line,
+    note,
+    pluralize,
+    printable,
+    stderr,
+    usage_error,
+    write_stdout,
+)
+
+if TYPE_CHECKING:
+    from ngramspec.cpu.thread_governor import ThreadGovernor
+    from ngramspec.decoding.decoder import SpeculativeDecoder
+
+ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
+"""Styles of accepted and rejected draft tokens, and of the target's own token in place of a rejected one."""
+
+
+def print_report(parts: Sequence[RenderableType]) -> None:
+    """Print lines and tables to stdout; a terminal gets no broken words, and a pipe tables of at most 100 columns."""
+    width = None if sys.stdout.isatty() else MAX_COLUMNS
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    with console.capture() as capture:
+        for part in parts:
+            if isinstance(part, str):
+                console.print(printable(part), soft_wrap=not console.is_terminal)
+            else:
+                console.print(part)
+    write_stdout(capture.get())
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _figures_table(data: Figures) -> Table:
+    """Return a table of figures with narrow columns, so that most tables fit in 80 columns; totals are bold."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, heading in enumerate(data.headings):
+        justify: JustifyMethod = "left" if column < data.text else "right"
+        table.add_column(heading, justify=justify, no_wrap=column == 0, overflow="fold")
+    for number, row in enumerate(data.rows):
+        style = "bold" if number >= len(data.rows) - data.totals else None
+        table.add_row(*map(printable, row), style=style)
+    return table
+
+
+def report_parts(report: Report) -> Iterator[RenderableType]:
+    """Yield the lines and tables of a report; only the HTML page has charts and texts."""
+    yield from (*report.setup, report.command)
+    for section in report.sections:
+        if tables := [_figures_table(figure) for figure in section.figures if isinstance(figure, Figures)]:
+            yield ""
+            yield f"{section.heading}: {section.about}"
+            yield from tables
+    yield ""
+    yield from (*report.notes, *(report.details or filter(None, [report.headline])))
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return a table with one row per fact and without headings."""
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text(printable(value)))
+    return table
+
+
+# ---------------------------------------------------------------------- progress bars
+
+
+@contextmanager
+def _progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
+    """Yield a progress bar on stderr that is removed at the end; it is drawn after its start and only in a terminal."""
+    off = not stderr.is_terminal or is_mid_line()
+    bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def counting_bar(doing: str, count: ProgressColumn | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback for the progress of counted work; its bar is removed when all is done."""
+    with _progress_bar(doing, BarColumn(), count or MofNCompleteColumn()) as bar:
+        task = bar.add_task("")
+
+        def show(done: int, total: int) -> None:
+            if done == total:
+                bar.stop()
+                return
+            bar.start()
+            bar.update(task, completed=done, total=total)
+
+        yield show
+
+
+def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
+    """Return a callback for the progress of a prefill in tokens."""
+    return counting_bar("reading")
+
+
+@contextmanager
+def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yield a callback for the progress of downloads by file name."""
+    with _progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(name: str, done: int, total: int | None) -> None:
+            bar.start()
+            if name not in tasks:
+                tasks[name] = bar.add_task(name)
+            bar.update(tasks[name], completed=done, total=total)
+
+        yield show
+
+
+def run_counted(names: Iterable[str], total: int, label: str) -> Outcome:
+    """Run pieces of work under a progress bar, which shows `label` and then the names that finished pieces yield.
+
+    An interruption ends the work and keeps its results so far. The bar is drawn only between pieces, because a thread
+    that draws would disturb the timing.
+    """
+    with capture_outcome() as outcome, _named_bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(label, total=total)
+        bar.start()
+        for name in names:
+            bar.update(task, advance=1, description=printable(name))
+            bar.refresh()
+    return outcome
+
+
+def run_timed(names: Iterable[str], seconds: float) -> Outcome:
+    """Run pieces of work, which yield their names before they start, under a progress bar that fills with the time."""
+    with capture_outcome() as outcome, _named_bar() as bar:
+        task = bar.add_task("", total=seconds)
+        bar.start()
+        start = time.monotonic()
+        for name in names:
+            bar.update(task, completed=min(seconds, time.monotonic() - start), description=name)
+            bar.refresh()
+    return outcome
+
+
+def _named_bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
+    return _progress_bar(TextColumn("{task.description}", markup=False), BarColumn(), *more, auto_refresh=False)
+
+
+# ---------------------------------------------------------------------- lines
+
+
+def slow_core() -> str | None:
+    """Return a warning if drafts come from uncompiled Python code, which slows down all measurements, or `None`."""
+    if not find_uncompiled_modules():
+        return None
+    return "warning: drafting is slow because its core is not compiled (see ngramspec info)"
+
+
+def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:
+    """Return the result of tuning and its use in one line."""
+    if tuning is None:
+        return "no; ngramspec tune finds the fastest settings"
+    what = f"{flags(tuning.changes)}, {1 / tuning.ratio:.2f} times as fast where it matters ({tuning.date})"
+    return f"{what}; {'ignored here' if left_out else 'ngramspec tune --reset deletes it'}"
+
+
+# ---------------------------------------------------------------------- the line after an answer
+
+LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped because the context is full"}
+"""Notes for answers that a limit ended, by the stop reason."""
+
+_RARE = 0.1  # share of passes up to which drafts are too rare for a gain
+
+
+class AnswerReport:
+    """Report after each answer: a line with its speed, and notes for the user that are each shown once."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def show(
+        self,
+        stats: Stats,
+        decoder: SpeculativeDecoder,
+        governor: ThreadGovernor | None,
+        ending: str,
+        *,
+        seed: int | None = None,
+        intro: str = "",
+    ) -> None:
+        """Report on an answer that ended for a stop reason or was "stopped", "interrupted" or "failed".
+
+        `governor` is `None` if the load is unknown. The line starts with `intro`, and shows `seed` if it is a new one.
+        """
+        busy_cores = governor.state.other_cores if governor is not None else None
+        is_busy = busy_cores is not None and busy_cores > CpuLoad.QUIET
+        gain = None if decoder.drafter is None else format_gain(stats, decoder.times, is_busy=is_busy)
+        figures = ", ".join(filter(None, (format_speed(stats), gain)))
+        parts = [intro, ending if ending in ("stopped", "interrupted", "failed") else "", figures]
+        if seed is not None and self._is_new(f"seed {seed}"):
+            parts.append(f"seed {seed}")
+        note("; ".join(filter(None, parts)))
+        if ending in LIMITS:
+            note(LIMITS[ending])
+        if decoder.drafter is not None and (slow := slow_core()) is not None and self._is_new("core"):
+            note(slow)
+        if stats.close_calls and self._is_new("rounding"):
+            calls = pluralize(stats.close_calls, "token")
+            note(f"note: rounding could have changed {calls}; --exact on prevents this")
+        # Without -t, decoding leaves busy cores to other programs, with --exact off even if that changes bits.
+        is_fixed = governor is not None and not governor.adapts and governor.threads > 1
+        if is_fixed and is_busy and self._is_new("threads"):
+            note("note: decoding would be faster without -t or with --exact off: other programs use the same cores")
+
+    def _is_new(self, name: str) -> bool:
+        """Return True at the first call for this name."""
+        is_new = name not in self._shown
+        self._shown.add(name)
+        return is_new
+
+
+def format_speed(stats: Stats) -> str:
+    """Return the number of tokens and their rate."""
+    text, speed = pluralize(stats.generated, "token"), stats.tokens_per_second
+    return text if speed is None else f"{text} at {speed:,.{1 if speed < 1000 else 0}f} tokens/s"
+
+
+def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool = False) -> str | None:
+    """Return the gain from drafts, or the one reason for its absence; `None` if the answer is too short.
+
+    `times` is `None` if the costs of passes are unknown, and `is_busy` is True if other programs use the cores.
+    """
+    if stats.passes < SHORT:
+        return None
+    gain = stats.estimated_gain
+    if gain is not None and round(gain, 2) > 1:
+        return f"{gain:.2f} times as fast with drafts"
+    drafts = stats.passes - stats.passes_without_draft
+    if drafts + stats.missed <= _RARE * stats.passes:
+        return "no gain: nothing repeated"
+    # Even of disturbed passes it is known that so few tokens saved nothing. Wrong drafts are not the reason if they
+    # were fewer than the correct guesses that were not sent.
+    if drafts > stats.missed and 2 * stats.accepted <= (_RARE * stats.passes if stats.is_disturbed else stats.drafted):
+        return "no gain: drafts were wrong"
+    if stats.is_disturbed:
+        return "gain unknown: other programs ran" if is_busy else "gain unknown: times varied"
+    # With the fewer threads that other programs leave, a batch costs more in plain passes.
+    reason = "no gain: other programs ran" if is_busy else "no gain: batches are expensive here"
+    is_expensive = times is not None and times.pairs and times.ratio(4) >= STEEP
+    return reason if is_expensive else "no gain: little repeated"
+
+
+# ---------------------------------------------------------------------- files
+
+
+def json_option(what: str) -> Any:
+    """Return the option for the JSON file of a command, which contains `what`."""
+    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout instead of the table.")
+
+
+@dataclass(frozen=True, slots=True)
+class PostOptions:
+    """Options for sharing results."""
+
+    markdown: bool = option(False, help="Print only a Markdown table and the command that reproduces it.")
+    svg: str | None = option(None, metavar="FILE|-", help="Write a chart as SVG; -: to stdout.")
+    html: str | None = option(None, metavar="FILE|-", help="Write an HTML page with tables and charts; -: to stdout.")
+
+
+class Output:
+    """Results of a command, shown on stdout and written to the requested files.
+
+    The constructor checks that the files are writable, and each file is written completely or not at all. If one of
+    them is written to stdout (`silent`), nothing else may be written there.
+    """
+
+    _WRITERS: Mapping[str, Callable[[Report], str]] = {"--markdown": markdown, "--svg": svg, "--html": html}
+
+    def __init__(self, as_json: str | None, post: PostOptions | None = None) -> None:
+        post = post or PostOptions()
+        names = {
+            "--markdown": "-" if post.markdown else None,
+            "--svg": post.svg,
+            "--html": post.html,
+            "--json": as_json,
+        }
+        self._names = {flag: name for flag, name in names.items() if name is not None}
+        self.silent = "-" in self._names.values()
+        flags_by_file: dict[str, str] = {}
+        for flag, name in self._names.items():
+            check_writable(name)
+            other_flag = flags_by_file.setdefault("-" if name == "-" else os.path.realpath(name), flag)
+            if other_flag != flag and (name == "-" or not _in_place(Path(name))):
+                where, other = ("stdout", "a file") if name == "-" else (name, "another file")
+                usage_error(f"{other_flag} and {flag} cannot both be written to {where}; name {other}")
+
+    def write(self, report: Report, document: dict[str, Any]) -> None:
+        """Show a report unless a file is written to stdout, and create and write only the requested files."""
+        try:
+            if not self.silent:
+                with guard_stdout():
+                    print_report([*report_parts(report)])
+        finally:
+            # The files are written even if the reader of stdout, such as head, has ended.
+            for flag, name in self._names.items():
+                write = self._WRITERS.get(flag)
+                _write(name, json.dumps(document, indent=2) + "\n" if write is None else write(report))
+
+
+def check_writable(name: str) -> None:
+    """End the program if a file is known not to be writable."""
+    if name == "-":
+        return
+    path = Path(name)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+        if not _in_place(path):
+            TemporaryFile(dir=path.resolve().parent).close()
+    except OSError as error:
+        fail(f"cannot write {name}: {error.strerror or error}")
+
+
+def _in_place(path: Path) -> bool:
+    """Return True for devices and pipes, which must be written in place and not replaced by a file."""
+    return path.exists() and not path.is_file()
+
+
+def _write(name: str, text: str) -> None:
+    """Write a file completely or not at all; "-" means stdout."""
+    if name == "-":
+        with guard_stdout():
+            write_stdout(text)
+        return
+    try:
+        if _in_place(Path(name)):
+            Path(name).write_text(text, "utf-8")
+            return
+        with atomic_path(Path(name).resolve(), mode=0o666) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        fail(f"cannot write {name}: {error.strerror or error}")
+
+
+def command_line(command: str, arguments: Sequence[str | None], option_values: Mapping[str, Any], *groups: Any) -> str:
+    """Return the command line that reproduces this run; file arguments are reduced to their base names.
+
+    Values of `groups` that differ from their defaults follow, unless `option_values` has the flag. `None` and `False`
+    are omitted.
+    """
+    words = ["ngramspec", *command.split(), *(_file_name(name) for name in arguments if name is not None)]
+    values = dict(option_values)
+    for group in groups:
+        specs = options(group)
+        for field in fields(group):
+            if (value := getattr(group, field.name)) != field.default:
+                values.setdefault(specs[field.name].flags[0], value)
+    for flag, value in values.items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is not None and item is not False:
+                words += [flag] if item is True else [flag, _format_value(flag, item)]
+    return shlex.join(words)
+
+
+def _format_value(flag: str, value: Any) -> str:
+    """Return a value as the user types it; an adapter's name that contains a comma is quoted."""
+    if not isinstance(value, tuple):
+        return _file_name(str(value))
+    name, scale = value
+    text = _file_name(name) if flag == "--lora" else f"{_file_name(name)}:{scale:.9g}"
+    return '"{}"'.format(text.replace('"', '""')) if {",", '"'} & set(text) else text
+
+
+def _file_name(text: str) -> str:
+    return Path(text).name or text if {"/", os.sep} & set(text) and Path(text).exists() else text
