@@ -28,10 +28,9 @@ ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
 
 
 def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
-    """Return the parsers of a list of calls, by the strings that they begin with.
+    """Return the parsers of lists of calls by their openings, which `ends` maps to closings.
 
-    `ends` maps the strings that open a list to those that close it. `item` comes before each call, and may also begin a
-    list.
+    `item` comes before each call, and may also begin a list.
     """
 
     def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, has_begun: bool) -> Reads[bool]:
@@ -73,8 +72,7 @@ def make_named_parser(
 ) -> ReadCall:
     """Return a parser of calls that consist of a name, a separator, and JSON arguments; some may be JSON objects.
 
-    The group of the pattern `name` is the name. `fence` comes after the name, in the form in which the name is after
-    the separator; "" excludes that form.
+    The group of the pattern `name` is the name. Before `fence`, unless it is "", the name may be after the separator.
     """
     pattern = re.compile(name, re.DOTALL)
 
@@ -104,7 +102,7 @@ def make_named_parser(
 def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = None) -> Reads[bool]:
     """Parse a JSON list of calls, or calls with only white space between them; return True if a call began.
 
-    With `names`, an object with another name, without arguments, or with keys that calls do not have, is not a call.
+    With `names`, an object with another name, without arguments, or with other keys than those of calls is no call.
     """
     is_list = bool((yield from reader.take("[")))
     yield from reader.skip_space()
@@ -221,10 +219,7 @@ _NAMED = re.compile(r"\s*([^\s=]+)\s*=(.*)", re.DOTALL)
 
 
 def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """Yield name, arguments and text of the calls at the start of a text, and then its rest as a call without a name.
-
-    Arguments are `None` if one of them is not a named literal.
-    """
+    """Yield name, arguments (`None` if they are not named literals) and text of calls, and the rest without a name."""
     at = 0
     while (match := _CALL_START.match(source, at)) is not None:
         pieces, start, depth = list[str](), match.end(), 1

@@ -52,10 +52,8 @@ _ID = string.ascii_letters + string.digits
 class Deltas:
     """The deltas of an answer.
 
-    White space around calls and reasoning belongs to the form, not to the answer. So it is held back until more text
-    follows. It is dropped before and after a call, and is content at the end of an answer without calls.
-
-    Incomplete arguments are completed when something follows, and at the end of an answer that no limit cut.
+    White space is held back, because around calls and reasoning it belongs to the form, and is dropped. Incomplete
+    arguments are completed when something follows, and at the end of an answer that no limit cut.
     """
 
     def __init__(self, short_ids: bool = False, parallel: bool = True) -> None:
@@ -102,7 +100,7 @@ class Deltas:
 
     def end(self, cut: bool = False, drops_call: bool = False) -> None:
         """End the answer; `cut`: by a limit, `drops_call`: without an incomplete call and the space before it."""
-        if not cut and self._arguments is not None:
+        if not cut:
             self._complete_call()
         if self._held_space and self._kind == "text" and not drops_call:
             self._add(Delta("text", self._held_space))
@@ -114,12 +112,12 @@ class Deltas:
         return deltas
 
     def _complete_call(self) -> None:
-        assert self._arguments is not None
-        text, self._arguments = "".join(self._arguments), None
-        self.add_arguments(find_closers(text))
+        if self._arguments is not None:
+            text, self._arguments = "".join(self._arguments), None
+            self.add_arguments(find_closers(text))
 
     def _add(self, delta: Delta) -> None:
-        if self._arguments is not None and delta.kind != "arguments":
+        if delta.kind != "arguments":
             self._complete_call()
         last = self._deltas[-1] if self._deltas else None
         if last is None or last.kind != delta.kind or delta.kind == "call":
@@ -170,8 +168,7 @@ def _ignore(_: str) -> None:
 class Reader:
     """Text that arrives in pieces, and the current position.
 
-    Parsers are generators, which yield if they need more text than has arrived. So their results depend only on the
-    text, never on how it is divided into pieces.
+    Parsers are generators, which yield if they need more text. So how the text is divided never changes their results.
     """
 
     def __init__(self) -> None:
@@ -307,10 +304,9 @@ _PYTHON_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
-    """Parse and emit a JSON value whose first character comes next; return True if it is complete.
+    """Parse and emit a JSON value as far as it is valid; return True if it is complete.
 
-    If it is not, the reader is at the first character that was not emitted. Commas and keys are emitted with the value
-    after them, so that `find_closers` can complete the emitted text.
+    Commas and keys are emitted with the value after them, so that `find_closers` can complete the emitted text.
     """
     brackets, held = list[str](), list[str]()
     start = reader.at  # index of the first held character

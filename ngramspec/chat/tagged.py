@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ngramspec.chat.calls import ReadCall, make_list_parsers, read_arguments, read_calls
 from ngramspec.chat.stream import MAX_DEPTH, Deltas, Emit, Reader, Reads, Tool, Tools, escape, read_literal, to_json
+from ngramspec.grammars.json_schema import find_target
 
 _UNKNOWN = Tool("")
 _MAX_REFERENCES = 32  # within references
@@ -126,11 +127,9 @@ def _read_header(reader: Reader, start: str) -> Reads[tuple[str, bool]]:
 
 
 def _read_tagged(reader: Reader, answer: Deltas, name: str, is_whole: bool, tool: Tool, tags: Tags) -> Reads[bool]:
-    """Parse parameters in tags as a JSON object; return True if a call began.
+    """Parse parameters in tags as a JSON object, up to the first other text; return True if a call began.
 
     A call begins if a parameter or the end of the call comes next, or the end of the answer after the whole name.
-    Strings are emitted as they arrive, and other values when they are complete. The object ends before the first text
-    that is not a parameter.
     """
     marker = yield from reader.take(tags.parameter, *tags.ends)
     if not name or (marker is None and ((yield from reader.peek()) or reader.cut or not is_whole)):
@@ -243,10 +242,7 @@ def _types(tool: Tool, key: str) -> frozenset[str] | None:
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return None
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
-        target: Any = root
-        for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, Mapping) else None
+    if (target := find_target(schema, root)) is not None:
         return _types_of(target, root, depth + 1)
     branches = schema.get("anyOf", schema.get("oneOf"))
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)

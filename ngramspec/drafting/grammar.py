@@ -69,8 +69,7 @@ class GrammarGuide:
     def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft of at most `limit` tokens that follows the grammar.
 
-        With `fixed_length` the draft is not cut, because a drawn token must not decide if it stays in the draft; it is
-        only replaced if the grammar forces the text.
+        With `fixed_length` it is not cut, because a drawn token must not decide if it stays in the draft.
         """
         legal = 0 if fixed_length else self.grammar.count_allowed(draft.tokens)
         self._forced_positions = range(0)
@@ -114,7 +113,8 @@ class GrammarGuide:
                 n_accepted += 1
                 ahead.read(self.grammar.vocabulary.piece(token))
             while len(text) < _LONGEST:
-                piece = _without_partial_character(self.grammar.find_forced_text()) or self._habit(ahead)
+                forced = self.grammar.find_forced_text()[:_LONGEST]
+                piece = forced.decode(errors="ignore").encode() or self._habit(ahead)  # without a partial character
                 tokens = _spell(self.grammar.vocabulary, piece) if piece else []
                 if not tokens:
                     break
@@ -166,13 +166,3 @@ def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
             if b"".join(map(vocabulary.piece, tokens[i:])) == raw:
                 return tokens[i:]
     return []
-
-
-def _without_partial_character(text: bytes) -> bytes:
-    """Return the start of a text, at most `_LONGEST` bytes, without an incomplete character at its end."""
-    start = text[:_LONGEST]
-    try:
-        start.decode()
-    except UnicodeDecodeError as error:
-        return start[: error.start]
-    return start

@@ -125,6 +125,17 @@ def schema_grammar(schema: str, *, strict: bool = True) -> Lark:
     return lark(f"start: {json_rule(value, strict=strict)}")
 
 
+def find_target(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the schema that `$ref` points to; `None` without one, or if only llguidance finds it."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    target: Any = root
+    for step in reference[2:].split("/") if reference != "#" else []:
+        target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target if isinstance(target, Mapping) else None
+
+
 def _make_error(why: str) -> GrammarError:
     return GrammarError(f"the JSON schema cannot be used: {' '.join(why.split())}")
 
@@ -176,7 +187,7 @@ class _Preparation:
         self._count += 1
         if self._count > MAX_SCHEMAS:
             raise _make_error(f"it consists of more than {MAX_SCHEMAS:,} schemas")
-        if not closed and (target := self._target(schema)) is not None:
+        if not closed and (target := find_target(schema, self._root)) is not None:
             schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
             return self._schema(schema, closed=False)
         self._check_circle(schema)
@@ -281,27 +292,14 @@ class _Preparation:
             for key in ("oneOf", "anyOf", "allOf"):
                 if isinstance(inner := part.get(key), list):
                     waiting += reversed(inner)
-            waiting.append(self._target(part))
+            waiting.append(find_target(part, self._root))
 
     # ------------------------------------------------------------------ references
-
-    def _target(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the schema that `$ref` points to; `None` without one, or if only llguidance finds it."""
-        reference, target = schema.get("$ref"), self._root
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            return None
-        for step in reference[2:].split("/") if reference != "#" else []:
-            key = step.replace("~1", "/").replace("~0", "~")
-            inner = target.get(key) if isinstance(target, Mapping) else None
-            if inner is None:
-                return None
-            target = inner
-        return target if isinstance(target, Mapping) else None
 
     def _check_circle(self, schema: Mapping[str, Any]) -> None:
         """Refuse a reference that leads to itself, which llguidance takes for a grammar without any text."""
         visited, part = set[int](), schema
-        while (target := self._target(part)) is not None:
+        while (target := find_target(part, self._root)) is not None:
             if id(target) in visited:
                 raise _make_error(f"{schema['$ref']} refers to itself")
             visited.add(id(target))
