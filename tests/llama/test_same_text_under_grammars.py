@@ -27,17 +27,8 @@ from ngramspec.sampling.settings import Sampling
 NAMES = tuple(name for name in DRAFTERS if name != "memory")  # "memory" drafts only from earlier answers.
 
 SAMPLERS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {},
+    *({"temperature": 0.0}, {}, {"repeat_penalty": 1.2, "presence_penalty": 0.3}, {"mirostat": 2}),
     {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    {"repeat_penalty": 1.2, "presence_penalty": 0.3},
-    {"temperature": 0.0, "repeat_penalty": 1.3},
-    {"dry_multiplier": 0.8},
-    {"xtc_probability": 0.4, "typical_p": 0.9},
-    {"mirostat": 1},
-    {"mirostat": 2},
-    {"dynatemp_range": 0.4, "top_n_sigma": 2.0},
-    {"logit_bias": ((40, 5.0), (50, -5.0))},
 )
 GRAMMARS = (
     'root ::= "{" ws pair ("," ws pair)* "}"\npair ::= "\\"" [a-z]{1,5} "\\":" ws value\n'
