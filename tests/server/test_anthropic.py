@@ -11,7 +11,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from pydantic import TypeAdapter
 from support.fake_service import Script
-from support.http import allows, format_tool_call, parse_chunks
+from support.http import format_tool_call, parse_chunks
 from support.json_chat import Chat, answers
 
 from ngramspec.data import ShutdownError, TargetError
@@ -157,12 +157,6 @@ def test_anthropic_messages_reach_the_chat_template(name: str) -> None:
     assert API.messages(**fields) == expected
 
 
-def test_anthropic_settings_reach_the_engine_and_unknown_are_ignored() -> None:
-    _, engine = API.ask(max_tokens=9, stop_sequences=["END"], metadata={"user_id": "u"}, container=None, unknown=[1])
-    (request,) = engine.requests
-    assert (request.max_tokens, request.stop, request.sampling.grammar) == (9, ("END",), None)
-
-
 def test_anthropic_server_tools_are_ignored() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     assert [tool["name"] for tool in API.tools(tools=[search, LOOK | {"type": "custom"}])] == ["look"]
@@ -171,26 +165,6 @@ def test_anthropic_server_tools_are_ignored() -> None:
 
 
 ONE = format_tool_call("look")
-
-
-@pytest.mark.parametrize(
-    ("choice", "allowed"),
-    [
-        ({"type": "auto"}, None),
-        ({"type": "none"}, None),
-        ({"type": "any"}, [ONE, f"{ONE}\n{ONE}"]),
-        ({"type": "any", "disable_parallel_tool_use": True}, [ONE]),
-        ({"type": "tool", "name": "look"}, [ONE]),
-    ],
-)
-def test_anthropic_tool_choice_becomes_a_grammar(choice: dict[str, Any], allowed: list[str] | None) -> None:
-    _, engine = API.ask(tools=[LOOK], tool_choice=choice)
-    sampling = engine.requests[0].sampling
-    if allowed is None:
-        assert sampling.grammar is None
-        return
-    for answer in (ONE, f"{ONE}\n{ONE}", "no"):
-        assert allows(engine, answer) == (answer in allowed), answer
 
 
 def test_anthropic_thinking_effort_and_format_reach_the_request() -> None:

@@ -16,10 +16,23 @@ import anthropic
 import openai
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from support.dialects import DIALECTS, USER, Dialect
 from support.fake_service import FakeService, Script
-from support.http import allows, ask, format_tool_call, make_server, run_server, thinking_vocabulary
+from support.http import (
+    allows,
+    ask,
+    demo_vocabulary,
+    format_tool_call,
+    make_server,
+    run_server,
+    thinking_vocabulary,
+    vocabulary_with,
+)
+from support.json_chat import TEMPLATE, answers
 
 from ngramspec.data import TargetError
 
@@ -278,3 +291,124 @@ def test_streams_without_tokens_send_keepalive_events() -> None:
             seen = followed(lines, "ping", "content_block_delta", script)
         assert seen[:2] == ["message_start", "ping"]
         assert seen[-1] == "message_stop"
+
+
+# --------------------------------------------------------------------------- the same properties for all chat APIs
+
+
+EACH = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+LOOKS = [format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2)]
+
+
+@EACH
+def test_settings_reach_the_engine(dialect: Dialect) -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.2, "seed": 7, "repeat_penalty": 1.2}
+    stop = "stop_sequences" if dialect.path == "/v1/messages" else "stop"
+    _, engine = dialect.ask(dialect.body(limit=9, settings={**sampling, stop: ["END"]}, unknown=[1]), n_ctx=2000)
+    (request,) = engine.requests
+    assert {name: getattr(request.sampling, name) for name in sampling} == sampling
+    assert (request.max_tokens, request.sampling.grammar) == (9, None)
+    assert request.stop == (() if dialect.path == "/v1/responses" else ("END",))
+
+
+@EACH
+@given(answer=answers("look", "patch", "made_up"), has_tools=st.booleans())
+def test_stream_equals_whole_answer(dialect: Dialect, answer: tuple[Script, int], has_tools: bool) -> None:
+    script, limit = answer
+    server = {"vocabulary": vocabulary_with(TEMPLATE), "n_ctx": 4000}
+    tools = dialect.tools if has_tools else []
+    whole, _ = dialect.ask(dialect.body(limit=limit, tools=tools), script, **server)
+    streamed, _ = dialect.ask(dialect.body(limit=limit, tools=tools, stream=True), script, **server)
+    streamed_calls = streamed.calls
+    if dialect.path == "/v1/chat/completions" and whole.reason == "length":
+        streamed_calls = streamed_calls[: len(whole.calls)]  # the whole answer omits a call that a limit cut off
+    assert streamed[:2] == whole[:2]
+    assert (streamed_calls, streamed[3:6]) == (whole.calls, whole[3:6])
+
+
+@EACH
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_contains_reasoning_text_calls_and_usage(dialect: Dialect, stream: bool) -> None:
+    vocabulary, script = thinking_vocabulary(), Script(TURN, step=3, n_cached=2)
+    turn, engine = dialect.ask(dialect.body(stream=stream), script, vocabulary=vocabulary, n_ctx=2000)
+    assert (turn.reasoning, turn.text) == ("Long thoughts of many words.", "I löok.")
+    assert [(name, json.loads(arguments)) for name, arguments in turn.calls] == [("look", {"at": at}) for at in (1, 2)]
+    assert turn.reason == {"responses": "completed", "messages": "tool_use", "ollama": "stop"}.get(
+        dialect.name, "tool_calls"
+    )
+    n_tokens = len(vocabulary.tokenize(TURN, add_bos=False)) + 1
+    assert turn.usage == (len(engine.requests[0].prompt), 0 if dialect.name == "ollama" else 2, n_tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["chat completions", "responses", "ollama"])
+def test_logprobs_cover_exactly_the_text(name: str, stream: bool) -> None:
+    asked = {"logprobs": True, "top_logprobs": 2, "include": ["message.output_text.logprobs"], "stream": stream}
+    for text in ("a END b", "Hello, wörld", "1 <tool b"):
+        turn, _ = DIALECTS[name].ask(DIALECTS[name].body(**asked), Script(text, step=2), n_ctx=2000)
+        assert turn.text == text
+        assert b"".join(bytes(token["bytes"]) for token in turn.logprobs).decode() == text
+        assert {(token["logprob"], len(token["top_logprobs"])) for token in turn.logprobs} == {(-0.5, 2)}
+
+
+ONE, TWO, FREE = LOOKS[0], "\n".join(LOOKS), format_tool_call("patch", '{"input": "x"}')
+NAMED_CHOICE = {"type": "function", "name": "look"}
+CHOICES: list[tuple[str, Any, list[str] | None]] = [
+    *((name, choice, None) for name in ("chat completions", "responses") for choice in (None, "auto", "none")),
+    ("chat completions", "required", [ONE, TWO, FREE]),
+    ("chat completions", {"type": "function", "function": {"name": "look"}}, [ONE]),
+    ("responses", "required", [ONE, TWO, FREE]),
+    ("responses", NAMED_CHOICE, [ONE]),
+    ("responses", {"type": "allowed_tools", "mode": "required", "tools": [NAMED_CHOICE]}, [ONE, TWO]),
+    ("messages", {"type": "auto"}, None),
+    ("messages", {"type": "none"}, None),
+    ("messages", {"type": "any"}, [ONE, TWO]),
+    ("messages", {"type": "any", "disable_parallel_tool_use": True}, [ONE]),
+    ("messages", {"type": "tool", "name": "look"}, [ONE]),
+]
+
+
+@pytest.mark.parametrize(("name", "choice", "allowed"), CHOICES)
+def test_tool_choice_becomes_a_grammar(name: str, choice: Any, allowed: list[str] | None) -> None:
+    _, engine = DIALECTS[name].ask(DIALECTS[name].body(tool_choice=choice), n_ctx=2000)
+    if allowed is None:
+        assert engine.requests[0].sampling.grammar is None
+        return
+    texts = [ONE, TWO, "no"] + ([FREE] if name != "messages" else [])
+    assert [text for text in texts if allows(engine, text)] == [text for text in texts if text in allowed]
+
+
+@EACH
+def test_answer_continues_last_message_of_assistant(dialect: Dialect) -> None:
+    vocabulary, begun = demo_vocabulary(), {"role": "assistant", "content": "The answer <|im_end|> is "}
+    body = dialect.body(tools=[], **{dialect.messages: [USER, begun]})
+    turn, engine = dialect.ask(body, Script("4."))
+    expected = vocabulary.chat_prompt([USER]) + vocabulary.tokenize(begun["content"], add_bos=False)
+    assert (turn.text, list(engine.requests[0].prompt)) == ("4.", expected)
+
+
+SINGLE = {
+    "chat completions": {"parallel_tool_calls": False},
+    "responses": {"parallel_tool_calls": False},
+    "messages": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    "ollama": None,  # without such a field
+}
+ONE_CALL = (  # like Llama 3's template
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ [] / 1 }}{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}{{ tools | tojson }}"
+)
+
+
+@EACH
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_with_single_call_ends_after_it(dialect: Dialect, stream: bool) -> None:
+    endless, single = Script(TWO, ends=False, step=3), SINGLE[dialect.name]
+    asked = dialect.body(stream=stream)
+    # A template that accepts only one call in a turn has the same effect as the field.
+    answers = [dialect.ask(asked, endless, vocabulary=vocabulary_with(ONE_CALL), n_ctx=2000)]
+    if single is not None:
+        answers.append(dialect.ask(asked | single, endless, n_ctx=2000))
+    for turn, _ in answers:
+        assert ([json.loads(arguments) for _, arguments in turn.calls], turn.reason) == ([{"at": 1}], turn.reason)
+        assert turn.reason not in ("length", "incomplete", "max_tokens")

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import RawMessageStreamEvent
-from pydantic import TypeAdapter
+from support.dialects import DIALECTS, USER, Dialect
 from support.fake_service import Script
-from support.http import format_tool_call, make_server, parse_chunks, send, vocabulary_with
+from support.http import format_tool_call, vocabulary_with
 from support.json_chat import TEMPLATE, Chat
 
-USER = {"role": "user", "content": "hi"}
-SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
-LOOK = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
-PATCH = {"type": "custom", "name": "patch", "description": "Edits."}
 Message = dict[str, Any]
 
 THOUGHT, ONE = "<think>\nPondering.\n</think>\n\n", format_tool_call("look", '{"at": 1}')
@@ -37,90 +30,6 @@ ANSWERS = {
 }
 
 
-def read_stream(path: str, text: str) -> Any:
-    """Return the answer that the official client makes of a stream."""
-    if path == "/api/chat":
-        message: Message = {"role": "assistant", "content": "", "thinking": "", "tool_calls": []}
-        for line in text.splitlines():
-            for name, value in json.loads(line)["message"].items():
-                if name != "role":
-                    message[name] += value
-        return {"message": message}
-    events = [event for event in parse_chunks(text) if event != "[DONE]"]
-    if path == "/v1/responses":
-        return events[-1]["response"]
-    if path == "/v1/messages":
-        snapshot: Any = None
-        parts: dict[int, bytes] = {}
-        adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-        for event in events:
-            snapshot = accumulate_event(
-                event=adapter.validate_python(event), current_snapshot=snapshot, json_bufs=parts
-            )
-        return snapshot.model_dump(exclude_none=True)
-    return {"choices": [{"message": merge([event["choices"][0]["delta"] for event in events])}]}
-
-
-def merge(deltas: list[Message]) -> Message:
-    """Return the object of deltas whose texts are joined; items of a list are merged if they have the same index."""
-    message: Message = {}
-    for delta in deltas:
-        for name, value in delta.items():
-            before = message.get(name)
-            if isinstance(value, list):
-                message[name] = [*(before or []), *value]
-            elif isinstance(value, dict):
-                message[name] = merge([before or {}, value])
-            else:
-                message[name] = before + value if isinstance(before, str) and isinstance(value, str) else value
-    for name, items in message.items():
-        if isinstance(items, list):
-            groups = [[item for item in items if item["index"] == index] for index in {item["index"] for item in items}]
-            message[name] = [merge(group) for group in groups]
-    return message
-
-
-def chat_history(answer: Any) -> tuple[list[Message], list[Message]]:
-    """Return the history that a client makes of an answer, and the results of its calls."""
-    (choice,) = answer["choices"]
-    calls = choice["message"].get("tool_calls") or ()
-    return [choice["message"]], [{"role": "tool", "tool_call_id": call["id"], "content": "seen"} for call in calls]
-
-
-def response_history(answer: Any) -> tuple[list[Message], list[Message]]:
-    results = [
-        {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "seen"}
-        for item in answer["output"]
-        if "call_id" in item
-    ]
-    return answer["output"], results
-
-
-def message_history(answer: Any) -> tuple[list[Message], list[Message]]:
-    calls = [block for block in answer["content"] if block["type"] == "tool_use"]
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "seen"} for call in calls]
-    history = [{"role": "assistant", "content": answer["content"]}]
-    return history, [{"role": "user", "content": results}] if results else []
-
-
-def ollama_history(answer: Any) -> tuple[list[Message], list[Message]]:
-    calls = answer["message"].get("tool_calls", ())
-    return [answer["message"]], [
-        {"role": "tool", "tool_name": call["function"]["name"], "content": "seen"} for call in calls
-    ]
-
-
-CHAT_TOOLS = [{"type": "function", "function": LOOK}, {"type": "custom", "custom": PATCH}]
-ANTHROPIC_TOOLS = [{"name": name, "input_schema": SCHEMA} for name in ("look", "patch")]
-OLLAMA_TOOLS = [{"type": "function", "function": LOOK | {"name": name}} for name in ("look", "patch")]
-APIS: dict[str, tuple[str, str, list[Message], Callable[[Any], tuple[list[Message], list[Message]]]]] = {
-    "/v1/chat/completions": ("messages", "max_tokens", CHAT_TOOLS, chat_history),
-    "/v1/responses": ("input", "max_output_tokens", [{"type": "function"} | LOOK, PATCH], response_history),
-    "/v1/messages": ("messages", "max_tokens", ANTHROPIC_TOOLS, message_history),
-    "/api/chat": ("messages", "", OLLAMA_TOOLS, ollama_history),
-}
-
-
 def follow_ups(history: list[Message], results: list[Message]) -> Iterator[tuple[list[Message], bool]]:
     """Yield what clients send after an answer, and whether that contains the answer."""
     yield [USER, *history, *results, USER], True
@@ -132,25 +41,15 @@ def follow_ups(history: list[Message], results: list[Message]) -> Iterator[tuple
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.parametrize("path", APIS)
-def test_every_answer_is_accepted_as_history(path: str, name: str, stream: bool) -> None:
-    field, limit, tools, read_history = APIS[path]
-    vocabulary, text = vocabulary_with(TEMPLATE), ANSWERS[name]
-    fields: Message = {"model": "m", "max_tokens": 400, "tools": tools, "stream": False}
-    if name.startswith("half"):  # the limit cuts the answer there
-        n_tokens = len(vocabulary.tokenize(text, add_bos=False))
-        cut = {"options": {"num_predict": n_tokens}} if not limit else {limit: n_tokens}
-    else:
-        cut = {}
-    body = {field: [USER]} | fields | cut | {"stream": stream}
-    script = Script(text or "<|im_end|>", ends=not cut)
-    response = send(make_server(script, vocabulary=vocabulary, n_ctx=4000)[0], path, body)
-    assert response.status_code == 200, response.text
-    answer = read_stream(path, response.text) if stream else response.json()
-    for conversation, has_answer in follow_ups(*read_history(answer)):
-        server, service = make_server(vocabulary=vocabulary, n_ctx=4000)
-        again = send(server, path, fields | {field: conversation})
-        assert again.status_code == 200, (again.text, conversation)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_every_answer_is_accepted_as_history(dialect: Dialect, name: str, stream: bool) -> None:
+    server, text = {"vocabulary": vocabulary_with(TEMPLATE), "n_ctx": 4000}, ANSWERS[name]
+    is_cut = name.startswith("half")  # the limit cuts the answer there
+    limit = len(vocabulary_with(TEMPLATE).tokenize(text, add_bos=False)) if is_cut else 400
+    script = Script(text or "<|im_end|>", ends=not is_cut)
+    answer, _ = dialect.ask(dialect.body(limit=limit, stream=stream), script, **server)
+    for conversation, has_answer in follow_ups(answer.history, answer.results):
+        _, service = dialect.ask(dialect.body(**{dialect.messages: conversation}), **server)
         if has_answer:
             assert ("Pondering." in service.prompt_text()) == ("Pondering." in text), conversation
 

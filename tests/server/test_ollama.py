@@ -21,7 +21,6 @@ from support.http import (
     make_server,
     run_server,
     send,
-    thinking_vocabulary,
     vocabulary_with,
 )
 from support.json_chat import Chat
@@ -80,26 +79,6 @@ def test_ollama_api_streams_unless_stream_is_false(path: str) -> None:
         assert end["total_duration"] > 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_ollama_chat_returns_reasoning_text_and_tool_calls(stream: bool) -> None:
-    body = CHAT | {"tools": TOOLS, "think": True, "stream": stream}
-    parts, _ = ask("/api/chat", body, Script(TURN, step=3), vocabulary=thinking_vocabulary(), n_ctx=2000)
-    messages = [part["message"] for part in parts]
-    assert "".join(message.get("thinking", "") for message in messages) == "Long thoughts."
-    assert "".join(message["content"] for message in messages) == "I löok."
-    calls = [call for message in messages for call in message.get("tool_calls", [])]
-    assert [call["function"] for call in calls] == [
-        {"index": i, "name": "look", "arguments": {"at": i + 1}} for i in range(2)
-    ]
-    assert len({call["id"] for call in calls}) == 2
-    assert parts[-1]["done_reason"] == "stop"
-    (whole,), _ = ask(
-        "/api/generate", PROMPT | {"think": True, "stream": False}, Script(TURN), vocabulary=thinking_vocabulary()
-    )
-    assert whole["thinking"] == "Long thoughts."
-    assert whole["response"].startswith("I löok.")  # Without tools, calls are text.
-
-
 def test_ollama_chat_omits_incomplete_tool_calls() -> None:
     limit = len(demo_vocabulary().tokenize(CALLS, add_bos=False)) - 12
     for stream in (False, True):
@@ -119,12 +98,6 @@ def test_ollama_api_logprobs_cover_exactly_the_text(path: str) -> None:
         assert {(one["logprob"], len(one["top_logprobs"])) for one in found} == {(-0.5, 2)}
     (whole,), _ = ask(path, BODIES[path] | {"stream": False})
     assert "logprobs" not in whole
-
-
-def test_ollama_chat_logprobs_cover_incomplete_tool_call_prefix() -> None:
-    parts, _ = ask("/api/chat", CHAT | {"tools": TOOLS, "logprobs": True}, Script("1 <tool b"))
-    assert "".join(one["token"] for part in parts for one in part.get("logprobs", [])) == "1 <tool b"
-    assert "".join(content(part)["content"] for part in parts) == "1 <tool b"
 
 
 def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import omit
@@ -92,36 +91,6 @@ def test_responses_api_accepts_own_tool_types_and_omits_hosted_tools() -> None:
 
 
 OPEN = {"parameters": {"type": "object", "properties": {}}}
-
-
-@pytest.mark.parametrize(
-    ("choice", "allowed", "count"),
-    [
-        (None, None, 3),
-        ("auto", None, 3),
-        ("none", None, None),
-        ("required", {"look", "mcp__db__look"}, 3),
-        ({"type": "function", "name": "look"}, {"look"}, 3),
-        ({"type": "function", "name": "look", "namespace": "mcp__db"}, {"mcp__db__look"}, 3),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}]},
-            {"look"},
-            1,
-        ),
-    ],
-)
-def test_responses_api_tool_choice_becomes_a_grammar(choice: Any, allowed: set[str] | None, count: int | None) -> None:
-    look = LOOK | OPEN
-    fields = {"tools": [look, SERVER | {"tools": [look, PATCH]}], "tool_choice": choice, "parallel_tool_calls": False}
-    response, engine = API.ask(**fields)
-    assert (response.status_code, response.json()["parallel_tool_calls"]) == (200, False)
-    if count is not None:
-        assert len(API.tools(**fields)) == count
-    if allowed is None:
-        assert engine.requests[0].sampling.grammar is None
-        return
-    assert {name for name in ("look", "mcp__db__look") if allows(engine, format_tool_call(name))} == allowed
-    assert not allows(engine, f"{format_tool_call('look')}\n{format_tool_call('look')}")
 
 
 def test_responses_api_settings_reach_the_engine() -> None:
@@ -297,12 +266,3 @@ def test_responses_api_response_contains_usage_and_repeats_fields() -> None:
     assert usage["input_tokens_details"] == {"cached_tokens": 5, "cache_write_tokens": 0}
     assert (answer["tools"], answer["instructions"], answer["metadata"]) == ([LOOK], "I", {"a": "b"})
     assert (answer["store"], answer["status"]) == (False, "completed")
-
-
-def test_responses_api_stream_logprobs_equal_whole_response() -> None:
-    script, asked = Script("a END b", step=2), {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}
-    deltas = [one for event in streamed(script, **asked) for one in event.get("logprobs", []) if "delta" in event]
-    (part,) = whole(script, **asked)["output"][0]["content"]
-    assert deltas == part["logprobs"]
-    assert "".join(one["token"] for one in deltas) == "a END b"
-    assert all(len(one["top_logprobs"]) == 2 for one in deltas)

@@ -143,57 +143,12 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
 SCHEMA = LOOK["parameters"]
 FUNCTION = {"type": "function", **LOOK}
 CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "max_tokens": 400}
-MESSAGE: dict[str, Any] = {"messages": [USER], "tools": [{"name": "look", "input_schema": SCHEMA}], "max_tokens": 400}
 RESPONSE: dict[str, Any] = {"input": "hi", "tools": [FUNCTION], "max_output_tokens": 400}
-OLLAMA: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "options": {"num_predict": 400}, "stream": False}
 ONE_CALL = (  # like Llama 3's template
     "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ [] / 1 }}{% endif %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
     "{% endfor %}{{ tools | tojson }}"
 )
-
-
-def count_calls(answer: dict[str, Any]) -> tuple[int, str]:
-    """Return the number of calls in the answer of any API, and the reason of its end."""
-    if "choices" in answer:
-        (choice,) = answer["choices"]
-        return len(choice["message"].get("tool_calls", [])), choice["finish_reason"]
-    if "output" in answer:
-        return sum(item["type"] == "function_call" for item in answer["output"]), answer["status"]
-    if "stop_reason" in answer:
-        return sum(block["type"] == "tool_use" for block in answer["content"]), answer["stop_reason"]
-    return len(answer["message"].get("tool_calls", [])), answer["done_reason"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "single", "reason"),
-    [
-        (CHATS, CHAT, {"parallel_tool_calls": False}, "tool_calls"),
-        ("/v1/responses", RESPONSE, {"parallel_tool_calls": False}, "completed"),
-        ("/v1/messages", MESSAGE, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_use"),
-        ("/api/chat", OLLAMA, None, "stop"),  # without such a field
-    ],
-)
-def test_answer_with_single_call_ends_after_it(path: str, body: Any, single: Any, reason: str) -> None:
-    calls = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
-    told, _ = ask(path, body, Script(calls, step=3))
-    assert count_calls(told) == (2, reason)
-    endless = Script(calls, ends=False, step=3)
-    if single is not None:
-        told, _ = ask(path, body | single, endless)
-        assert count_calls(told) == (1, reason)
-    # A template that accepts only one call in a turn has the same effect.
-    told, _ = ask(path, body, endless, vocabulary=vocabulary_with(ONE_CALL))
-    assert count_calls(told) == (1, reason)
-
-
-def test_stream_with_single_call_ends_after_it() -> None:
-    calls = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
-    told, _ = ask(CHATS, CHAT | {"parallel_tool_calls": False, "stream": True}, Script(calls, ends=False, step=3))
-    pieces = [call for chunk in told for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
-    assert {piece["index"] for piece in pieces} == {0}
-    assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"at": 1}'
-    assert [choice["finish_reason"] for chunk in told for choice in chunk["choices"]][-1] == "tool_calls"
 
 
 @pytest.mark.parametrize("source", [None, ONE_CALL])
