@@ -186,7 +186,7 @@ def _reject_unsupported(arguments: list[str], command: str, flags: Container[str
 
 
 def _format_usage_error(error: Any) -> str:
-    """Format an error in the command line; pydantic's messages from newer versions of typer are replaced."""
+    """Format an error in the command line."""
     message: str = error.format_message()
     if "extra argument" in message and ".gguf)" in message:
         return f"{message}; pass one model"
@@ -200,23 +200,23 @@ def _format_usage_error(error: Any) -> str:
         is_early = error.ctx is not None and isinstance(error.ctx.command, Subcommands)
         if is_early and not option.startswith("--"):
             return f"{option} must follow a command, such as ngramspec chat"
-    cause = error.__cause__
-    if not hasattr(cause, "errors"):
+    if not hasattr(error.__cause__, "errors"):
         return message
-    (detail, *_) = cause.errors()
-    value, bounds = detail["input"], detail.get("ctx", {})
-    match detail["type"]:
-        case "int_parsing" | "int_from_float" | "int_parsing_size":
-            reason = f"{value!r} is not a whole number"
-        case "float_parsing" | "finite_number":
-            reason = f"{value!r} is not a number"
-        case "greater_than_equal":
-            reason = f"{value} is below the minimum of {bounds['ge']:g}"
-        case "less_than_equal":
-            reason = f"{value} is above the maximum of {bounds['le']:g}"
-        case _:
-            reason = detail["msg"].removeprefix("Value error, ").rstrip(".")
-    return message.replace(error.message, reason)
+    # Newer versions of typer parse numbers with pydantic.
+    (detail, *_) = error.__cause__.errors()
+    values = {"input": detail["input"], **detail.get("ctx", {})}
+    reasons = [text.format(**values) for kind, text in _INVALID.items() if kind in detail["type"]]
+    return message.replace(error.message, (reasons or [detail["msg"].removeprefix("Value error, ").rstrip(".")])[0])
+
+
+_INVALID = {
+    "int_": "{input!r} is not a whole number",
+    "float_": "{input!r} is not a number",
+    "finite": "{input!r} is not a number",
+    "greater": "{input} is below the minimum of {ge:g}",
+    "less": "{input} is above the maximum of {le:g}",
+}
+"""Texts for invalid numbers, by a part of pydantic's name of the error."""
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ngramspec.beams.search import SEQUENCES
+from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import REMEMBERING, supports_prediction
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
@@ -26,7 +27,7 @@ from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import make_prompt, read_texts
-from .console import capture_outcome, fail, guard_stdout, read_text, reraise, usage_error, write_stdout
+from .console import Outcome, capture_outcome, fail, guard_stdout, read_text, reraise, usage_error, write_stdout
 from .models import complete_model
 from .options import DISPLAY, MODEL, STOP, TRACE, check_predict, check_stop, choose_model, keep
 from .sampling_options import SamplingOptions, check_sampling
@@ -129,7 +130,6 @@ def complete(
     downloads = model is None or any(name.startswith(PREFIX) for name in (model, load.draft_model or ""))
     local_source = None if downloads else find(model, load, DISPLAY)
     before, after = read_texts(source, suffix, prompt_text)
-    head, tail = (before, after or "") if echo else ("", "")
     writer = TraceWriter(trace) if trace is not None else None
     model_source = local_source or find(model, load, DISPLAY)
     if beams is not None:
@@ -142,49 +142,33 @@ def complete(
     target, decoder = loaded_model.target, loaded_model.decoder
     check_sampling(target.vocabulary, sampling_settings, logprobs)
     prompt = make_prompt(target, before, after, limit, truncate)
-
     if writer is not None:
-        writer.begin(
-            prompt, target.vocabulary.piece, TraceHeader.of(decoder, model_source.label, sampling_settings, acceptance)
-        )
-
-    steps, stats = list[Step](), Stats()
+        header = TraceHeader.of(decoder, model_source.label, sampling_settings, acceptance)
+        writer.begin(prompt, target.vocabulary.piece, header)
+    head, tail = (before, after or "") if echo else ("", "")
+    request = {
+        "max_tokens": limit,
+        "sampling": sampling_settings,
+        "acceptance": acceptance,
+        "stop": stops,
+        "rules": rules,
+        "logprobs": logprobs,
+        "prediction": target.vocabulary.tokenize(prediction_text, add_bos=False) if prediction_text else (),
+    }
     start = time.perf_counter()
     with guard_stdout(), writer or nullcontext():
-        if not as_json:
-            write_stdout(head)
-        with capture_outcome() as outcome, prefill_bar() as progress:
-            for step in decoder.generate(
-                prompt,
-                max_tokens=limit,
-                sampling=sampling_settings,
-                acceptance=acceptance,
-                stop=stops,
-                rules=rules,
-                logprobs=logprobs,
-                return_decisions=writer is not None,
-                prediction=target.vocabulary.tokenize(prediction_text, add_bos=False) if prediction_text else (),
-                progress=progress,
-            ):
-                if writer is not None:
-                    writer.add(step)
-                # The decisions of a long text need much memory and are already in the trace.
-                steps.append(
-                    step if writer is None else replace(step, verified_draft=NO_DRAFT, decisions=(), policy_details={})
-                )
-                stats.add(step)
-                if not as_json:
-                    write_stdout(step.text)
-        if not as_json and outcome.error is None:
-            write_stdout(tail)
-        seconds = time.perf_counter() - start
+        show: Callable[[str], None] = (lambda _: None) if as_json else write_stdout
+        show(head)
+        steps, stats, outcome = _generate(decoder, prompt, writer, show, request)
+        if outcome.error is None:
+            show(tail)
         ending = (steps[-1].stop if steps else None) or outcome.word
         if as_json:
             document = {
                 "text": "".join([head, *(step.text for step in steps), tail]),
                 "prompt_tokens": len(prompt),
                 **_figures(steps, stats, target.vocabulary.piece),
-                "seconds": seconds,
+                "seconds": time.perf_counter() - start,
                 "stop_reason": ending,
                 "seed": sampling_settings.seed,
                 "lossy": acceptance.lossy,
@@ -195,6 +179,28 @@ def complete(
     seed = None if sampling_settings.greedy else sampling_settings.seed
     AnswerReport().show(stats, decoder, target.governor, ending, seed=seed)
     reraise(outcome)
+
+
+def _generate(
+    decoder: SpeculativeDecoder,
+    prompt: Sequence[int],
+    writer: TraceWriter | None,
+    show: Callable[[str], None],
+    request: Mapping[str, Any],
+) -> tuple[list[Step], Stats, Outcome]:
+    """Show and trace a text while it is generated; return its steps, their counters and what ended it early."""
+    steps, stats = list[Step](), Stats()
+    with capture_outcome() as outcome, prefill_bar() as progress:
+        for step in decoder.generate(prompt, return_decisions=writer is not None, progress=progress, **request):
+            stats.add(step)
+            if writer is None:
+                steps.append(step)
+            else:
+                writer.add(step)
+                # The decisions of a long text need much memory and are already in the trace.
+                steps.append(replace(step, verified_draft=NO_DRAFT, decisions=(), policy_details={}))
+            show(step.text)
+    return steps, stats, outcome
 
 
 def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
