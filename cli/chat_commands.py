@@ -252,10 +252,12 @@ def _system(session: Session, text: str) -> None:
     if not text:
         note(conversation.system if conversation.system is not None else "there is no system message")
     elif text == "-":
-        session.set_system(None)
+        conversation.system = None
+        session.save_changes()
         note("removed the system message for the following turns")
     else:
-        session.set_system(text)
+        conversation.system = text
+        session.save_changes()
         hint = "; /reset starts a new conversation" if conversation.turns else ""
         note(f"the system message applies to the following turns{hint}")
 

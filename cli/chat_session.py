@@ -131,12 +131,7 @@ class Session:
         self._n_tokens: int | None = None
 
     def use(self, options: ChatOptions) -> None:
-        """Use other options for the following answers.
-
-        Raises:
-            NGramSpecError: Options that the model or the acceptance of drafts does not support; nothing has changed.
-            ValueError: The same.
-        """
+        """Use other options for the following answers; an error means that the model does not support them."""
         if options.load != self.options.load:
             self.load(self.source, options.load)
         template = self.target.vocabulary.chat_template
@@ -176,20 +171,13 @@ class Session:
         self.options = replace(self.options, sampling=replace(self.options.sampling, seed=seed))
 
     def switch_conversation(self, conversation: Conversation) -> None:
-        """Replace the conversation with another one."""
         self._add_to_memory(0)
         self.attachments.clear()
         self.prediction = ""
         self.conversation = conversation
         self.save_changes()
 
-    def set_system(self, text: str | None) -> None:
-        """Set the system message for the following turns; `None` removes it."""
-        self.conversation.system = text
-        self.save_changes()
-
     def undo(self) -> Turn:
-        """Remove the last turn and return it."""
         turn = self.conversation.undo()
         self._add_to_memory(-1)
         self.save_changes()
@@ -211,17 +199,12 @@ class Session:
             print_error(f"the conversation could not be saved: {format_error(error)}")
 
     def save(self, path: Path) -> None:
-        """Write the conversation to a file."""
         save(self.conversation, path, model=self.source.label, sampling=encode(asdict(self.options.sampling)))
 
     def load(self, source: ModelSource, settings: LoadSettings) -> None:
-        """Continue with another model or other settings.
+        """Continue with another model or other settings, or, after an error, with the previous ones.
 
-        Answers that are not yet in the memory of the previous model are dropped. The program ends if neither the new
-        nor the previous model can be loaded.
-
-        Raises:
-            NGramSpecError: Model or settings that cannot be used; the session continues with the previous ones.
+        Answers that are not yet in the memory of the previous model are dropped.
         """
         previous = self.source, self.options.load
         # Two models at once may not fit in memory.

@@ -59,12 +59,7 @@ class Setting(NamedTuple):
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def change(self, session: Session, text: str) -> None:
-        """Change the value for the following answers.
-
-        Raises:
-            NGramSpecError: Text that is not an allowed value.
-            ValueError: The same.
-        """
+        """Change the value for the following answers; NGramSpecError or ValueError if the text is not allowed."""
         value = self.get(_DEFAULTS) if text == DEFAULT else self._parse(text)
         if self.field == "markdown" and text == "on" and not session.view.can_render:
             raise NGramSpecError("Markdown can only be rendered in a terminal with styles and at least 20 columns")

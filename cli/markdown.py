@@ -70,7 +70,7 @@ class _Blocks(Markdown):
 
 
 def _split_blocks(source: str) -> list[tuple[int, list[Token]]]:
-    """Return the first line and the tokens of each block; each item of a list is a list of its own."""
+    """Return the first line and the tokens of each block; each item of a list is a separate list."""
     blocks: list[tuple[int, list[Token]]] = []
     opening = Token("", "", 0)  # start of a list
     for token in _PARSER.parse(source):

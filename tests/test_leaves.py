@@ -36,7 +36,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("templates", "grammars", "memory", "trace"),
     ),
-    "edit": (("ngramspec_cli.edit", "ngramspec_cli.edit_text"), ("chat", "templates", "trace")),
+    "edit": (("ngramspec_cli.edit",), ("chat", "templates", "trace")),
     "server": (
         (
             "ngramspec_cli.serve",

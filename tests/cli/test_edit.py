@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.edit_text import find_file, is_complete, merge_lines
+from ngramspec_cli.edit import find_file, is_complete, merge_lines
 from support.cli_runner import DEMO, RunResult, run
 from support.http import demo_vocabulary
 from support.scripted_chat import TEMPLATE, make_generate
