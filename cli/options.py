@@ -154,8 +154,9 @@ def parse_threads(text: str) -> int | None:
 
 def parse_layers(text: str) -> int:
     """Return a number of layers, or llama.cpp's numbers for "all" and "auto"."""
+    numbers = {AUTO: AUTO_LAYERS, "all": ALL}
     try:
-        return _LAYERS[text] if text in _LAYERS else int(text)
+        return numbers[text] if text in numbers else int(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a whole number, 'all' or {AUTO!r}") from None
 
@@ -167,8 +168,6 @@ def parse_flash(text: str) -> Flash:
             return value
     raise ValueError(f"{text!r} is not one of: {', '.join(_FLASH_WORDS)}")
 
-
-_LAYERS = {AUTO: AUTO_LAYERS, "all": ALL}
 
 _FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
     "on": ("on", "enabled", "true", "1"),
@@ -237,8 +236,14 @@ def _is_parsed(field: Field[Any]) -> bool:
     return field.metadata[KEY].repeatable and field.default is not None
 
 
-def _build_group(group: type, arguments: Mapping[str, Any]) -> Any:
-    values = dict(arguments)
+def _group_parameters(group: Any, *selections: Any) -> list[inspect.Parameter]:
+    names = next((selection for selection in selections if isinstance(selection, tuple)), tuple(options(group)))
+    overrides = next((selection for selection in selections if isinstance(selection, Mapping)), {})
+    hints = get_type_hints(group)
+    return [_parameter(f.name, hints[f.name], f, overrides.get(f.name)) for f in fields(group) if f.name in names]
+
+
+def _build_group(group: Any, values: dict[str, Any]) -> Any:
     for field in fields(group):
         if field.name in values and _is_parsed(field):
             values[field.name] = field.metadata[KEY].read(values[field.name] or ())
@@ -246,45 +251,41 @@ def _build_group(group: type, arguments: Mapping[str, Any]) -> Any:
 
 
 def expand_groups(command: Command) -> Command:
-    """Turn the fields of a command's dataclass parameters into options for typer.
+    """Return a command with an option for each field of the groups among a command's parameters.
 
-    An annotation can select fields by name. It can also map names to another help text or to a field that replaces
-    the original: `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]`.
+    Invariant: typer calls the result with a value for each parameter of its `__signature__`: those of `command` in
+    their order, each group replaced by its fields. The result calls `command` with the same values, those of a group
+    as an instance of it.
 
-    A command with a `Model` gets the option -m too.
+    A group is a dataclass. `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]` selects
+    fields by name, and maps names to another help text or to a field that replaces the original. A command with a
+    `Model` gets the option -m too.
     """
-    groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
     has_model = False
-    hints = get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        hint = hints[name]
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        hint = parameter.annotation
         group, *selections = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        if isinstance(parameter.default, Field):
+        if is_dataclass(group):
+            own = _group_parameters(group, *selections)
+            groups[name] = group, [field.name for field in own]
+            parameters += own
+        elif isinstance(parameter.default, Field):
             parameters.append(_parameter(name, hint, parameter.default))
-        elif not is_dataclass(group):
-            parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             if hint == Model:
                 parameters.append(_parameter("model_option", str | None, MODEL))
                 has_model = True
-        else:
-            assert isinstance(group, type)
-            field_hints = get_type_hints(group)
-            names = next((selection for selection in selections if isinstance(selection, tuple)), tuple(options(group)))
-            overrides = next((selection for selection in selections if isinstance(selection, Mapping)), {})
-            groups[name] = group, [field.name for field in fields(group) if field.name in names]
-            for field in fields(group):
-                if field.name in names:
-                    parameters.append(_parameter(field.name, field_hints[field.name], field, overrides.get(field.name)))
 
     def spread(**values: Any) -> None:
         if has_model:
             values["model"] = choose_model(values["model"], values.pop("model_option"))
         with flags_in_errors():
-            instances = {
-                name: _build_group(group, {n: values.pop(n) for n in names}) for name, (group, names) in groups.items()
-            }
-            command(**values, **instances)
+            for name, (group, names) in groups.items():
+                values[name] = _build_group(group, {field: values.pop(field) for field in names})
+            command(**values)
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
