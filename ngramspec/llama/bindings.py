@@ -1,4 +1,4 @@
-"""Access to llama.cpp: initialisation, its log, and the differences between versions of llama-cpp-python.
+"""Access to llama.cpp: initialisation, its log, owned memory, and the differences between versions of llama-cpp-python.
 
 Only this file distinguishes versions: the rest of this folder is written for 0.3.35 and later. The fork also prints on
 stdout when it is imported, which `__init__.py` handles. These are the other differences:
@@ -23,7 +23,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import llama_cpp.llama_cpp as llama
 
@@ -176,3 +176,23 @@ def dry(api: Any, vocab: Any, multiplier: float, base: float, allowed_length: in
     # llama.cpp uses the size of the context only if `last_n` is -1.
     size_arguments = () if len(make.argtypes) == 7 else (last_n,)
     return make(vocab, *size_arguments, multiplier, base, allowed_length, last_n, breakers, len(breakers))
+
+
+class NativeObject:
+    """Base class with a context manager that closes the object, which cannot be copied."""
+
+    def close(self) -> None:
+        """Free llama.cpp's objects; this object and what it returned cannot be used afterwards."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it owns memory of llama.cpp")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

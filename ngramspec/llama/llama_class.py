@@ -19,7 +19,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
-from ngramspec.llama import amx, bindings, devices, rpc
+from ngramspec.llama import bindings, crash_check, devices, rpc
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -55,7 +55,7 @@ def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
         with bindings.log_given_back():
             rpc.connect(names)
     if has_broken_amx(devices.offloads_all(n_gpu_layers)):
-        amx.hide()
+        crash_check.hide_amx()
 
 
 def obstacle(owner: LlamaCpp) -> str | None:

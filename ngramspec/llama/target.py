@@ -38,6 +38,7 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
 from ngramspec.leaves import load_leaf
 from ngramspec.llama import bindings
+from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.contexts import (
     SNAPSHOTS,
@@ -48,7 +49,6 @@ from ngramspec.llama.contexts import (
     micro_batch_size,
     open_largest,
 )
-from ngramspec.llama.native import NativeObject
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import MARGIN
 from ngramspec.llama.sequence import CacheSequence, append

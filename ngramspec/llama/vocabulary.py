@@ -22,10 +22,10 @@ from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt, ChatTemplate, Control, check_variables, template_variables
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings, crash_check
+from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar, Grammars
-from ngramspec.llama.native import NativeObject
 from ngramspec.llama.samplers import DrySamplers, SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling

@@ -22,10 +22,10 @@ from ngramspec import machine
 from ngramspec.cpu.cores import logical_cores, physical_cores, usable_cores
 from ngramspec.data import ModelError
 from ngramspec.leaves import load_leaf
-from ngramspec.llama import amx, bindings, devices, huge_pages
+from ngramspec.llama import bindings, crash_check, devices
+from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import is_recurrent
 from ngramspec.llama.devices import build
-from ngramspec.llama.native import NativeObject
 from ngramspec.llama.placement import MARGIN, make_plan, placement_key
 from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.model_settings import Lora, ModelSettings
@@ -100,7 +100,7 @@ class Weights(NativeObject):
         if self.has_head:
             params.load_mtp = True
         if self.amx_broken:
-            self.notes.append(amx.NOTE)
+            self.notes.append(crash_check.AMX_NOTE)
         device_names: dict[int, str] = {}
 
         def note_layer(line: str) -> None:
@@ -152,7 +152,7 @@ class Weights(NativeObject):
 
     @property
     def huge_pages(self) -> str | None:
-        return huge_pages.describe_huge_pages(not self.settings.no_mmap and not self.on_gpu)
+        return devices.describe_huge_pages(not self.settings.no_mmap and not self.on_gpu)
 
     @property
     def can_pool(self) -> bool:
@@ -220,14 +220,14 @@ def make_model_params(settings: ModelSettings, *, all_on_gpu: bool) -> tuple[Any
     params.use_extra_bufts = not settings.no_repack
     amx_broken = not settings.no_repack and has_broken_amx(all_on_gpu)
     if amx_broken:
-        params.use_extra_bufts = amx.hide()
-    before = huge_pages.anonymous_memory()
+        params.use_extra_bufts = crash_check.hide_amx()
+    before = devices.anonymous_memory()
 
     @llama.llama_progress_callback  # type: ignore[untyped-decorator]
     def on_progress(done: float, _data: Any) -> bool:
         # The first call comes when all buffers are mapped and none is filled.
         if done == 0:
-            huge_pages.advise_huge_pages(before)
+            devices.advise_huge_pages(before)
         return True
 
     params.progress_callback = on_progress
@@ -236,7 +236,7 @@ def make_model_params(settings: ModelSettings, *, all_on_gpu: bool) -> tuple[Any
 
 def has_broken_amx(all_on_gpu: bool) -> bool:
     """Return True if weights in RAM would be placed for AMX kernels that do not work."""
-    return HAS_AMX in build() and not all_on_gpu and not amx.works(Path(libggml._name))
+    return HAS_AMX in build() and not all_on_gpu and not crash_check.amx_works(Path(libggml._name))
 
 
 # --------------------------------------------------------------------------- adapters

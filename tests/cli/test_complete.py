@@ -16,7 +16,7 @@ from support.fake_hub import FakeHub, serve
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.fill_in import Limits, fill_in
-from ngramspec.llama import amx
+from ngramspec.llama import crash_check
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -133,7 +133,8 @@ def test_complete_with_closed_pipe_exits_without_error(env: dict[str, str], file
     done = shell(env, '"$@" | head -c 5; exit ${PIPESTATUS[0]}', *PLAIN, "-n", "200", "--echo", *form, file).ok()
     assert done.raw == (b'{"tex' if form else TEXT.encode()[:5])
     for line in done.err.splitlines():
-        assert any(known in line for known in ("no model given", "token limit", amx.NOTE)) or SUMMARY.match(line)
+        notes = "no model given", "token limit", crash_check.AMX_NOTE
+        assert any(known in line for known in notes) or SUMMARY.match(line)
 
 
 # ---------------------------------------------------------------------- where it ends

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO, run
 from support.fake_child import HANGS, FakeChild
 
-from ngramspec.llama import amx, bindings, crash_check, weights
-from ngramspec.llama.amx import works
+from ngramspec.llama import bindings, crash_check, weights
+from ngramspec.llama.crash_check import amx_works
 from ngramspec.llama.target import Target
 
 VERDICTS = [((0, ""), True), ((3, ""), False), ((-11, ""), False), (HANGS, False)]
@@ -43,11 +43,11 @@ def test_amx_works_caches_verdicts_but_not_inconclusive_results(
     ended: Any, verdict: bool, child: FakeChild, library: Path
 ) -> None:
     child.result = ended
-    assert [works(library) for _ in range(2)] == [verdict] * 2
+    assert [amx_works(library) for _ in range(2)] == [verdict] * 2
     assert child.starts == (2 if ended in NO_VERDICTS else 1)
     if ended in NO_VERDICTS:
         child.result = (0, "")
-        assert works(library)
+        assert amx_works(library)
 
 
 def test_amx_works_after_changed_build_checks_again(child: FakeChild, library: Path, tmp_path: Path) -> None:
@@ -63,17 +63,17 @@ def test_amx_works_after_changed_build_checks_again(child: FakeChild, library: P
         lambda: os.utime(kernels, ns=(0, 1_000_000_007)),
         library.with_name("libggml-cpu-zen4.so").touch,
     ]
-    assert works(library)
+    assert amx_works(library)
     for starts, change in enumerate(changes, 2):
         change()
-        assert [works(library) for _ in range(2)] == [True, True]
+        assert [amx_works(library) for _ in range(2)] == [True, True]
         assert child.starts == starts
     # Other files have no influence, but the folder has.
     library.with_name("libllama.so").write_bytes(b"longer code")
     library.with_name("libggml-broken-link.so").symlink_to("nowhere")
-    assert works(library)
+    assert amx_works(library)
     assert child.starts == len(changes) + 1
-    assert works(library.parent.rename(tmp_path / "moved") / library.name)
+    assert amx_works(library.parent.rename(tmp_path / "moved") / library.name)
     assert child.starts == len(changes) + 2
 
 
@@ -81,7 +81,7 @@ def test_amx_compare_on_this_build_accepts_its_kernels() -> None:
     """Test kernels in this process, which a build with broken kernels would crash."""
     if "AMX_INT8 = 1" in weights.build():
         pytest.skip("a build with AMX: the child is started for every other test")
-    assert amx.compare() == 0
+    assert crash_check.compare_amx() == 0
 
 
 @pytest.mark.parametrize(("error", "code"), [(0.0, 0), (0.01, 0), (0.3, 3), (np.nan, 3), (np.inf, 3)])
@@ -95,8 +95,8 @@ def test_amx_compare_rejects_wrong_logits(error: float, code: int, monkeypatch: 
         found[:, :3] *= 1 + error * 10 * extra
         return found
 
-    monkeypatch.setattr(amx, "_logits", logits)
-    assert amx.compare() == code
+    monkeypatch.setattr(crash_check, "_logits", logits)
+    assert crash_check.compare_amx() == code
     assert tried == [(DEMO, False), (DEMO, True)]
 
 
@@ -127,15 +127,15 @@ def test_amx_hide_removes_only_amx_from_memory_types(monkeypatch: pytest.MonkeyP
         library, handles = fake_ggml(*types)
         monkeypatch.setattr(bindings, "ggml", partial(lambda it, _api: it, library))
         for _ in range(2):  # The second call changes nothing.
-            assert amx.hide()
+            assert crash_check.hide_amx()
             assert [*handles][: len(left) + 1] == [*left, None]
     # This library does not export its list.
     library, handles = fake_ggml(b"AMX")
     monkeypatch.setattr(bindings, "ggml", lambda _api: library)
     library.ggml_backend_dev_by_type = lambda kind: None
-    assert not amx.hide()
+    assert not crash_check.hide_amx()
     del library.ggml_backend_dev_by_type
-    assert not amx.hide()
+    assert not crash_check.hide_amx()
     assert [*handles] == [1, None]
 
 
@@ -144,7 +144,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Simulate an AMX build with broken kernels, and return the libraries that were checked."""
     name, asked = weights.build(), []
     monkeypatch.setattr(weights, "build", lambda: f"{name} AMX_INT8 = 1 |")
-    monkeypatch.setattr(amx, "works", asked.append)
+    monkeypatch.setattr(crash_check, "amx_works", asked.append)
     return asked
 
 
@@ -165,17 +165,17 @@ def test_target_with_broken_amx_loads_without_its_kernels(
     hidden: bool, broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The real `hide` would also affect the other tests of this process.
-    monkeypatch.setattr(amx, "hide", lambda: hidden)
+    monkeypatch.setattr(crash_check, "hide_amx", lambda: hidden)
     with load() as loaded:
         assert loaded.weights.amx_broken
-        assert loaded.weights.notes == [amx.NOTE]
+        assert loaded.weights.notes == [crash_check.AMX_NOTE]
         assert _details(loaded)["build"].endswith("its AMX kernels are broken and not used")
         fingerprint = loaded.sequences[0].fingerprint
     (library,) = broken
     assert library.is_file()
     assert [*library.parent.glob("*ggml*cpu*")]
     assert parameters[0].use_extra_bufts is hidden
-    monkeypatch.setattr(amx, "works", lambda library: True)
+    monkeypatch.setattr(crash_check, "amx_works", lambda library: True)
     with load() as working:
         assert (working.weights.amx_broken, working.weights.notes) == (False, [])
         assert working.sequences[0].fingerprint != fingerprint
@@ -199,9 +199,9 @@ def test_has_broken_amx_without_repacked_cpu_weights_skips_check(
 def test_complete_with_broken_amx_prints_note_once(
     env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hide = amx.hide  # The real `hide` still runs, for machines with broken kernels.
-    monkeypatch.setattr(amx, "hide", lambda: hide() or True)
+    hide = crash_check.hide_amx  # The real `hide` still runs, for machines with broken kernels.
+    monkeypatch.setattr(crash_check, "hide_amx", lambda: hide() or True)
     done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")
     assert done.code == 0, done.err
-    assert done.err.splitlines().count(amx.NOTE) == 1
+    assert done.err.splitlines().count(crash_check.AMX_NOTE) == 1
     assert len(broken) == 1

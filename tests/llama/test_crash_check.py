@@ -17,7 +17,7 @@ from support.fake_child import HANGS, FakeChild
 from support.tiny_gguf import write_changed_demo, write_damaged_demo
 
 from ngramspec.data import ModelError
-from ngramspec.llama import amx, crash_check
+from ngramspec.llama import crash_check
 from ngramspec.llama.crash_check import ChildEnd
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
@@ -161,7 +161,7 @@ def test_crash_check_child_with_good_file_stores_good_verdict(folder: Path) -> N
 
 @pytest.mark.exhaustive
 def test_crash_check_child_with_amx_kernels_stores_verdict(folder: Path) -> None:
-    assert amx.works(Path(libggml._name)) or "AMX_INT8 = 1" in build()
+    assert crash_check.amx_works(Path(libggml._name)) or "AMX_INT8 = 1" in build()
     assert list(folder.with_name("amx").iterdir())
 
 

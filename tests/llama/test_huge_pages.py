@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.llama import huge_pages
-from ngramspec.llama.huge_pages import LARGE, Range, advise_huge_pages, anonymous_memory
+from ngramspec.llama import devices
+from ngramspec.llama.devices import LARGE, Range, advise_huge_pages, anonymous_memory
 
 on_linux = pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without transparent huge pages"
@@ -67,7 +67,7 @@ def test_anonymous_memory_excludes_mapped_files(tmp_path: Path) -> None:
 
 
 def test_advise_huge_pages_without_system_support_returns_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "_MAPS", tmp_path / "missing")
+    monkeypatch.setattr(devices, "_MAPS", tmp_path / "missing")
     assert anonymous_memory() == []
     assert advise_huge_pages([]) == 0
     monkeypatch.undo()
@@ -95,8 +95,8 @@ def told(given: str | None, sums: str | None, folder: Path, patch: pytest.Monkey
         (folder / name).unlink(missing_ok=True)
         if text is not None:
             (folder / name).write_text(text)
-        patch.setattr(huge_pages, name, folder / name)
-    return huge_pages.describe_huge_pages(mapped)
+        patch.setattr(devices, name, folder / name)
+    return devices.describe_huge_pages(mapped)
 
 
 def test_huge_pages_note_reports_system_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from support.hold_pass import hold_one_pass
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.data import ModelError
-from ngramspec.llama import amx, bindings, devices, huge_pages
+from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -29,7 +29,7 @@ from ngramspec.llama.target import Target
 
 def own_notes(target: Target) -> list[str]:
     """Return the notes about the model, without the one that a build with broken AMX kernels adds to every model."""
-    return [note for note in target.weights.notes if note != amx.NOTE]
+    return [note for note in target.weights.notes if note != crash_check.AMX_NOTE]
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +221,8 @@ def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(huge_pages, "anonymous_memory", lambda: "before")
-    monkeypatch.setattr(huge_pages, "advise_huge_pages", asked.append)
+    monkeypatch.setattr(devices, "anonymous_memory", lambda: "before")
+    monkeypatch.setattr(devices, "advise_huge_pages", asked.append)
     with Target(DEMO, ctx_size=64, threads=1):
         assert asked == ["before"]
 
