@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ngramspec.batching.request import ActiveRequest, Done, Event, Prefilled, Scored, Started
 from ngramspec.chat.stream import Delta
@@ -21,7 +21,7 @@ from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import Call
 from ngramspec.server.errors import context_length_error, shutdown_error, to_api_error
-from ngramspec.server.transcript import read_arguments
+from ngramspec.server.json_text import read_arguments
 from ngramspec.steps import Step
 
 Kind = Literal["reasoning", "text", "call"]
@@ -235,7 +235,7 @@ _MAX_EVENTS = 64
 
 
 @asynccontextmanager
-async def run_answers(call: Call, answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
+async def run_answers(call: Call[Any], answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
     """Run the requests of answers in the engine while the block lasts. The call counts their cost.
 
     It raises an ApiError if a prompt is too long, and a GrammarError if a grammar is unusable.
@@ -262,13 +262,13 @@ async def run_answers(call: Call, answers: Sequence[Answer]) -> AsyncIterator[Ev
 
 
 @asynccontextmanager
-async def _submit(call: Call, answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
+async def _submit(call: Call[Any], answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
     """Submit the requests of answers; at the end of the block, cancel and count them."""
     has_limits = any(answer.reader is not None and answer.reader.ended is not None for answer in answers)
     has_logprobs = any(answer.request.logprobs is not None for answer in answers)
-    merges = not (call.streamed and (has_logprobs or call.fields.boolean("timings_per_token")))
-    ping_seconds = call.server.ping_seconds if call.streamed else math.inf
-    queue = EventQueue(ping_seconds, wakes_always=call.streamed or has_limits, merges=merges)
+    merges = not (call.body.stream and (has_logprobs or call.body.timings_per_token))
+    ping_seconds = call.server.ping_seconds if call.body.stream else math.inf
+    queue = EventQueue(ping_seconds, wakes_always=call.body.stream or has_limits, merges=merges)
     for answer in answers:
         answer.ticket = call.model.service.submit(answer.request, partial(queue.put, answer.number), answer.number)
     try:

@@ -6,21 +6,42 @@ import asyncio
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
+from ngramspec.server.body import (
+    Body,
+    FieldError,
+    Flag,
+    Items,
+    Name,
+    Text,
+    TextPart,
+    join_parts,
+    parts,
+    tagged,
+    whole,
+)
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, ChatTask, count_prompt, start_chat
-from ngramspec.server.constraint_fields import JsonFormat, read_json_format
+from ngramspec.server.chat import (
+    EFFORTS,
+    ChatTask,
+    NamedTool,
+    Thinking,
+    Toolbox,
+    ToolFields,
+    Transcript,
+    count_prompt,
+    start_chat,
+)
+from ngramspec.server.constraints import JsonFormat, Schema
 from ngramspec.server.errors import ApiError
-from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonResponse
-from ngramspec.server.reasoning import read_thinking, read_thinking_budget
+from ngramspec.server.generation import Generation, Stop
+from ngramspec.server.json_text import JsonResponse, dump_arguments, read_arguments
 from ngramspec.server.reply import NAMED, Reply, merge, respond
-from ngramspec.server.toolbox import Toolbox
-from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.
@@ -41,17 +62,6 @@ _ERRORS = {
 }
 
 
-async def messages(call: Call) -> Response:
-    """Answer a chat."""
-    answers = await start_chat(call, await asyncio.to_thread(read_request, call.fields))
-    return await respond(call, MessageReply(call, answers))
-
-
-async def count_tokens(call: Call) -> Response:
-    task = await asyncio.to_thread(read_request, call.fields, counting=True)
-    return JsonResponse({"input_tokens": await count_prompt(call, task)})
-
-
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the JSON of an error in Anthropic's format, for the body of a response or for an event of a stream."""
     text, default = error.message, "invalid_request_error" if error.status < 500 else "api_error"
@@ -65,135 +75,192 @@ def error_body(error: ApiError) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the request
 
 
-def read_request(fields: Fields, *, counting: bool = False) -> ChatTask:
-    """Return the task of a request; with `counting`, which only counts tokens, `max_tokens` is not required."""
-    if not counting:
-        fields.require("max_tokens")
-    toolbox = Toolbox()
-    for tool in fields.objects("tools"):
-        # Other tools, such as web search, run only on Anthropic's servers.
-        if (tool.string("type") or "custom") == "custom":
-            toolbox.add_tool(tool, "function", schema="input_schema")
-    choice, parallel = _read_choice(fields, toolbox)
-    stop = tuple(fields.string_list("stop_sequences"))
-    if not all(stop):
-        raise fields.field_error("stop_sequences", "must not contain an empty string")
+_TEXTS: dict[str, type[Body]] = {"text": TextPart}
+"""Models of the parts that are texts, by type; some contain others."""
+
+_Texts = Annotated[list[TextPart], parts(_TEXTS)]
+
+
+class _PlainSource(Body):
+    text: Text = Field(validation_alias="data")
+
+
+class _PartsSource(Body):
+    text: Annotated[str, parts(_TEXTS), AfterValidator(join_parts)] = Field(validation_alias="content")
+
+
+class _OtherSource(Body):
+    @model_validator(mode="after")
+    def _reject(self) -> _OtherSource:
+        raise FieldError("only text documents (type text or content) are supported", "type")
+
+
+class _Document(TextPart):
+    text: Text = ""
+    title: Text = ""
+    context: Text = ""
+    source: Annotated[Any, tagged("type", {"text": _PlainSource, "content": _PartsSource}, _OtherSource)]
+
+    @model_validator(mode="after")
+    def _join(self) -> _Document:
+        self.text = "\n".join([*filter(None, [self.title, self.context]), self.source.text])
+        return self
+
+
+class _SearchResult(TextPart):
+    text: Text = ""
+    title: Text
+    source: Text
+    content: _Texts = []
+
+    @model_validator(mode="after")
+    def _join(self) -> _SearchResult:
+        self.text = "\n".join([self.title, self.source, *(part.text for part in self.content)])
+        return self
+
+
+class _ToolReference(TextPart):
+    text: Text = Field(validation_alias="tool_name")
+
+
+_TEXTS |= {"document": _Document, "search_result": _SearchResult, "tool_reference": _ToolReference}
+
+
+class _Result(Body):
+    tool_use_id: Name
+    is_error: Flag = False
+    content: _Texts = []
+
+
+class _Thinking(Body):
+    thinking: Text
+
+
+class _Use(Body):
+    input: Schema
+    id: Name
+    name: Name
+
+
+class _Turn(Body):
+    role: Literal["user", "assistant", "system"]
+    content: _Texts
+
+
+class _UserTurn(_Turn):
+    content: Annotated[list[Any], parts({**_TEXTS, "tool_result": _Result})]
+
+
+class _AssistantTurn(_Turn):
+    # The block `redacted_thinking` is encrypted by another server, so it cannot be read.
+    content: Annotated[list[Any], parts({**_TEXTS, "thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use})]
+
+
+class _Tool(ToolFields):
+    parameters: Schema = Field(validation_alias="input_schema")
+
+
+class _ToolChoice(NamedTool):
+    type: Literal["auto", "any", "tool", "none"]
+    disable_parallel_tool_use: Flag = False
+
+
+class _Format(Body):
+    type: Literal["json_schema"]
+    json_form: Schema = Field(validation_alias="schema")
+
+
+class _OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: _Format | None = None
+
+
+class ConversationBody(Generation):
+    """The body of `/v1/messages/count_tokens`."""
+
+    system: _Texts = []
+    messages: Items[Annotated[_Turn, tagged("role", {"user": _UserTurn, "assistant": _AssistantTurn}, _Turn)]]
+    # Other tools, such as web search, run only on Anthropic's servers.
+    tools: Items[Annotated[Body, tagged("type", {"": _Tool, "custom": _Tool}, Body)]] = []
+    tool_choice: _ToolChoice | None = None
+    stop: Stop = Field((), validation_alias="stop_sequences")
+    output_config: _OutputConfig | None = None
+    output_format: _Format | None = None  # older form of `output_config.format`
+    thinking: Thinking | None = None
+
+
+class MessageBody(ConversationBody):
+    """The body of a message."""
+
+    max_tokens: Annotated[int, whole()]
+
+
+async def messages(call: Call[MessageBody]) -> Response:
+    """Answer a chat."""
+    task = await asyncio.to_thread(read_task, call.body)
+    return await respond(call, MessageReply(call, await start_chat(call, task)))
+
+
+async def count_tokens(call: Call[ConversationBody]) -> Response:
+    task = await asyncio.to_thread(read_task, call.body)
+    return JsonResponse({"input_tokens": await count_prompt(call, task)})
+
+
+def read_task(body: ConversationBody) -> ChatTask:
+    """Return the task of a request."""
+    toolbox, choice, config = Toolbox(), body.tool_choice, body.output_config
+    for number, tool in enumerate(body.tools):
+        if isinstance(tool, _Tool):
+            toolbox.add_tool(tool, "function", path=f"tools[{number}]")
+    variables: dict[str, Any] = {}
+    if body.thinking is not None:
+        variables["enable_thinking"] = body.thinking.type != "disabled"
+    if config is not None and config.effort is not None:
+        variables["reasoning_effort"] = EFFORTS[config.effort]
+    form = None
+    if config is not None and config.format is not None:
+        form = JsonFormat(config.format.json_form, "output_config.format.schema")
+    elif body.output_format is not None:
+        form = JsonFormat(body.output_format.json_form, "output_format.schema")
+    tool_choice = "auto" if choice is None else {"any": "required"}.get(choice.type, choice.type)
+    if choice is not None and choice.type == "tool":
+        tool_choice = toolbox.choose(choice)
     return ChatTask(
-        messages=_read_messages(fields),
+        body,
+        messages=_make_messages(body),
         tools=toolbox.tools,
-        tool_choice=choice,
-        parallel=parallel,
-        json_format=_read_output_format(fields),
-        max_tokens=fields.integer("max_tokens"),
-        stop=stop,
-        variables=_read_variables(fields),
-        reasoning_budget=read_thinking_budget(fields),
+        tool_choice=tool_choice,
+        parallel=choice is None or not choice.disable_parallel_tool_use,
+        constraint=body.read_constraint(form),
+        variables=variables,
+        reasoning_budget=body.thinking.budget if body.thinking else None,
     )
 
 
-def _read_messages(fields: Fields) -> list[dict[str, Any]]:
+def _make_messages(body: ConversationBody) -> list[dict[str, Any]]:
     transcript = Transcript()
-    for text in fields.parts("system", _read_text):
-        transcript.add_system(_BILLING.sub("", text))
-    for message in fields.objects("messages"):
-        role = message.require_choice("role", ("user", "assistant", "system"))
-        content = message.require("content")
-        if role == "system":
-            for text in message.parts("content", _read_text):
-                transcript.add_system(text)
-        elif isinstance(content, str):
-            transcript.add_message(role, content)
-        else:
-            add_blocks = _add_user_blocks if role == "user" else _add_assistant_blocks
-            add_blocks(transcript, list(message.objects("content")))
-    fields.require("messages")
+    for part in body.system:
+        transcript.add_system(_BILLING.sub("", part.text))
+    for turn in body.messages:
+        if turn.role == "system":
+            for part in turn.content:
+                transcript.add_system(part.text)
+            continue
+        if turn.role == "assistant":
+            transcript.add_message("assistant", "")
+        # Templates require the results of calls directly after the calls.
+        for part in sorted(turn.content, key=lambda part: not isinstance(part, _Result)):
+            match part:
+                case _Result():
+                    text = "Error: " * part.is_error + join_parts(part.content)
+                    transcript.add_result(part.tool_use_id, text)
+                case _Thinking():
+                    transcript.add_reasoning(part.thinking)
+                case _Use():
+                    transcript.add_call(part.id, part.name, dump_arguments(part.input))
+                case TextPart():
+                    transcript.add_message(turn.role, part.text)
     return transcript.messages
-
-
-def _add_user_blocks(transcript: Transcript, blocks: list[Fields]) -> None:
-    # Templates require the results of calls directly after the calls.
-    for block in blocks:
-        if block.data.get("type") == "tool_result":
-            text = "Error: " * block.boolean("is_error") + "\n".join(block.parts("content", _read_text))
-            transcript.add_result(block.require_name("tool_use_id"), text)
-    for block in blocks:
-        if block.data.get("type") != "tool_result":
-            transcript.add_message("user", _read_text(block))
-
-
-def _add_assistant_blocks(transcript: Transcript, blocks: list[Fields]) -> None:
-    transcript.add_message("assistant", "")
-    for block in blocks:
-        match block.data.get("type"):
-            case "thinking":
-                transcript.add_reasoning(block.require_string("thinking"))
-            case "redacted_thinking":
-                pass  # the block is encrypted by another server, so it cannot be read
-            case "tool_use":
-                arguments = dump_arguments(block.require_object("input").data)
-                transcript.add_call(block.require_name("id"), block.require_name("name"), arguments)
-            case _:
-                transcript.add_message("assistant", _read_text(block))
-
-
-def _read_text(block: Fields) -> str:
-    match block.require_name("type"):
-        case "text":
-            return block.require_string("text")
-        case "document":
-            return _read_document(block)
-        case "search_result":
-            heading = [block.require_string("title"), block.require_string("source")]
-            return "\n".join(heading + block.parts("content", _read_text))
-        case "tool_reference":
-            return block.require_string("tool_name")
-        case "image":
-            raise block.image_error()
-        case other:
-            raise block.field_error("type", f"unsupported content type {other!r}; this model accepts only text")
-
-
-def _read_document(block: Fields) -> str:
-    source = block.require_object("source")
-    if source.data.get("type") not in ("text", "content"):
-        raise source.field_error("type", "only text documents (type text or content) are supported")
-    texts = [source.require_string("data")] if source.data["type"] == "text" else source.parts("content", _read_text)
-    return "\n".join([part for part in (block.string("title"), block.string("context")) if part] + texts)
-
-
-def _read_choice(fields: Fields, toolbox: Toolbox) -> tuple[str, bool]:
-    """Return the tool choice, and whether parallel calls are allowed."""
-    choice = fields.object("tool_choice")
-    if choice is None:
-        return "auto", True
-    parallel = not choice.boolean("disable_parallel_tool_use")
-    match choice.require_choice("type", ("auto", "any", "tool", "none")):
-        case "any":
-            return "required", parallel
-        case "tool":
-            return toolbox.choose(choice), parallel
-        case kind:
-            return kind, parallel
-
-
-def _read_output_format(fields: Fields) -> JsonFormat | None:
-    config = fields.object("output_config")
-    # `output_format` is the older form.
-    form = (config.object("format") if config else None) or fields.object("output_format")
-    if form is None:
-        return read_json_format(fields)
-    form.require_choice("type", ("json_schema",))
-    return read_json_format(fields, JsonFormat(form.require_object("schema").data, f"{form.path}schema"))
-
-
-def _read_variables(fields: Fields) -> dict[str, Any]:
-    variables: dict[str, Any] = {}
-    if (enabled := read_thinking(fields)) is not None:
-        variables["enable_thinking"] = enabled
-    config = fields.object("output_config")
-    if config is not None and (effort := config.choice("effort", tuple(EFFORTS), "")):
-        variables["reasoning_effort"] = EFFORTS[effort]
-    return variables
 
 
 # --------------------------------------------------------------------------- the answer
@@ -204,12 +271,11 @@ class MessageReply(Reply):
 
     head = NAMED
 
-    def __init__(self, call: Call, answers: Sequence[Answer]) -> None:
+    def __init__(self, call: Call[MessageBody], answers: Sequence[Answer]) -> None:
         super().__init__(call, answers)
-        self._id, self._model = f"msg_{secrets.token_hex(12)}", call.fields.string("model") or call.model.name
-        thinking = call.fields.object("thinking") or Fields({})
+        self._id, self._model = f"msg_{secrets.token_hex(12)}", call.body.model or call.model.name
         # True if the text of reasoning is omitted
-        self._hides = thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
+        self._hides = call.body.thinking is not None and call.body.thinking.display == "omitted"
         self._has_begun = False
 
     def events(self, answer: Answer) -> list[Event]:

@@ -65,7 +65,7 @@ ENDPOINTS = (
     Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), model, "GET"),
     Endpoint(("/props",), props, "GET"),
     Endpoint(("/lora-adapters",), lora_adapters, "GET"),
-    Endpoint(("/lora-adapters",), scale_lora_adapters, takes_list=True),
+    Endpoint(("/lora-adapters",), scale_lora_adapters, list_field="adapters"),
     Endpoint(("/slots",), slots, "GET"),
     Endpoint(("/slots/{id_slot}",), slot_action),
     Endpoint(("/metrics",), metrics, "GET"),

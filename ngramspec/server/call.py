@@ -1,14 +1,16 @@
-"""`Call`: an HTTP request with its fields, and `Counters`: its log entry."""
+"""`Call`: an HTTP request with its body, and `Counters`: its log entry."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
 
 from ngramspec.batching.request import Done
-from ngramspec.server.fields import Fields
+from ngramspec.server.body import Body
 from ngramspec.server.state import ServedModel, Server
 
 COUNTERS = "ngramspec.counters"
@@ -44,21 +46,20 @@ class Counters:
         self.decode_seconds += done.seconds
 
 
+B = TypeVar("B", bound=Body)
+
+
 @dataclass
-class Call:
+class Call(Generic[B]):
     """An HTTP request."""
 
     server: Server
-    fields: Fields  # fields of the JSON, or of the query of a GET request
+    body: B  # JSON of the request
+    data: Mapping[str, Any]  # the same as it came
     counters: Counters = field(default_factory=Counters)
-    query: Fields = field(default_factory=lambda: Fields({}))
+    query: Mapping[str, str] = field(default_factory=dict)  # with the parameters of the path
     headers: Headers = field(default_factory=Headers)
 
     @cached_property
     def model(self) -> ServedModel:
         return self.server.require_model()
-
-    @property
-    def streamed(self) -> bool:
-        """True if the client asks for a stream."""
-        return self.fields.boolean("stream")

@@ -1,6 +1,6 @@
 """Responses to chats, for every API with chats.
 
-Each API reads its JSON into a `ChatTask`, with a `Transcript` and a `Toolbox`. Its `Reply` formats the answers.
+Each API turns its body into a `ChatTask`, with a `Transcript` and a `Toolbox`. Its `Reply` formats the answers.
 """
 
 from __future__ import annotations
@@ -8,22 +8,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ngramspec.chat.families import AnswerParser, answer_grammar
+from pydantic import PlainValidator
+
+from ngramspec.chat.families import AnswerParser, answer_grammar, find_open_tag, reasoning_tags
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
-from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.settings import ReasoningBudget, Sampling, budget_for
 from ngramspec.server.answer import Answer
+from ngramspec.server.body import Body, Content, FieldError, Flag, Items, Name, Text, describe_value, whole
 from ngramspec.server.call import Call
-from ngramspec.server.constraint_fields import JsonFormat, run_in_worker
+from ngramspec.server.constraints import JsonFormat, Schema, TextGrammar, run_in_worker
 from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.reasoning import read_budget
-from ngramspec.server.request_fields import read_shared_fields, repeat_with_seeds
-from ngramspec.server.sampling_fields import read_sampling
-from ngramspec.server.state import ServedModel
+from ngramspec.server.generation import Generation, make_request, make_sampling, repeat_with_seeds
+from ngramspec.server.json_text import read_arguments
+from ngramspec.server.state import UNLIMITED, ServedModel
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Levels of effort of the APIs, and the names that chat templates support."""
@@ -33,20 +35,19 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "m
 class ChatTask:
     """A conversation to answer."""
 
+    body: Generation
     # Messages in OpenAI's form: "role" (system, user, assistant, tool) and "content" (a string, or several text parts).
     # If they apply: "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Tool] = ()  # tools that may be called
     tool_choice: str = "auto"  # "auto", "none", "required", or the name of the tool that must be called
     parallel: bool = True  # whether one answer may contain several calls
-    json_format: JsonFormat | None = None  # JSON that the answer must be; `None` means any text
-    max_tokens: int | None = None  # maximum number of tokens; `None` means until the context is full
-    stop: tuple[str, ...] = ()  # stop strings; for this and the next two fields see `Request`
-    logprobs: int | None = None
+    constraint: JsonFormat | TextGrammar | None = None
+    logprobs: int | None = None  # for this and the next field see `Request`
     post_sampling: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template: "enable_thinking" and so on
     prediction: str = ""  # text that the answer probably copies
-    reasoning_budget: int | None = None  # budget of reasoning in the API's own field; see `read_budget`
+    reasoning_budget: int | None = None  # budget of reasoning in the API's own field, which others override
     # Whether a last message of the assistant without calls is continued, as in llama-server. Otherwise the answer is a
     # separate turn.
     continues_message: bool = True
@@ -77,8 +78,8 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     vocabulary, last = model.vocabulary, task.message_to_continue
     messages = task.messages if last is None else task.messages[:-1]
     variables = {**model.variables, **task.variables}
-    if task.json_format is not None and "response_format" in (vocabulary.chat_template or ""):
-        variables["response_format"] = task.json_format.schema or {"type": "object"}
+    if isinstance(task.constraint, JsonFormat) and "response_format" in (vocabulary.chat_template or ""):
+        variables["response_format"] = task.constraint.schema or {"type": "object"}
     try:
         prompt: ChatPrompt = vocabulary.chat(
             messages,
@@ -105,31 +106,34 @@ def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
-async def count_prompt(call: Call, task: ChatTask) -> int:
+async def count_prompt(call: Call[Any], task: ChatTask) -> int:
     """Return the number of tokens of the prompt; it raises the same errors as `render_prompt`."""
     return len((await asyncio.to_thread(render_prompt, call.model, task)).tokens)
 
 
-def _make_request(call: Call, task: ChatTask) -> tuple[Request, str]:
+def _make_chat_request(call: Call[Any], task: ChatTask) -> tuple[Request, str]:
     """Return the request of a task, and the text at the end of its prompt (`ChatPrompt.opening`).
 
     It raises the same errors as `render_prompt`, and an ApiError for fields that contradict each other.
     """
-    model, sampling = call.model, read_sampling(call, schemas=False)
+    model, vocabulary, constraint = call.model, call.model.vocabulary, task.constraint
+    sampling = make_sampling(
+        call, task.body, constraint.make_grammar() if isinstance(constraint, TextGrammar) else None
+    )
     prompt = render_prompt(model, task)
     model.check_size(len(task.prediction))
-    grammar = _make_grammar(task, sampling, model.vocabulary, prompt.opening)
-    budget = read_budget(call.fields, model, prompt, task.reasoning_budget)
-    sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
-    request = read_shared_fields(call, sampling, task.max_tokens, task.stop)
-    request = replace(
-        request,
-        prompt=prompt.tokens,
+    if (grammar := _make_grammar(task, sampling, vocabulary, prompt.opening)) is not None:
+        sampling = replace(sampling, grammar=grammar)
+    request = make_request(
+        call,
+        task.body,
+        prompt.tokens,
+        sampling,
+        _read_budget(model, task, prompt),
         logprobs=task.logprobs,
         post_sampling=task.post_sampling,
-        controls=model.vocabulary.marks,
-        rules=replace(request.rules, reasoning=budget),
-        prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
+        controls=vocabulary.marks,
+        prediction=vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
     return request, prompt.opening
 
@@ -137,10 +141,11 @@ def _make_request(call: Call, task: ChatTask) -> tuple[Request, str]:
 def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening: str) -> str | None:
     tools = task.callable_tools
     is_call_required = bool(tools) and task.tool_choice != "auto"
-    if task.json_format is None and not is_call_required:
+    json_format = task.constraint if isinstance(task.constraint, JsonFormat) else None
+    if json_format is None and not is_call_required:
         return None
-    name = "tools" if tools or task.json_format is None else task.json_format.field
     if sampling.grammar is not None:
+        name = "tools" if tools or json_format is None else json_format.field
         raise bad_field("grammar", f"grammar cannot be combined with {name}")
     return run_in_worker(
         "tools",
@@ -148,19 +153,265 @@ def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, op
         tools,
         choice=task.tool_choice if is_call_required else "auto",
         parallel=task.parallel and vocabulary.allows_parallel_calls,
-        json="" if task.json_format is None else task.json_format.make_rule(),
+        json="" if json_format is None else json_format.make_rule(),
         template=vocabulary.chat_template,
         opening=opening,
         controls=vocabulary.controls,
     )
 
 
-async def start_chat(call: Call, task: ChatTask, n_answers: int = 1) -> list[Answer]:
+def _read_budget(model: ServedModel, task: ChatTask, prompt: ChatPrompt) -> ReasoningBudget | None:
+    """Return the budget of a chat; `None` if it has no limit, or the model does not reason."""
+    body, vocabulary = task.body, model.vocabulary
+    limit = body.reasoning_budget_tokens
+    if limit == UNLIMITED:
+        limit = model.reasoning_budget if task.reasoning_budget is None else task.reasoning_budget
+    if limit == UNLIMITED:
+        return None
+    message, tags = body.reasoning_budget_message, reasoning_tags(vocabulary.chat_template)
+    return budget_for(
+        limit,
+        model.reasoning_message if message is None else message,
+        tags,
+        vocabulary,
+        vocabulary.display_piece,
+        prompt=prompt.tokens,
+        start=find_open_tag(tags, prompt.opening),
+    )
+
+
+async def start_chat(call: Call[Any], task: ChatTask, n_answers: int = 1) -> list[Answer]:
     """Return the answers to a task, which are still empty; it raises the same errors as `render_prompt`."""
-    request, opening = await asyncio.to_thread(_make_request, call, task)
+    request, opening = await asyncio.to_thread(_make_chat_request, call, task)
     vocabulary, tools = call.model.vocabulary, task.callable_tools
     parallel = task.parallel and vocabulary.allows_parallel_calls
     return [
         Answer(request, number, AnswerParser(vocabulary.chat_template, tools, opening=opening, parallel=parallel))
         for number, request in enumerate(repeat_with_seeds(request, n_answers))
     ]
+
+
+# --------------------------------------------------------------------------- reasoning
+
+
+NO_REASONING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": None}
+"""Variables of the chat template that disable reasoning; an effort that the server sets has no effect then."""
+
+
+class Thinking(Body):
+    """The field `thinking` of Anthropic, DeepSeek and others."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, whole()] | None = None
+    display: Literal["summarized", "omitted"] = "summarized"
+
+    @property
+    def budget(self) -> int | None:
+        """Maximum number of tokens, which only enabled thinking has."""
+        return self.budget_tokens if self.type == "enabled" else None
+
+
+class Prediction(Body):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return "".join([part.text for part in self.content])
+
+
+# --------------------------------------------------------------------------- tools
+
+_PLAIN = "functions"  # namespace of tools without a namespace
+_INPUT = {"input": {"type": "string"}}
+_FREE = {"type": "object", "properties": _INPUT, "required": ["input"], "additionalProperties": False}
+"""Parameters of a custom tool as a function: its only argument is the text that the tool receives."""
+
+
+class _Grammar(Body):
+    definition: Text = ""
+    grammar: _Grammar | None = None  # in chat completions, the definition is one level deeper than in responses
+
+
+class ToolFields(Body):
+    """A function or a custom tool."""
+
+    name: Name
+    description: Text = ""
+    parameters: Schema = {"type": "object", "properties": {}}
+    strict: Flag = False
+    format: _Grammar | None = None  # of a custom tool
+
+
+class NamedTool(Body):
+    """The name of a tool in a choice."""
+
+    name: Name = ""
+    namespace: Text | None = None
+
+
+class ToolChoice(NamedTool):
+    """A tool that must be called, or the tools that may be called."""
+
+    type: Text = "function"
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
+    allowed_tools: ToolChoice | None = None
+    tools: Items[ToolChoice] = []
+    mode: Literal["auto", "required"] = "auto"
+
+
+def _read_tool_choice(value: Any) -> str | ToolChoice:
+    if isinstance(value, dict):
+        return ToolChoice.model_validate(value)
+    if value not in ("auto", "none", "required"):
+        raise FieldError(f"must be one of auto, none, required, got {describe_value(value)}")
+    return str(value)
+
+
+ToolChoiceField = Annotated[str | ToolChoice, PlainValidator(_read_tool_choice)]
+
+
+class Toolbox:
+    """The conversion of tools in OpenAI's APIs to functions, and of calls of functions to calls of those tools.
+
+    A model calls only functions with JSON arguments. So a custom tool, whose input is a free text, becomes a function
+    with the only argument `input`, and a tool of a namespace becomes a function with a longer name:
+
+        {"type": "custom", "name": "patch"}                                     patch(input: str)
+        {"type": "namespace", "name": "mcp", "tools": [{"name": "read"}]}       mcp__read(...)
+
+    The answers convert calls back: `origin("mcp__read")` is ("read", "mcp"), and `free_text` is the input of a custom
+    tool.
+    """
+
+    def __init__(self) -> None:
+        self.tools: list[Tool] = []  # tools as functions with unique names
+        # Original name and namespace of the tool of each function.
+        self.origins: dict[str, tuple[str, str | None]] = {}
+        self.custom_tools: set[str] = set()  # functions that represent custom tools
+
+    def add_tool(self, tool: ToolFields, kind: str, namespace: str | None = None, *, path: str = "") -> None:
+        """Add a tool, whose `kind` is "function" or "custom"; with its `path`, a second one of a name is an error."""
+        name = function_name(tool.name, namespace)
+        if path and name in self.origins:
+            raise bad_field(f"{path}.name", f"{path}.name: two tools are named {name!r}")
+        description = tool.description
+        if kind == "custom":
+            grammar = tool.format and (tool.format.grammar or tool.format)
+            if grammar and grammar.definition:
+                description += f"\nThe input keeps to this grammar:\n{grammar.definition}"
+            self.custom_tools.add(name)
+            self.tools.append(Tool(name, description, _FREE))
+        else:
+            self.tools.append(Tool(name, description, tool.parameters, tool.strict))
+            self.custom_tools.discard(name)  # of several tools of one name the last counts
+        self.origins[name] = tool.name, namespace
+
+    def read_choice(self, choice: str | ToolChoice) -> str:
+        """Return the choice of tools (see `ChatTask`); if only some tools are allowed, drop the others."""
+        if isinstance(choice, str):
+            return choice
+        if choice.type in ("function", "custom"):
+            return self.choose(choice)
+        if choice.type != "allowed_tools":
+            raise bad_field("tool_choice.type", f"tool_choice.type: unsupported tool type {choice.type!r}")
+        subset = choice.allowed_tools or choice  # as in chat completions, or as in responses
+        # Tools of OpenAI's servers have no name.
+        names = {self.choose(tool) for tool in subset.tools if tool.name or tool.function or tool.custom}
+        self.tools = [tool for tool in self.tools if tool.name in names]
+        return subset.mode
+
+    def choose(self, choice: NamedTool) -> str:
+        """Return the function that a choice names."""
+        path = "tool_choice"
+        for kind in ("function", "custom") if isinstance(choice, ToolChoice) else ():
+            if (tool := getattr(choice, kind)) is not None:
+                choice, path = tool, f"{path}.{kind}"
+                break
+        if not choice.name:
+            raise bad_field(f"{path}.name", f"{path}.name is missing")
+        name = function_name(choice.name, choice.namespace)
+        if name not in self.origins:
+            raise bad_field(f"{path}.name", f"{path}.name: there is no tool named {name!r}")
+        return name
+
+    def origin(self, function: str) -> tuple[str, str | None]:
+        """Return the name and namespace of a function's tool; the given name for a function that does not exist."""
+        return self.origins.get(function, (function, None))
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name of the function that represents a tool. Only some versions of Codex end namespaces with "__"."""
+    if namespace is None or namespace == _PLAIN:
+        return name
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def free_text(arguments: str) -> str:
+    """Return the input of a custom tool from the arguments of its function; incomplete arguments stay as they are."""
+    text = (read_arguments(arguments) or {}).get("input")
+    return text if isinstance(text, str) else arguments
+
+
+# --------------------------------------------------------------------------- messages
+
+_TEXTS = ("content", "reasoning_content")
+"""Fields of a message that are texts, which may come in parts."""
+
+
+class Transcript:
+    """The turns of a conversation as messages of a `ChatTask`, in a form that chat templates can render.
+
+    Many templates reject a system message that is not the first, or two consecutive turns of one side. So system texts
+    before the first turn become one message, and consecutive turns of one side become one. Later system texts become
+    part of the user's turn, inside <system> tags, because moving them to the front would invalidate the cached prompt.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []  # texts of one message are a list, because joining each takes O(n^2)
+        self._names: dict[str, str] = {}
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Messages so far."""
+        return [
+            {name: "\n".join(filter(None, value)) if name in _TEXTS else value for name, value in message.items()}
+            for message in self._messages
+        ]
+
+    def add_system(self, text: str) -> None:
+        """Add a text with the role system; see the class for its place."""
+        if not text:
+            return
+        if not self._messages or self._messages[-1]["role"] == "system":
+            self.add_message("system", text)
+        else:
+            self.add_message("user", f"<system>\n{text}\n</system>")
+
+    def add_message(self, role: str, text: str) -> None:
+        """Add a text of the user or the assistant."""
+        self._turn(role)["content"].append(text)
+
+    def add_reasoning(self, text: str) -> None:
+        """Add the assistant's reasoning."""
+        self._turn("assistant").setdefault("reasoning_content", []).append(text)
+
+    def add_call(self, call: str, name: str, arguments: str) -> None:
+        """Add a tool call of the assistant; `arguments` is JSON."""
+        self._names[call] = name
+        calls = self._turn("assistant").setdefault("tool_calls", [])
+        calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def add_result(self, call: str, text: str, name: str = "") -> None:
+        """Add the result of a tool; `name` is the tool's, if its call is not in the conversation."""
+        name = self._names.get(call, name)
+        name_field = {"name": name} if name else {}
+        self._messages.append({"role": "tool", "tool_call_id": call, "content": [text], **name_field})
+
+    def _turn(self, role: str) -> dict[str, Any]:
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._messages.append({"role": role, "content": []})
+        return self._messages[-1]

@@ -7,18 +7,18 @@ import base64
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
+from ngramspec.server.body import MAX_ITEMS, Body, Flag, PromptField, Prompts, Text, check_count, whole
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
-from ngramspec.server.fields import MAX_ITEMS
 from ngramspec.server.json_text import Encoded, JsonResponse
-from ngramspec.server.openai_completions import is_prompt_list, read_tokens
+from ngramspec.server.openai_completions import read_tokens
 
 Vectors = NDArray[np.float32]
 """Vectors of one text; shape (1, width), or (tokens, width) without pooling."""
@@ -33,16 +33,28 @@ LARGEST = 32760.0
 """Value that the largest element of a vector gets when it is scaled to 16 bits."""
 
 
-async def embeddings(call: Call) -> Response:
+class EmbeddingsBody(Body):
+    """The body of all requests for embeddings."""
+
+    model: Text = ""
+    input: PromptField | None = None
+    content: PromptField | None = None  # llama-server's name of `input`
+    prompt: Text = ""  # Ollama's older API
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, whole()] | None = None
+    embd_normalize: Annotated[int, whole(-1)] | None = None
+    truncate: Flag = True
+
+
+async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Return a vector for each text; if they are in llama-server's field `content`, respond in its format."""
-    fields = call.fields
-    if "input" not in fields and "content" in fields:
+    body = call.body
+    if body.input is None and body.content is not None:
         return await embedding(call)
     embedder = _embedder(call, pools=True)
-    is_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
-    if fields.integer("dimensions", embedder.width) != embedder.width:
-        raise fields.field_error("dimensions", f"must be {embedder.width}, the size of this model's embeddings")
-    texts = await asyncio.to_thread(_read_texts, call, "input")
+    if body.dimensions not in (None, embedder.width):
+        raise bad_field("dimensions", f"dimensions: must be {embedder.width}, the size of this model's embeddings")
+    texts = await asyncio.to_thread(_read_texts, call, "input", body.input)
     vectors = await _embed(call, embedder, texts)
     tokens = sum(map(len, texts))
 
@@ -51,7 +63,9 @@ async def embeddings(call: Call) -> Response:
             {
                 "object": "embedding",
                 "index": i,
-                "embedding": base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist(),
+                "embedding": base64.b64encode(vector.astype("<f4")).decode()
+                if body.encoding_format == "base64"
+                else vector.tolist(),
             }
             for i, (vector,) in enumerate(vectors)
         )
@@ -59,7 +73,7 @@ async def embeddings(call: Call) -> Response:
             {
                 "object": "list",
                 "data": Encoded.join(data),
-                "model": fields.string("model") or call.model.name,
+                "model": body.model or call.model.name,
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
         )
@@ -67,10 +81,11 @@ async def embeddings(call: Call) -> Response:
     return await asyncio.to_thread(encode)
 
 
-async def embedding(call: Call) -> Response:
+async def embedding(call: Call[EmbeddingsBody]) -> Response:
     """Return a list of vectors for each text: one vector, or without pooling one for each token."""
     embedder = _embedder(call)
-    texts = await asyncio.to_thread(_read_texts, call, call.fields.name("content", "input"))
+    name, prompts = ("input", call.body.input) if call.body.content is None else ("content", call.body.content)
+    texts = await asyncio.to_thread(_read_texts, call, name, prompts)
     results = await _embed(call, embedder, texts)
 
     def encode() -> Response:
@@ -80,19 +95,22 @@ async def embedding(call: Call) -> Response:
     return await asyncio.to_thread(encode)
 
 
-async def ollama_embed(call: Call) -> Response:
+async def ollama_embed(call: Call[EmbeddingsBody]) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
-    fields, started_at = call.fields, time.monotonic()
+    body, started_at = call.body, time.monotonic()
     embedder = _embedder(call, pools=True)
-    width = fields.integer("dimensions", minimum=1, maximum=embedder.width)
+    if body.dimensions is not None and not 1 <= body.dimensions <= embedder.width:
+        raise bad_field(
+            "dimensions", f"dimensions must be a whole number from 1 to {embedder.width}, got {body.dimensions}"
+        )
     texts: list[list[int]] = []
-    if fields.data.get("input") not in (None, "", []):  # without an input, Ollama only loads the model
-        texts = await asyncio.to_thread(_read_texts, call, "input", fields.boolean("truncate", True))
-    vectors = await _embed(call, embedder, texts, width)
+    if body.input is not None and body.input.values not in ([""], []):  # otherwise Ollama only loads the model
+        texts = await asyncio.to_thread(_read_texts, call, "input", body.input, body.truncate)
+    vectors = await _embed(call, embedder, texts, body.dimensions)
     lists = await asyncio.to_thread(Encoded.join, (vector.tolist() for (vector,) in vectors))
     return JsonResponse(
         {
-            "model": fields.string("model") or call.model.name,
+            "model": body.model or call.model.name,
             "embeddings": lists,
             "total_duration": round(1e9 * (time.monotonic() - started_at)),
             "load_duration": 0,
@@ -101,17 +119,17 @@ async def ollama_embed(call: Call) -> Response:
     )
 
 
-async def ollama_embeddings(call: Call) -> Response:
+async def ollama_embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
     embedder = _embedder(call, pools=True)
-    if not call.fields.string("prompt"):
+    if not call.body.prompt:
         return JsonResponse({"embedding": []})
-    texts = await asyncio.to_thread(_read_texts, call, "prompt", True)
+    texts = await asyncio.to_thread(_read_texts, call, "prompt", Prompts([call.body.prompt], False), True)
     ((vector,),) = await _embed(call, embedder, texts)
     return JsonResponse({"embedding": vector.tolist()})
 
 
-def _embedder(call: Call, *, pools: bool = False) -> Embedder:
+def _embedder(call: Call[EmbeddingsBody], *, pools: bool = False) -> Embedder:
     """Return the embedder; raise an ApiError if it does not make one vector of each text (`pools`)."""
     embedder = call.model.embedder
     if embedder is None:
@@ -123,11 +141,15 @@ def _embedder(call: Call, *, pools: bool = False) -> Embedder:
     return embedder
 
 
-def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]]:
+def _read_texts(
+    call: Call[EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False
+) -> list[list[int]]:
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
-    value, embedder = call.fields.require(name), _embedder(call)
-    values = value if is_prompt_list(value) else [value]
-    call.fields.check_count(name, len(values), MAX_ITEMS, "texts")
+    embedder = _embedder(call)
+    if prompts is None:
+        raise bad_field(name, f"{name} is missing")
+    values = prompts.values
+    check_count(name, len(values), MAX_ITEMS, "texts")
     if not values:
         raise bad_field(name, f"{name} must not be empty")
     room = embedder.n_ctx
@@ -145,15 +167,15 @@ def _read_texts(call: Call, name: str, truncate: bool = False) -> list[list[int]
     if longest > embedder.n_ctx:
         raise context_length_error(longest, embedder.n_ctx)
     n_vectors = sum(map(len, texts)) if embedder.pooling == "none" else len(texts)
-    call.fields.check_count(name, n_vectors * embedder.width, MAX_NUMBERS, "numbers in its embeddings")
+    check_count(name, n_vectors * embedder.width, MAX_NUMBERS, "numbers in its embeddings")
     return texts
 
 
 async def _embed(
-    call: Call, embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
+    call: Call[EmbeddingsBody], embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
 ) -> list[Vectors]:
     """Return the scaled vectors of each text, cut to `width` numbers; other requests run between the texts."""
-    kind: Any = call.fields.integer("embd_normalize", call.model.embd_normalize, minimum=-1)
+    kind = call.model.embd_normalize if call.body.embd_normalize is None else call.body.embd_normalize
     results = []
     for text in texts:
         vectors: Vectors = await asyncio.wrap_future(

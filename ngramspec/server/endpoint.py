@@ -7,8 +7,9 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
@@ -17,25 +18,31 @@ from starlette.types import Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
 from ngramspec.server import ollama
+from ngramspec.server.body import MAX_VALUES, B, Body, parse
 from ngramspec.server.call import COUNTERS, Call, Counters
 from ngramspec.server.errors import ApiError, error_body, to_api_error
-from ngramspec.server.fields import LIST_FIELD, MAX_VALUES, Fields
 from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.state import Server
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Endpoint:
     """An endpoint as an ASGI application; the server is the `state.server` of the application in the scope."""
 
     paths: tuple[str, ...]  # paths of the endpoint
     # Function that answers a call. It raises an ApiError or NGramSpecError for an invalid request; other exceptions are
     # defects of the server.
-    handler: Callable[[Call], Awaitable[Response]]
+    handler: Callable[[Call[Any]], Awaitable[Response]]
     method: Literal["GET", "POST"] = "POST"
     format_error: Callable[[ApiError], dict[str, Any]] = error_body  # function that returns the JSON of an error
-    takes_list: bool = False  # whether the JSON of its requests is a list
+    list_field: str = ""  # field that contains the JSON of a request if it is a list
     public: bool = False  # whether the endpoint requires no API key
+
+    @cached_property
+    def body(self) -> type[Body]:
+        """Model of the JSON of a request, from the annotation of the handler."""
+        (model,) = get_args(get_type_hints(self.handler)["call"])
+        return cast(type[Body], model)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server: Server = scope["app"].state.server
@@ -60,10 +67,10 @@ class Endpoint:
     async def _respond(self, server: Server, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         counters: Counters = scope[COUNTERS]
         try:
-            query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
+            query = {**QueryParams(scope["query_string"]), **scope.get("path_params", {})}
             # The body may be empty, such as in POST /slots/N?action=erase.
-            fields = Fields(await _read_json(raw or b"{}", self.takes_list)) if self.method == "POST" else query
-            response = await self.handler(Call(server, fields, counters, query, Headers(scope=scope)))
+            body, data = await _read_json(raw if raw and self.method == "POST" else b"{}", self.body, self.list_field)
+            response = await self.handler(Call(server, body, data, counters, query, Headers(scope=scope)))
         except (ApiError, NGramSpecError) as error:
             response = error_response(to_api_error(error), self, scope)
         except Exception:
@@ -117,32 +124,32 @@ def _has_many_values(raw: bytes) -> bool:
     return sum(islice(values, MAX_VALUES + 1)) > MAX_VALUES
 
 
-async def _read_json(raw: bytes, takes_list: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a body, or its list in a field; raise an ApiError if it is invalid or too large."""
+async def _read_json(raw: bytes, model: type[B], list_field: str) -> tuple[B, dict[str, Any]]:
+    """Return a body and its JSON; raise an ApiError if it is invalid or too large."""
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
     try:
-        data = await asyncio.to_thread(_parse, raw) if len(raw) >= LARGE_JSON else _parse(raw)
+        if len(raw) < LARGE_JSON:
+            return _parse(raw, model, list_field)
+        return await asyncio.to_thread(_parse, raw, model, list_field)
     except RecursionError:
         raise ApiError(400, "the request's JSON is nested too deeply") from None
     except UnicodeEncodeError:
         raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number with too many digits
         raise ApiError(400, f"the request is not valid JSON: {error}") from error
-    if takes_list and isinstance(data, list):
-        return {LIST_FIELD: data}
-    if takes_list or not isinstance(data, dict):
-        raise ApiError(400, f"the request must be a JSON {'list' if takes_list else 'object'}")
-    return data
 
 
-def _parse(raw: bytes) -> Any:
-    """Parse JSON. Raises ValueError, UnicodeEncodeError for unpaired surrogates, or RecursionError."""
+def _parse(raw: bytes, model: type[B], list_field: str) -> tuple[B, dict[str, Any]]:
+    """Parse JSON. Raises ValueError, UnicodeEncodeError for unpaired surrogates, RecursionError, or ApiError."""
     text = raw.decode("utf-8-sig")
-    data = json.loads(text, parse_constant=_refuse, parse_int=_read_whole_number)
+    data: Any = json.loads(text, parse_constant=_refuse, parse_int=_read_whole_number)
     if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
         json.dumps(data, ensure_ascii=False).encode()
-    return data
+    if not isinstance(data, list if list_field else dict):
+        raise ApiError(400, f"the request must be a JSON {'list' if list_field else 'object'}")
+    fields: Any = {list_field: data} if list_field else data
+    return parse(model, fields), fields
 
 
 def _refuse(constant: str) -> None:

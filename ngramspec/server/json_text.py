@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,20 @@ def _encode_parts(data: Any) -> list[str]:
     for value, text in zip(encoded, texts, strict=True):
         parts += (*value.parts, text)
     return parts
+
+
+def dump_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON, in the form that models write."""
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; `None` if they are incomplete."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 MAX_SENT = 2**20

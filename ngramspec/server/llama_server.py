@@ -5,51 +5,82 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Strict, field_validator
 from starlette.responses import Response
 
 from ngramspec.chat.stream import Delta
-from ngramspec.chat.template import ChatPrompt
 from ngramspec.fill_in import Limits
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.request import Request
 from ngramspec.server.answer import Answer
+from ngramspec.server.body import (
+    MAX_ITEMS,
+    Body,
+    FieldError,
+    Flag,
+    Items,
+    PromptField,
+    Text,
+    check_count,
+    count_problem,
+    describe_value,
+    texts,
+    whole,
+)
 from ngramspec.server.call import Call
 from ngramspec.server.chat import render_prompt
-from ngramspec.server.constraint_fields import read_response_format
-from ngramspec.server.fields import MAX_ITEMS
+from ngramspec.server.errors import bad_field
+from ngramspec.server.generation import MAX_ALTERNATIVES, TextGeneration, check_token, make_text_requests
 from ngramspec.server.json_text import Encoded, JsonResponse
-from ngramspec.server.openai_chat import read_chat
-from ngramspec.server.openai_completions import fill_in_prompt, is_prompt_list, read_prompts, read_requests
+from ngramspec.server.openai_chat import ChatBody, read_chat
+from ngramspec.server.openai_completions import fill_in_prompt, read_prompts
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
-from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_max_tokens
-from ngramspec.server.sampling_fields import check_token, read_sampling
 
 
-async def completion(call: Call) -> Response:
+class NativeBody(TextGeneration):
+    """The body of a completion in llama-server's format, except its prompt."""
+
+    n_probs: Annotated[int, whole()] = 0
+    logprobs: Annotated[int, whole()] = 0  # another name of `n_probs`
+    cache_prompt: Flag = True
+    t_max_predict_ms: Annotated[int, whole(-(2**31))] = -1
+    n_indent: Annotated[int, whole()] = 0
+    return_tokens: Flag = False
+    # Names of the fields to return; empty means all.
+    response_fields: Annotated[tuple[str, ...], texts(max_strings=256)] = ()
+
+
+class PromptBody(NativeBody):
+    """The body of `/completion`."""
+
+    prompt: PromptField
+
+
+async def completion(call: Call[PromptBody]) -> Response:
     """Continue one prompt, or several."""
-    prompts = await asyncio.to_thread(read_prompts, call.model, call.fields)
-    return await continue_prompts(call, prompts, as_list=is_prompt_list(call.fields.data["prompt"]))
+    prompts = await asyncio.to_thread(read_prompts, call.model, call.body.prompt)
+    return await _continue_prompts(call, prompts, as_list=call.body.prompt.is_list)
 
 
-async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> Response:
+async def _continue_prompts(call: Call[Any], prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> Response:
     """Continue each prompt, once for each requested answer; with `as_list`, the response is always a list."""
-    fields = call.fields
-    name = fields.name("n_probs", "logprobs")
-    n_probs = fields.integer(name, 0) or None
-    cache_prompt = fields.boolean("cache_prompt", True)
-    sampling = await asyncio.to_thread(read_sampling, call)
-    requests = read_requests(
-        call, prompts, sampling, n_probs, cache_prompt=cache_prompt, post_sampling=fields.boolean("post_sampling_probs")
+    body: NativeBody = call.body
+    requests = await asyncio.to_thread(
+        make_text_requests,
+        call,
+        body,
+        prompts,
+        logprobs=body.n_probs or body.logprobs or None,
+        cache_prompt=body.cache_prompt,
+        post_sampling=body.post_sampling_probs,
     )
-    _check_sizes(call, requests, name)
-    milliseconds = fields.integer("t_max_predict_ms", -1, minimum=-(2**31)) or 0
-    seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, fields.integer("n_indent", 0) or 0
-    has_limits = seconds is not None or indent
+    _check_sizes(call, requests)
+    seconds = body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None
+    has_limits = seconds is not None or body.n_indent
     answers = [
-        Answer(request, number, LineLimits(seconds, indent) if has_limits else None)
+        Answer(request, number, LineLimits(seconds, body.n_indent) if has_limits else None)
         for number, request in enumerate(requests)
     ]
     return await respond(call, NativeReply(call, answers, as_list=as_list or len(requests) > 1))
@@ -59,27 +90,27 @@ MAX_LOGPROBS = 10_000
 """Maximum number of alternatives in a response with more than `MAX_ALTERNATIVES` of them for each token."""
 
 
-def _check_sizes(call: Call, requests: Sequence[Request], name: str) -> None:
-    """Raise an ApiError for a response that would be too large; `name` is the field with the number of alternatives."""
-    fields, count = call.fields, requests[0].logprobs or 0
+def _check_sizes(call: Call[Any], requests: Sequence[Request]) -> None:
+    """Raise an ApiError for a response that would be too large."""
+    count = requests[0].logprobs or 0
     n_tokens = sum(min(request.max_tokens, call.model.n_ctx) for request in requests)
     if count > MAX_ALTERNATIVES and count * n_tokens > MAX_LOGPROBS:
         problem = f"must be at most {MAX_ALTERNATIVES}, or {MAX_LOGPROBS:,} divided by the number of tokens to generate"
-        raise fields.field_error(name, f"{problem} ({n_tokens:,}), got {count:,}")
+        name = "n_probs" if call.body.n_probs else "logprobs"
+        raise bad_field(name, f"{name}: {problem} ({n_tokens:,}), got {count:,}")
     # Each answer has all settings.
     n_characters = len(requests[0].sampling.grammar or "") * len(requests)
-    fields.check_count("grammar", n_characters, MAX_SIZE, "characters for all answers together")
+    check_count("grammar", n_characters, MAX_SIZE, "characters for all answers together")
 
 
 class NativeReply(Reply):
     """A response with completions, or its stream; if `as_list`, the response is a list."""
 
-    def __init__(self, call: Call, answers: Sequence[Answer], *, as_list: bool) -> None:
+    def __init__(self, call: Call[NativeBody], answers: Sequence[Answer], *, as_list: bool) -> None:
         super().__init__(call, answers)
         self._call, self._as_list = call, as_list
-        self._returns_tokens = call.fields.boolean("return_tokens")
-        # Names of the fields to return; empty means all.
-        self._response_fields = call.fields.string_list("response_fields", max_strings=256)
+        self._returns_tokens = call.body.return_tokens
+        self._response_fields = call.body.response_fields  # empty means all
         self._telemetry = read_telemetry(call, answers)
         self._results: list[dict[str, Any]] = [{} for _ in answers]  # of a response that is not streamed
 
@@ -102,7 +133,7 @@ class NativeReply(Reply):
             has_prompt = not self._response_fields or "prompt" in self._response_fields
             result = native_answer(self._call, answer, has_prompt=has_prompt)
             result |= {"index": answer.number, "content": "", "tokens": []}
-            events.append(self._select(result) if self._call.streamed else result)
+            events.append(self._select(result) if self._call.body.stream else result)
         return events
 
     def fold(self, event: dict[str, Any]) -> None:
@@ -137,28 +168,43 @@ MAX_TEXT = 1_000_000
 """Maximum number of characters to tokenize."""
 
 
-async def tokenize(call: Call) -> Response:
+class TokenizeBody(Body):
+    """The body of `/tokenize`."""
+
+    content: Any = [""]
+    add_special: Flag = False
+    parse_special: Flag = True
+    with_pieces: Flag = False
+
+    @field_validator("content")
+    @classmethod
+    def _check(cls, content: Any) -> list[Any]:
+        pieces = content if isinstance(content, list) else [content]
+        if not isinstance(content, str | list):
+            raise FieldError(f"must be a string, got {describe_value(content)}")
+        n_strings = sum(isinstance(item, str) for item in pieces)
+        n_characters = sum(len(item) if isinstance(item, str) else 1 for item in pieces)
+        for count, maximum, noun in ((n_strings, MAX_ITEMS, "strings"), (n_characters, MAX_TEXT, "characters")):
+            if count > maximum:
+                raise FieldError(count_problem(count, maximum, noun))
+        return pieces
+
+
+async def tokenize(call: Call[TokenizeBody]) -> Response:
     """Return the token ids of a text, or of a list of texts and token ids.
 
     If `with_pieces` is set, each token has its text, or its bytes if they are not UTF-8.
     """
-    fields, vocabulary = call.fields, call.model.vocabulary
-    is_list = isinstance(fields.data.get("content"), list)
-    special, bos = fields.boolean("parse_special", True), fields.boolean("add_special")
-    pieces = fields.list("content") if is_list else [fields.string("content") or ""]
-    fields.check_count("content", sum(isinstance(item, str) for item in pieces), MAX_ITEMS, "strings")
-    fields.check_count(
-        "content", sum(len(item) if isinstance(item, str) else 1 for item in pieces), MAX_TEXT, "characters"
-    )
+    body, vocabulary = call.body, call.model.vocabulary
 
     def respond_with_tokens() -> Response:
         tokens: list[int] = []
-        for i, piece in enumerate(pieces):
+        for i, piece in enumerate(body.content):
             if isinstance(piece, str):
-                tokens += vocabulary.tokenize(piece, special=special, add_bos=bos and i == 0)
+                tokens += vocabulary.tokenize(piece, special=body.parse_special, add_bos=body.add_special and i == 0)
             else:
                 tokens.append(check_token(vocabulary, piece, "content"))
-        if not fields.boolean("with_pieces"):
+        if not body.with_pieces:
             return JsonResponse({"tokens": tokens})
         shown = ({"id": token, "piece": _decode_piece(vocabulary.display_piece(token))} for token in tokens)
         return JsonResponse({"tokens": Encoded.join(shown)})
@@ -173,27 +219,28 @@ def _decode_piece(raw: bytes) -> str | list[int]:
         return list(raw)
 
 
-async def detokenize(call: Call) -> Response:
+class DetokenizeBody(Body):
+    """The body of `/detokenize`."""
+
+    tokens: Annotated[list[Any], Strict()] = []
+
+
+async def detokenize(call: Call[DetokenizeBody]) -> Response:
     """Return the text of token ids, with the names of control tokens, so that `/tokenize` returns the same tokens."""
-    vocabulary, fields = call.model.vocabulary, call.fields
+    vocabulary = call.model.vocabulary
 
     def join() -> str:
-        tokens = [check_token(vocabulary, token, "tokens") for token in fields.list("tokens")]
+        tokens = [check_token(vocabulary, token, "tokens") for token in call.body.tokens]
         pieces = {token: vocabulary.display_piece(token) for token in set(tokens)}  # lists may be long
         return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
 
     return JsonResponse({"content": await asyncio.to_thread(join)})
 
 
-async def apply_template(call: Call) -> Response:
+async def apply_template(call: Call[ChatBody]) -> Response:
     """Return the prompt of a chat as text, without the first control token if `/completion` adds it."""
     vocabulary = call.model.vocabulary
-
-    def render() -> ChatPrompt:
-        task, _ = read_chat(call.fields)
-        return render_prompt(call.model, replace(task, json_format=read_response_format(call.fields)))
-
-    prompt = await asyncio.to_thread(render)
+    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, read_chat(call.body)[0]))
     bos = vocabulary.ends[0]
     adds_bos = vocabulary.tokenize("")[:1] == vocabulary.tokenize(bos, special=True, add_bos=False)
     return JsonResponse({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
@@ -204,29 +251,39 @@ async def apply_template(call: Call) -> Response:
 
 NEAR = 2048  # maximum number of tokens of prefix and suffix: the size of a batch in llama-server
 
-_NAMELESS = "tmp"  # llama-server's name for a file without a name
+
+class _ExtraFile(Body):
+    filename: Text = "tmp"  # llama-server's name for a file without a name
+    text: Text
 
 
-async def infill(call: Call) -> Response:
+class InfillBody(NativeBody):
+    """The body of `/infill`."""
+
+    input_prefix: Text
+    input_suffix: Text
+    input_extra: Items[_ExtraFile] = []
+    prompt: Text = ""
+
+
+async def infill(call: Call[InfillBody]) -> Response:
     """Generate the text between a prefix and a suffix, for llama.vim and llama.vscode; `/completion`'s fields apply.
 
     `input_extra` contains parts of the project's other files. The model sees them, and drafts come from them.
     `t_max_prompt_ms` is ignored, as in llama-server: an editor disconnects if it no longer needs a suggestion, and the
     next request would have to read the rest of the prompt anyway.
     """
-    return await continue_prompts(call, [await asyncio.to_thread(_make_infill_prompt, call)])
-
-
-def _make_infill_prompt(call: Call) -> list[int]:
-    fields, model = call.fields, call.model
-    before, after = fields.require_string("input_prefix"), fields.require_string("input_suffix")
-    extra_files = [
-        (_NAMELESS if (name := item.string("filename")) is None else name, item.require_string("text"))
-        for item in fields.objects("input_extra")
-    ]
-    limits = Limits.for_context(model.n_ctx, near=NEAR, n_predict=read_max_tokens(fields) or 0)
-    prompt = fields.string("prompt") or ""
-    return fill_in_prompt(model, before, after, prompt=prompt, other_files=extra_files, limits=limits)
+    body = call.body
+    prompt = await asyncio.to_thread(
+        fill_in_prompt,
+        call.model,
+        body.input_prefix,
+        body.input_suffix,
+        prompt=body.prompt,
+        other_files=[(file.filename, file.text) for file in body.input_extra],
+        limits=Limits.for_context(call.model.n_ctx, near=NEAR, n_predict=max(0, body.max_tokens)),
+    )
+    return await _continue_prompts(call, [prompt])
 
 
 class LineLimits:

@@ -6,65 +6,34 @@ import asyncio
 import math
 import re
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, Strict, model_validator
 from starlette.responses import Response
 
 from ngramspec.batching.request import Done
 from ngramspec.chat.families import reasoning_tags
 from ngramspec.request import Request
+from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.answer import Answer
+from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, describe_value, whole
 from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, ChatTask, start_chat
-from ngramspec.server.constraint_fields import JsonFormat
+from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, start_chat
+from ngramspec.server.constraints import JsonFormat, Schema
 from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonResponse, encode_json
-from ngramspec.server.openai_chat import read_logprobs
-from ngramspec.server.openai_completions import fill_in_prompt, read_requests, read_tokens
+from ngramspec.server.generation import Alternatives, Generation, check_token, make_text_requests, read_logprobs
+from ngramspec.server.json_text import JsonResponse, dump_arguments, encode_json, read_arguments
+from ngramspec.server.openai_completions import fill_in_prompt, read_tokens
 from ngramspec.server.reply import Reply, logprobs_content, respond
-from ngramspec.server.request_fields import SHARED_FIELDS, read_max_tokens, read_stop
-from ngramspec.server.sampling_fields import check_token, read_sampling
 from ngramspec.server.state import ServedModel
-from ngramspec.server.toolbox import Toolbox
-from ngramspec.server.transcript import Transcript, dump_arguments, read_arguments
-
-_ROLES = ("system", "user", "assistant", "tool")
-_LEVELS = ("low", "medium", "high", "max")  # levels of `think`
 
 # A duration as Go writes it ("1h30m"), or a number of seconds.
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
 
-
-async def chat(call: Call) -> Response:
-    """Answer a chat."""
-    fields, inner = call.fields, _merge_options(call)
-    reply = OllamaReply(inner, fields, is_chat=True)
-    if not fields.list("messages"):
-        return reply.load_response()
-    reply.answers = await start_chat(inner, await asyncio.to_thread(_read_chat, call, inner))
-    return await respond(inner, reply)
-
-
-async def generate_text(call: Call) -> Response:
-    """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
-    fields, inner = call.fields, _merge_options(call)
-    reply = OllamaReply(inner, fields, is_chat=False)
-    prompt, suffix = fields.string("prompt") or "", fields.string("suffix") or ""
-    _refuse_images(fields)
-    if fields.string("template"):
-        raise fields.field_error("template", "Go templates are not supported; use raw with the whole prompt")
-    if not prompt and not suffix:
-        return reply.load_response()
-    if fields.boolean("raw") or suffix:
-        reply.answers = [Answer(await asyncio.to_thread(_read_request, call, inner, prompt, suffix))]
-    else:
-        reply.has_context = True
-        reply.answers = await start_chat(inner, await asyncio.to_thread(_read_prompt, call, inner, prompt))
-    return await respond(inner, reply)
+_IMAGES = "images are not supported; this model accepts only text"
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -74,133 +43,212 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------- the request
 
-
-def _merge_options(call: Call) -> Call:
-    """Return the call with the fields of its `options` under their names in the other APIs.
-
-    All other options are dropped, such as those that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...).
-    """
-    options = call.fields.object("options") or Fields({}, "options.")
-    data = {name: value for name, value in options.data.items() if name in SHARED_FIELDS}
-    limit = options.integer("num_predict", -1, minimum=-(2**31)) or -1
-    data |= {"n_predict": max(limit, -1), "stream": call.fields.boolean("stream", True)}
-    return replace(call, fields=Fields(data, options.path))
+_SHARED = {*options(Sampling), *options(TextRules), "stop_token_ids", "bad_words", "stop", "lora", "id_slot"}
+"""Names of the options under which fields of all APIs are read; others, except `num_predict`, are ignored."""
 
 
-def _read_chat(call: Call, inner: Call) -> ChatTask:
-    toolbox = Toolbox()
-    for tool in call.fields.objects("tools"):
-        tool.choice("type", ("function",), "function")
-        toolbox.add_tool(tool.require_object("function"), "function", unique=False)
-    return _make_task(call, inner, read_messages(call.fields), tools=toolbox.tools)
-
-
-def _read_prompt(call: Call, inner: Call, prompt: str) -> ChatTask:
-    transcript = Transcript()
-    transcript.add_system(call.fields.string("system") or "")
-    transcript.add_message("user", prompt)
-    before = [check_token(call.model.vocabulary, token, "context") for token in call.fields.list("context")]
-    return _make_task(call, inner, transcript.messages, earlier_tokens=before)
-
-
-def _make_task(call: Call, inner: Call, messages: list[dict[str, Any]], **more: Any) -> ChatTask:
-    """Return the chat of a request; `inner` is the call with its options, and `more` further fields of the task."""
-    return ChatTask(
-        messages=messages,
-        json_format=_read_format(call.fields),
-        max_tokens=read_max_tokens(inner.fields),
-        stop=read_stop(inner.fields),
-        logprobs=read_logprobs(call.fields),
-        variables=_read_think(call.fields, call.model),
-        **more,
+class _Options(Generation):
+    max_tokens: Annotated[int, whole(-(2**31)), AfterValidator(lambda count: count if count > 0 else -1)] = Field(
+        -1, validation_alias="num_predict"
     )
 
-
-def _has_zero_keep_alive(fields: Fields) -> bool:
-    """Return True if `keep_alive` asks for the model to be unloaded."""
-    match fields.data.get("keep_alive"):
-        case None:
-            return False
-        case int() | float() as seconds if not isinstance(seconds, bool):
-            return seconds == 0
-        case str() as text if _DURATION.fullmatch(text):
-            return not re.search("[1-9]", text)
-    raise fields.value_error("keep_alive", 'a number of seconds or a duration such as "5m"')
+    @model_validator(mode="before")
+    @classmethod
+    def _select(cls, data: Any) -> Any:
+        """Drop all other options, such as those that select how Ollama loads a model (`num_ctx`, `num_gpu`, ...)."""
+        names = (*_SHARED, "num_predict")
+        return {name: data[name] for name in names if name in data} if isinstance(data, dict) else data
 
 
-def _refuse_images(fields: Fields) -> None:
-    if fields.list("images"):
-        raise fields.field_error("images", "images are not supported; this model accepts only text")
+def _check_images(images: list[Any]) -> list[Any]:
+    if images:
+        raise FieldError(_IMAGES)
+    return images
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """Return the messages of a chat in OpenAI's format."""
-    transcript, waiting = Transcript(), dict[str, str]()  # names of the tools whose results are missing, by id
-    for number, message in enumerate(fields.objects("messages")):
-        _refuse_images(message)
-        text = message.string("content") or ""
-        match message.require_choice("role", _ROLES):
-            case "system":
-                transcript.add_system(text)
-            case "tool":
-                name = message.string(message.name("tool_name", "name")) or ""
-                # A result without an id belongs to the first call of its tool; without a name, to the first call.
-                first = next((id for id, tool in waiting.items() if tool == name or not name), f"result_{number}")
-                id = message.string("tool_call_id") or first
-                waiting.pop(id, None)
-                transcript.add_result(id, text, name)
-            case "assistant":
-                transcript.add_message("assistant", text)
-                if thinking := message.string("thinking"):
-                    transcript.add_reasoning(thinking)
-                for place, call in enumerate(message.objects("tool_calls")):
-                    function = call.require_object("function")
-                    id, name = call.string("id") or f"call_{number}_{place}", function.require_name("name")
-                    arguments = function.object("arguments")
-                    transcript.add_call(id, name, dump_arguments({} if arguments is None else arguments.data))
-                    waiting[id] = name
-            case role:
-                transcript.add_message(role, text)
-    return transcript.messages
+_Images = Annotated[list[Any], Strict(), AfterValidator(_check_images)]
 
 
-def _read_format(fields: Fields) -> JsonFormat | None:
-    match fields.data.get("format"):
-        case None | "":
+def _read_keep_alive(value: Any) -> bool:
+    """Return False if the model is to be unloaded."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value != 0
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        return bool(re.search("[1-9]", value))
+    raise FieldError(f'must be a number of seconds or a duration such as "5m", got {describe_value(value)}')
+
+
+def _read_format(value: Any) -> JsonFormat | None:
+    match value:
+        case "":
             return None
         case "json":
             return JsonFormat({}, "format")
         case dict() as schema:
             return JsonFormat(schema, "format", strict=False)
-    raise fields.value_error("format", '"json" or a JSON schema')
+    raise FieldError(f'must be "json" or a JSON schema, got {describe_value(value)}')
 
 
-def _read_think(fields: Fields, model: ServedModel) -> dict[str, Any]:
-    level = fields.data.get("think")
-    if level is None:
-        return {}
-    if not isinstance(level, bool) and level not in _LEVELS:
-        raise fields.value_error("think", f"one of true, false, {', '.join(_LEVELS)}")
-    if level is not False and not reasoning_tags(model.vocabulary.chat_template):
-        raise fields.field_error("think", f"{model.name!r} does not support thinking")
-    effort = {} if isinstance(level, bool) else {"reasoning_effort": EFFORTS[level]}
-    return {"enable_thinking": level is not False} | effort
+def _read_think(value: Any) -> str | bool:
+    levels = ("low", "medium", "high", "max")
+    if not isinstance(value, bool) and value not in levels:
+        raise FieldError(f"must be one of true, false, {', '.join(levels)}, got {describe_value(value)}")
+    return bool(value) if isinstance(value, bool) else str(value)
 
 
-def _read_request(call: Call, inner: Call, prompt: str, suffix: str) -> Request:
+class OllamaBody(Body):
+    """The fields that chats and completions have."""
+
+    model: Text = ""
+    stream: Flag = True
+    options: _Options = Field(default_factory=_Options)
+    format: Annotated[JsonFormat | None, PlainValidator(_read_format)] = None
+    keep_alive: Annotated[bool, PlainValidator(_read_keep_alive)] = True
+    think: Annotated[str | bool | None, PlainValidator(_read_think)] = None
+    logprobs: Flag = False
+    top_logprobs: Alternatives = 0
+    timings_per_token: ClassVar = False  # not in this API
+
+    def read_task(self, model: ServedModel, messages: list[dict[str, Any]], **more: Any) -> ChatTask:
+        """Return the chat of a request; `more` contains further fields of the task."""
+        variables: dict[str, Any] = {} if self.think is None else {"enable_thinking": self.think is not False}
+        if self.think and not reasoning_tags(model.vocabulary.chat_template):
+            raise bad_field("think", f"think: {model.name!r} does not support thinking")
+        if isinstance(self.think, str):
+            variables["reasoning_effort"] = EFFORTS[self.think]
+        return ChatTask(
+            self.options,
+            messages=messages,
+            constraint=self.options.read_constraint(self.format),
+            logprobs=read_logprobs(self.logprobs, self.top_logprobs),
+            variables=variables,
+            **more,
+        )
+
+
+class _CalledFunction(Body):
+    name: Name
+    arguments: Schema = {}
+
+
+class _Call(Body):
+    id: Text = ""
+    function: _CalledFunction
+
+
+class _Message(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text = ""
+    images: _Images = []
+    thinking: Text = ""
+    tool_calls: Items[_Call] = []
+    tool_call_id: Text = ""
+    tool_name: Text = Field("", validation_alias=AliasChoices("tool_name", "name"))
+
+
+class _Tool(Body):
+    type: Literal["function"] = "function"
+    function: ToolFields
+
+
+class OllamaChatBody(OllamaBody):
+    """The body of `/api/chat`."""
+
+    messages: Items[_Message] = []
+    tools: Items[_Tool] = []
+
+
+class GenerateBody(OllamaBody):
+    """The body of `/api/generate`."""
+
+    prompt: Text = ""
+    suffix: Text = ""
+    system: Text = ""
+    raw: Flag = False
+    context: Annotated[list[Any], Strict()] = []
+    images: _Images = []
+    template: Text = ""
+
+
+async def chat(call: Call[OllamaChatBody]) -> Response:
+    """Answer a chat."""
+    reply = OllamaReply(call, is_chat=True)
+    if not call.body.messages:
+        return reply.load_response()
+    reply.answers = await start_chat(call, await asyncio.to_thread(_read_chat, call))
+    return await respond(call, reply)
+
+
+async def generate_text(call: Call[GenerateBody]) -> Response:
+    """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
+    body, reply = call.body, OllamaReply(call, is_chat=False)
+    if body.template:
+        raise bad_field("template", "template: Go templates are not supported; use raw with the whole prompt")
+    if not body.prompt and not body.suffix:
+        return reply.load_response()
+    if body.raw or body.suffix:
+        reply.answers = [Answer(await asyncio.to_thread(_read_request, call))]
+    else:
+        reply.has_context = True
+        reply.answers = await start_chat(call, await asyncio.to_thread(_read_prompt, call))
+    return await respond(call, reply)
+
+
+def _read_chat(call: Call[OllamaChatBody]) -> ChatTask:
+    toolbox = Toolbox()
+    for tool in call.body.tools:
+        toolbox.add_tool(tool.function, "function")
+    return call.body.read_task(call.model, _make_messages(call.body.messages), tools=toolbox.tools)
+
+
+def _read_prompt(call: Call[GenerateBody]) -> ChatTask:
+    transcript = Transcript()
+    transcript.add_system(call.body.system)
+    transcript.add_message("user", call.body.prompt)
+    before = [check_token(call.model.vocabulary, token, "context") for token in call.body.context]
+    return call.body.read_task(call.model, transcript.messages, earlier_tokens=before)
+
+
+def _make_messages(messages: Sequence[_Message]) -> list[dict[str, Any]]:
+    """Return the messages of a chat in OpenAI's format."""
+    transcript, waiting = Transcript(), dict[str, str]()  # names of the tools whose results are missing, by id
+    for number, message in enumerate(messages):
+        match message.role:
+            case "system":
+                transcript.add_system(message.content)
+            case "tool":
+                name = message.tool_name
+                # A result without an id belongs to the first call of its tool; without a name, to the first call.
+                first = next((id for id, tool in waiting.items() if tool == name or not name), f"result_{number}")
+                id = message.tool_call_id or first
+                waiting.pop(id, None)
+                transcript.add_result(id, message.content, name)
+            case "assistant":
+                transcript.add_message("assistant", message.content)
+                if message.thinking:
+                    transcript.add_reasoning(message.thinking)
+                for place, call in enumerate(message.tool_calls):
+                    id, name = call.id or f"call_{number}_{place}", call.function.name
+                    transcript.add_call(id, name, dump_arguments(call.function.arguments))
+                    waiting[id] = name
+            case role:
+                transcript.add_message(role, message.content)
+    return transcript.messages
+
+
+def _read_request(call: Call[GenerateBody]) -> Request:
     """Return the request for a text without the chat template."""
-    fields, model = call.fields, call.model
-    field = "raw" if fields.boolean("raw") else "suffix"
-    for name in ("system", "context", "think", *(["suffix"] if field == "raw" else [])):
-        if fields.data.get(name):
+    body, model = call.body, call.model
+    field = "raw" if body.raw else "suffix"
+    for name in ("system", "context", "think", *(["suffix"] if body.raw else [])):
+        if getattr(body, name):
             raise bad_field(name, f"{name} cannot be combined with {field}")
-    tokens = fill_in_prompt(model, prompt, suffix) if suffix else read_tokens(model, prompt, "prompt")
-    sampling, form = read_sampling(inner), _read_format(fields)
-    if form is not None:
-        if sampling.grammar is not None:
-            raise bad_field("grammar", "grammar cannot be combined with format")
-        sampling = replace(sampling, grammar=form.make_grammar())
-    (request,) = read_requests(inner, [tokens], sampling, read_logprobs(fields))
+    if body.suffix:
+        tokens = fill_in_prompt(model, body.prompt, body.suffix)
+    else:
+        tokens = read_tokens(model, body.prompt, "prompt")
+    logprobs = read_logprobs(body.logprobs, body.top_logprobs)
+    (request,) = make_text_requests(call, body.options, [tokens], body.format, logprobs=logprobs)
     return request
 
 
@@ -215,11 +263,11 @@ class OllamaReply(Reply):
 
     media_type, head, tail = "application/x-ndjson", "", "\n"
 
-    def __init__(self, call: Call, fields: Fields, *, is_chat: bool) -> None:
+    def __init__(self, call: Call[Any], *, is_chat: bool) -> None:
         super().__init__(call, ())
         self._is_chat, self._started_at = is_chat, time.monotonic()
-        self._name = fields.string("model") or call.model.name
-        self._unloads = _has_zero_keep_alive(fields)
+        self._name = call.body.model or call.model.name
+        self._unloads = not call.body.keep_alive
         self.has_context = False  # whether the answer contains its `context`
         self._n_calls = 0
 
@@ -288,16 +336,16 @@ _CENTURY = 100 * 365 * 86400.0  # seconds
 _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n")
 
 
-async def version(call: Call) -> Response:
+async def version(call: Call[Body]) -> Response:
     return JsonResponse({"version": VERSION})
 
 
-async def tags(call: Call) -> Response:
+async def tags(call: Call[Body]) -> Response:
     """Return the list of models, which has one entry."""
     return JsonResponse({"models": [{**_entry(call.model), "modified_at": timestamp(call.server.started_at)}]})
 
 
-async def processes(call: Call) -> Response:
+async def processes(call: Call[Body]) -> Response:
     """Return the list of loaded models: the same one, which is never unloaded."""
     process = {
         "expires_at": timestamp(call.server.started_at + _CENTURY),
@@ -307,7 +355,7 @@ async def processes(call: Call) -> Response:
     return JsonResponse({"models": [_entry(call.model) | process]})
 
 
-async def show(call: Call) -> Response:
+async def show(call: Call[Body]) -> Response:
     """Return details of the model, whatever name the request gives it."""
     model = call.model
     metadata = {

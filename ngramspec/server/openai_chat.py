@@ -6,20 +6,46 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
 from starlette.responses import Response
 
 from ngramspec.chat.template import check_variables
 from ngramspec.server.answer import Answer, Block
+from ngramspec.server.body import (
+    TEXT_PARTS,
+    Body,
+    Content,
+    FieldError,
+    Flag,
+    Items,
+    Text,
+    TextPart,
+    check_json,
+    describe_value,
+    join_parts,
+    parts,
+    tagged,
+    whole,
+)
 from ngramspec.server.call import Call
-from ngramspec.server.chat import ChatTask, count_prompt, start_chat
-from ngramspec.server.constraint_fields import read_response_format
+from ngramspec.server.chat import (
+    NO_REASONING,
+    ChatTask,
+    Prediction,
+    Thinking,
+    Toolbox,
+    ToolChoiceField,
+    ToolFields,
+    count_prompt,
+    free_text,
+    start_chat,
+)
+from ngramspec.server.constraints import ResponseFormat, Schema
 from ngramspec.server.errors import bad_field
-from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonResponse
-from ngramspec.server.reasoning import read_reasoning_variables, read_thinking_budget
+from ngramspec.server.generation import Alternatives, Generation, read_logprobs
+from ngramspec.server.json_text import JsonResponse, dump_arguments
 from ngramspec.server.reply import (
     DONE,
     FINGERPRINT,
@@ -31,202 +57,243 @@ from ngramspec.server.reply import (
     totals,
     verbose_field,
 )
-from ngramspec.server.request_fields import (
-    MAX_ALTERNATIVES,
-    has_usage_chunk,
-    read_max_tokens,
-    read_n_answers,
-    read_prediction,
-    read_stop,
-)
-from ngramspec.server.toolbox import Toolbox, free_text
-from ngramspec.server.transcript import dump_arguments
-
-_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
-"""Roles of the API, and the corresponding roles of chat templates."""
-
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-async def chat_completions(call: Call) -> Response:
+class _Refusal(TextPart):
+    text: Text = Field(validation_alias="refusal")
+
+
+class _Reasoning(TextPart):
+    """Reasoning in a part of an assistant's message."""
+
+
+class _Thinking(_Reasoning):
+    """Reasoning in Mistral's API, which has parts."""
+
+    text: Annotated[str, parts(TEXT_PARTS), AfterValidator(join_parts)] = Field(validation_alias="thinking")
+
+
+# The part `redacted_thinking` is encrypted by another server, so it cannot be read.
+_ANSWER_PARTS = {"refusal": _Refusal, "thinking": _Thinking, "reasoning": _Reasoning, "redacted_thinking": Body}
+
+
+def _read_arguments(value: Any) -> str:
+    if isinstance(value, dict):  # not OpenAI's form, but what some clients keep
+        return dump_arguments(value)
+    if not isinstance(value, str):
+        raise FieldError(f"must be a string, got {describe_value(value)}")
+    return check_json(value) or "{}"
+
+
+class _Function(Body):
+    name: Text
+    arguments: Annotated[str, PlainValidator(_read_arguments)] = "{}"
+
+
+class _CustomCall(Body):
+    name: Text
+    input: Text
+
+
+class _Call(Body):
+    id: Text = ""
+    function: _Function | None = None
+    custom: _CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> _Call:
+        if self.custom is None:
+            self.require("function")
+        return self
+
+
+class _Message(Body):
+    role: Literal["system", "user", "assistant", "tool", "developer", "function"]
+    content: Content
+    tool_call_id: Text | None = None
+    name: Text | None = None
+
+
+class _Answer(_Message):
+    """A message of the assistant. Servers return reasoning in one of two fields, or in parts of the content."""
+
+    content: Annotated[list[Any], parts({**TEXT_PARTS, **_ANSWER_PARTS})] = []
+    refusal: Text = ""
+    reasoning_content: Text | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    tool_calls: Items[_Call] = []
+    function_call: _Function | None = None
+
+
+class _Tool(Body):
+    type: Literal["function", "custom"] = "function"
+    function: ToolFields | None = None
+    custom: ToolFields | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> _Tool:
+        self.require(self.type)
+        return self
+
+
+class _Effort(Body):
+    """OpenRouter's `reasoning`."""
+
+    effort: Text = ""
+    enabled: Flag | None = None
+    max_tokens: Annotated[int, whole()] | None = None
+
+
+def _read_think(value: Any) -> str | bool:
+    if not isinstance(value, str | bool):
+        raise FieldError(f"must be true or false, got {describe_value(value)}")
+    return value
+
+
+class ChatBody(Generation):
+    """The body of a chat completion."""
+
+    messages: Items[Annotated[_Message, tagged("role", {"assistant": _Answer}, _Message)]]
+    tools: Items[_Tool] = []
+    functions: Items[ToolFields] | None = None  # older form of tools
+    tool_choice: ToolChoiceField = Field("auto", validation_alias=AliasChoices("tool_choice", "function_call"))
+    parallel_tool_calls: Flag | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: Flag = False
+    top_logprobs: Alternatives = 0
+    prediction: Prediction | None = None
+    return_drafts: Flag = False
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
+    chat_template_kwargs: Schema = {}
+    # Other switches of reasoning override that of the template. Of several, the first has priority.
+    reasoning_effort: Text = ""
+    reasoning: _Effort | None = None  # OpenRouter's
+    thinking: Thinking | None = None  # Anthropic's
+    think: Annotated[str | bool | None, PlainValidator(_read_think)] = None  # Ollama's
+    enable_thinking: Flag | None = None  # Qwen's
+
+
+async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answer a chat."""
-    task, toolbox = await asyncio.to_thread(_read_request, call.fields)
-    answers = await start_chat(call, task, read_n_answers(call.fields))
-    return await respond(call, ChatReply(call, answers, toolbox))
+    task, toolbox = await asyncio.to_thread(read_chat, call.body)
+    return await respond(call, ChatReply(call, await start_chat(call, task, call.body.n), toolbox))
 
 
-def _read_request(fields: Fields) -> tuple[ChatTask, Toolbox]:
-    conversation, toolbox = read_chat(fields)
-    task = replace(
-        conversation,
-        parallel=fields.boolean("parallel_tool_calls", "functions" not in fields),
-        json_format=read_response_format(fields),
-        max_tokens=read_max_tokens(fields),
-        stop=read_stop(fields),
-        logprobs=read_logprobs(fields),
-        post_sampling=fields.boolean("post_sampling_probs"),
-        prediction=read_prediction(fields),
-    )
-    return task, toolbox
-
-
-async def input_tokens(call: Call) -> Response:
+async def input_tokens(call: Call[ChatBody]) -> Response:
     """Return the number of tokens of the prompt of a chat."""
-    task, _ = await asyncio.to_thread(read_chat, call.fields)
+    task, _ = await asyncio.to_thread(read_chat, call.body)
     count = await count_prompt(call, task)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
-
-
-def read_logprobs(fields: Fields) -> int | None:
-    """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
-    top = fields.integer("top_logprobs", maximum=MAX_ALTERNATIVES)
-    if fields.boolean("logprobs"):
-        return top or 0
-    if top:
-        raise bad_field("top_logprobs", "top_logprobs requires logprobs to be true")
-    return None
 
 
 # --------------------------------------------------------------------------- the conversation
 
 
-def read_chat(fields: Fields) -> tuple[ChatTask, Toolbox]:
-    """Return a task with the fields of the prompt (messages, tools, variables of the template), and its tools."""
+def read_chat(body: ChatBody) -> tuple[ChatTask, Toolbox]:
+    """Return the task of a chat, and its tools."""
     toolbox = Toolbox()
-    for item in fields.objects("tools"):
-        kind = item.choice("type", ("function", "custom"), "function")
-        toolbox.add_tool(item.require_object(kind), kind, unique=False)
-    for item in fields.objects("functions"):  # older form of tools
-        toolbox.add_tool(item, "function", unique=False)
-    fields.require("messages")
-    messages = [_read_message(message, i) for i, message in enumerate(fields.objects("messages"))]
-    starts_answer = fields.boolean("add_generation_prompt", True)
+    for item in body.tools:
+        if (tool := item.custom if item.type == "custom" else item.function) is not None:
+            toolbox.add_tool(tool, item.type)
+    for tool in body.functions or ():
+        toolbox.add_tool(tool, "function")
+    messages = [_to_template(message, number) for number, message in enumerate(body.messages)]
     can_continue = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    # The request explicitly asks for a separate turn.
-    wants_new_turn = starts_answer and "add_generation_prompt" in fields
-    continues_message = fields.boolean("continue_final_message", can_continue and not wants_new_turn)
+    wants_new_turn = bool(body.add_generation_prompt)  # the request explicitly asks for a separate turn
+    continues_message = body.continue_final_message
+    if continues_message is None:
+        continues_message = can_continue and not wants_new_turn
     if continues_message and not can_continue:
-        raise fields.field_error("continue_final_message", "the last message must be an assistant message with text")
+        problem = "the last message must be an assistant message with text"
+        raise bad_field("continue_final_message", f"continue_final_message: {problem}")
     if continues_message and len(messages) > 1 and messages[-2]["role"] == "assistant":
         problem = "must not end with two assistant messages, of which one could be continued"
-        raise fields.field_error("messages", problem)
+        raise bad_field("messages", f"messages: {problem}")
     if continues_message and wants_new_turn:
-        raise fields.field_error("add_generation_prompt", "cannot be combined with continue_final_message")
+        problem = "cannot be combined with continue_final_message"
+        raise bad_field("add_generation_prompt", f"add_generation_prompt: {problem}")
+    parallel = body.parallel_tool_calls
     task = ChatTask(
+        body,
         messages=messages,
-        tool_choice=toolbox.read_choice(fields, fields.name("tool_choice", "function_call")),
+        tool_choice=toolbox.read_choice(body.tool_choice),
         tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
-        variables=_read_variables(fields),
-        reasoning_budget=_read_budget(fields),
+        parallel=body.functions is None if parallel is None else parallel,
+        constraint=body.read_constraint(body.response_format and body.response_format.read()),
+        logprobs=read_logprobs(body.logprobs, body.top_logprobs),
+        post_sampling=body.post_sampling_probs,
+        variables=_read_variables(body),
+        prediction=body.prediction.text if body.prediction else "",
+        reasoning_budget=_read_budget(body),
         continues_message=continues_message,
-        starts_answer=starts_answer,
+        starts_answer=body.add_generation_prompt is not False,
     )
     return task, toolbox
 
 
-def _read_variables(fields: Fields) -> dict[str, Any]:
-    """Return the variables of the chat template; fields of reasoning have priority over `chat_template_kwargs`."""
-    variables: dict[str, Any] = {}
-    if (kwargs := fields.object("chat_template_kwargs")) is not None:
-        variables = dict(kwargs.data)
-        try:
-            check_variables(variables)
-        except ValueError as error:
-            raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
-    return variables | read_reasoning_variables(fields)
+def _read_variables(body: ChatBody) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    try:
+        check_variables(body.chat_template_kwargs)
+    except ValueError as error:
+        raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
+    reasoning, thinking = body.reasoning, body.thinking
+    switches = (
+        body.reasoning_effort or None,
+        reasoning and (reasoning.effort or reasoning.enabled),
+        thinking and thinking.type != "disabled",
+        body.think,
+        body.enable_thinking,
+    )
+    match next((switch for switch in switches if switch is not None), None):
+        case None:
+            return body.chat_template_kwargs
+        case True:
+            return body.chat_template_kwargs | {"enable_thinking": True}
+        case False | "none":
+            return body.chat_template_kwargs | NO_REASONING
+        case effort:
+            return body.chat_template_kwargs | {"reasoning_effort": effort}
 
 
-def _read_budget(fields: Fields) -> int | None:
-    """Return the reasoning budget in OpenRouter's `reasoning` or in Anthropic's `thinking`."""
-    reasoning = fields.object("reasoning") or Fields({})
-    return read_thinking_budget(fields) if "max_tokens" not in reasoning else reasoning.integer("max_tokens")
+def _read_budget(body: ChatBody) -> int | None:
+    if body.reasoning is not None and body.reasoning.max_tokens is not None:
+        return body.reasoning.max_tokens
+    return body.thinking.budget if body.thinking else None
 
 
-def _read_message(fields: Fields, number: int) -> dict[str, Any]:
-    fields.require("role")
-    role = _ROLES[fields.choice("role", tuple(_ROLES), "")]
-    calls = [_read_call(call) for call in fields.objects("tool_calls")]
-    if (older := fields.object("function_call")) is not None:
-        calls.append(_read_function_call(older) | {"id": f"call_{number}"})
-    if not calls and role != "assistant":
-        fields.require("content")
-    message: dict[str, Any] = {"role": role}
-    message["content"] = _read_answer(fields, message) if role == "assistant" else _read_content(fields)
-    if calls:
-        message["tool_calls"] = calls
-    for name in ("tool_call_id", "name"):
-        if (text := fields.string(name)) is not None:
-            message[name] = text
-    if fields.data["role"] == "function":
-        message["tool_call_id"] = f"call_{number - 1}"
-    return message
+def _to_template(message: _Message, number: int) -> dict[str, Any]:
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
+    texts = [part.text for part in message.content if isinstance(part, TextPart) and not isinstance(part, _Reasoning)]
+    result: dict[str, Any] = {"role": role}
+    if isinstance(message, _Answer):
+        texts = texts if any(texts) else [message.refusal]
+        reasoning = [part.text for part in message.content if isinstance(part, _Reasoning)]
+        if reasoning or message.reasoning_content is not None:
+            result["reasoning_content"] = "\n".join(filter(None, [message.reasoning_content, *reasoning]))
+        calls = [_to_call(call) for call in message.tool_calls]
+        if message.function_call is not None:
+            calls.append(_to_call(_Call.model_construct(id=f"call_{number}", function=message.function_call)))
+        if calls:
+            result["tool_calls"] = calls
+    # Several parts remain parts, because templates join them differently.
+    result["content"] = "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+    if message.role == "function":
+        result["tool_call_id"] = f"call_{number - 1}"
+    elif message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        result["name"] = message.name
+    return result
 
 
-def _read_content(fields: Fields) -> str | list[dict[str, str]]:
-    """Return the text of a message; several parts remain parts, because templates join them differently."""
-    if not isinstance(fields.data.get("content"), list):
-        return fields.string("content") or ""
-    return _join(fields.parts("content", _read_part))
-
-
-def _join(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
-
-
-def _read_answer(fields: Fields, message: dict[str, Any]) -> str | list[dict[str, str]]:
-    """Return the text of an assistant's message, or its refusal, and add its reasoning to the message.
-
-    Servers return reasoning as `reasoning_content`, as `reasoning` (OpenRouter, vLLM), or in parts of the content.
-    """
-    field = fields.string(fields.name("reasoning_content", "reasoning"))
-    reasoning, texts = [] if field is None else [field], list[str]()
-    if not isinstance(fields.data.get("content"), list):
-        texts.append(fields.string("content") or fields.string("refusal") or "")
+def _to_call(call: _Call) -> dict[str, Any]:
+    if call.custom is not None:
+        function = {"name": call.custom.name, "arguments": dump_arguments({"input": call.custom.input})}
     else:
-        for part in fields.objects("content"):
-            match part.data.get("type"):
-                case "refusal":
-                    texts.append(part.require_string("refusal"))
-                case "thinking":  # in Mistral's API, its text has parts
-                    part.require("thinking")
-                    reasoning += part.parts("thinking", _read_part)
-                case "reasoning":
-                    reasoning.append(part.require_string("text"))
-                case "redacted_thinking":
-                    pass  # the part is encrypted by another server, so it cannot be read
-                case _:
-                    texts.append(_read_part(part))
-    if reasoning:
-        message["reasoning_content"] = "\n".join(filter(None, reasoning))
-    return _join(texts)
-
-
-def _read_part(part: Fields) -> str:
-    if part.string("type") == "image_url":
-        raise part.image_error()
-    if part.string("type") not in _TEXT_PARTS:
-        raise part.value_error("type", "'text', the only supported type")
-    return part.require_string("text")
-
-
-def _read_call(fields: Fields) -> dict[str, Any]:
-    if (custom := fields.object("custom")) is not None:
-        function = {
-            "name": custom.require_string("name"),
-            "arguments": dump_arguments({"input": custom.require_string("input")}),
-        }
-        return {"id": fields.string("id") or "", "type": "function", "function": function}
-    return {"id": fields.string("id") or "", **_read_function_call(fields.require_object("function"))}
-
-
-def _read_function_call(function: Fields) -> dict[str, Any]:
-    arguments = function.data.get("arguments")
-    if isinstance(arguments, dict):  # not OpenAI's form, but what some clients keep
-        arguments = dump_arguments(arguments)
-    else:
-        arguments = function.string("arguments")
-        function.check_json("arguments", arguments or "")
-    return {"type": "function", "function": {"name": function.require_string("name"), "arguments": arguments or "{}"}}
+        assert call.function is not None
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 # --------------------------------------------------------------------------- the answer
@@ -237,18 +304,18 @@ class ChatReply(Reply):
 
     ending = DONE
 
-    def __init__(self, call: Call, answers: Sequence[Answer], toolbox: Toolbox) -> None:
+    def __init__(self, call: Call[ChatBody], answers: Sequence[Answer], toolbox: Toolbox) -> None:
         super().__init__(call, answers)
-        fields = call.fields
-        self._call, self._toolbox, self._uses_functions = call, toolbox, "functions" in fields
+        body = call.body
+        self._call, self._toolbox, self._uses_functions = call, toolbox, body.functions is not None
         self._telemetry = read_telemetry(call, answers)
-        self._has_usage_event = has_usage_chunk(call) or not call.streamed
-        self._drafts = [DraftedText() for _ in answers] if fields.boolean("return_drafts") else []
+        self._has_usage_event = body.has_usage_chunk or not body.stream
+        self._drafts = [DraftedText() for _ in answers] if body.return_drafts else []
         self._begun = set[int]()  # choices whose role was sent
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
-            "model": fields.string("model") or self.model.name,
+            "model": body.model or self.model.name,
             "system_fingerprint": FINGERPRINT,
             "object": "chat.completion.chunk",
         }

@@ -6,10 +6,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from encodings import utf_8
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import PlainValidator, TypeAdapter
 from starlette.responses import Response
 
 from ngramspec.data import ModelError
@@ -17,86 +17,84 @@ from ngramspec.fill_in import fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Answer
+from ngramspec.server.body import Flag, PromptField, Prompts, Text, check_count, whole
 from ngramspec.server.call import Call
-from ngramspec.server.constraint_fields import read_response_format
+from ngramspec.server.constraints import ResponseFormat
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
-from ngramspec.server.fields import Fields, describe_value
-from ngramspec.server.json_text import Encoded, encode_json
-from ngramspec.server.openai_chat import read_logprobs
-from ngramspec.server.reasoning import refuse_budget
-from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
-from ngramspec.server.request_fields import (
-    MAX_ALTERNATIVES,
+from ngramspec.server.generation import (
     MAX_ANSWERS,
-    has_usage_chunk,
-    read_max_tokens,
-    read_n_answers,
-    read_shared_fields,
-    read_stop,
-    repeat_with_seeds,
+    Alternatives,
+    TextGeneration,
+    check_token,
+    make_text_requests,
+    read_logprobs,
 )
-from ngramspec.server.sampling_fields import check_token, read_sampling
+from ngramspec.server.json_text import Encoded, encode_json
+from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
 from ngramspec.server.state import ServedModel
 
 MAX_SCORED = 2**22
 """Maximum number of log-probabilities of prompts in a response; each takes about 100 bytes until it is sent."""
 
 
-async def completions(call: Call) -> Response:
+def _read_count(value: Any) -> int | bool:
+    """Return the value of `logprobs`, which is true or false in the form of chat completions."""
+    return value if isinstance(value, bool) else _ALTERNATIVES.validate_python(value)
+
+
+_ALTERNATIVES: TypeAdapter[int] = TypeAdapter(Alternatives)
+
+
+class CompletionBody(TextGeneration):
+    """The body of a text completion."""
+
+    prompt: PromptField | None = None
+    suffix: Text = ""
+    echo: Flag = False
+    best_of: Annotated[int, whole()] | None = None
+    logprobs: Annotated[int | bool | None, PlainValidator(_read_count)] = None
+    top_logprobs: Alternatives = 0
+    response_format: ResponseFormat | None = None
+
+
+async def completions(call: Call[CompletionBody]) -> Response:
     """Continue one or more texts."""
     requests, echoes = await asyncio.to_thread(_read_request, call)
     answers = [Answer(request, number) for number, request in enumerate(requests)]
     return await respond(call, CompletionReply(call, answers, echoes))
 
 
-def _read_request(call: Call) -> tuple[list[Request], list[str]]:
+def _read_request(call: Call[CompletionBody]) -> tuple[list[Request], list[str]]:
     """Return a request for each answer, grouped by prompt, and the text that `echo` puts before each answer."""
-    fields, model = call.fields, call.model
-    answers = read_n_answers(fields)
-    if (fields.integer("best_of", answers) or 0) != answers:
+    body, model = call.body, call.model
+    if body.best_of not in (None, body.n):
         raise bad_field("best_of", "best_of is not supported; remove it or set n")
-    logprobs = _read_logprobs(fields)
-    if fields.boolean("post_sampling_probs"):
-        raise fields.field_error("post_sampling_probs", "is not supported here; use /completion")
-    echo = fields.boolean("echo")
-    suffix = fields.string("suffix")
-    if echo and suffix and logprobs is not None:
+    logprobs = read_logprobs(body.logprobs, body.top_logprobs) if isinstance(body.logprobs, bool) else body.logprobs
+    if body.post_sampling_probs:
+        raise bad_field("post_sampling_probs", "post_sampling_probs: is not supported here; use /completion")
+    scored = body.echo and logprobs is not None
+    if scored and body.suffix:
         raise bad_field("echo", "echo with logprobs cannot be combined with suffix")
-    if suffix:  # the answer is the text between `prompt` and the suffix, of which nothing is cut
-        if not isinstance(fields.data.get("prompt"), str):
+    if body.suffix:  # the answer is the text between `prompt` and the suffix, of which nothing is cut
+        text = body.prompt.values[0] if body.prompt is not None and not body.prompt.is_list else None
+        if not isinstance(text, str):
             raise bad_field("suffix", "suffix requires a single string as prompt")
-        prompts = [fill_in_prompt(model, fields.data["prompt"], suffix)]
+        prompts = [fill_in_prompt(model, text, body.suffix)]
     else:
-        prompts = read_prompts(model, fields)
-    scored = echo and logprobs is not None
+        prompts = read_prompts(model, body.prompt)
     if scored:
-        n_scored = sum(map(len, prompts)) * answers * (1 + (logprobs or 0))
-        fields.check_count("logprobs", n_scored, MAX_SCORED, "log-probabilities of all prompts")
-    sampling = read_sampling(call, schemas=False)
-    if form := read_response_format(fields):
-        if sampling.grammar is not None:
-            raise bad_field("response_format", "response_format cannot be combined with grammar")
-        sampling = replace(sampling, grammar=form.make_grammar())
-    requests = read_requests(call, prompts, sampling, logprobs, scored=scored)
-    texts = _decode_prompts(model, fields, prompts) if echo else [""] * len(prompts)
-    return requests, [text for text in texts for _ in range(answers)]
-
-
-def _read_logprobs(fields: Fields) -> int | None:
-    if isinstance(fields.data.get("logprobs"), bool):  # the form of chat completions
-        return read_logprobs(fields)
-    return fields.integer("logprobs", maximum=MAX_ALTERNATIVES)
-
-
-def _decode_prompts(model: ServedModel, fields: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
-    value = fields.data["prompt"]
-    values = value if is_prompt_list(value) else [value]
-    return [
-        item if isinstance(item, str) else b"".join(map(model.vocabulary.piece, prompt)).decode("utf-8", "replace")
-        for item, prompt in zip(values, prompts, strict=True)
-    ]
+        n_scored = sum(map(len, prompts)) * body.n * (1 + (logprobs or 0))
+        check_count("logprobs", n_scored, MAX_SCORED, "log-probabilities of all prompts")
+    form = body.response_format.read() if body.response_format is not None else None
+    requests = make_text_requests(call, body, prompts, form, logprobs=logprobs, scored=scored)
+    texts = [""] * len(prompts)
+    if body.echo and body.prompt is not None:
+        texts = [
+            item if isinstance(item, str) else b"".join(map(model.vocabulary.piece, prompt)).decode("utf-8", "replace")
+            for item, prompt in zip(body.prompt.values, prompts, strict=True)
+        ]
+    return requests, [text for text in texts for _ in range(body.n)]
 
 
 _Row = tuple[int, int, Logprobs | None]
@@ -136,17 +134,17 @@ class CompletionReply(Reply):
 
     ending = DONE
 
-    def __init__(self, call: Call, answers: Sequence[Answer], echoes: Sequence[str]) -> None:
+    def __init__(self, call: Call[CompletionBody], answers: Sequence[Answer], echoes: Sequence[str]) -> None:
         super().__init__(call, answers)
-        self._n_answers = read_n_answers(call.fields)  # number of answers to one prompt
-        self._has_usage_event = has_usage_chunk(call) or not call.streamed
+        self._n_answers = call.body.n  # number of answers to one prompt
+        self._has_usage_event = call.body.has_usage_chunk or not call.body.stream
         self._pending_echoes = dict(enumerate(echoes))  # text before each answer of which nothing was sent
         self._offsets = [_Offsets(len(echo)) for echo in echoes]
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": call.fields.string("model") or self.model.name,
+            "model": call.body.model or self.model.name,
             "system_fingerprint": FINGERPRINT,
         }
         self.body = self._head | {"choices": [{"index": answer.number} for answer in answers]}
@@ -204,39 +202,26 @@ class CompletionReply(Reply):
 # --------------------------------------------------------------------------- prompts
 
 
-def read_prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
+def read_prompts(model: ServedModel, prompts: Prompts | None) -> list[list[int]]:
     """Return the token ids of each prompt. Control tokens in texts are parsed, because clients write them."""
-    value = fields.data.get("prompt")
-    if value is None:
+    if prompts is None:
         raise bad_field("prompt", "prompt is missing")
-    values = value if is_prompt_list(value) else [value]
-    fields.check_count("prompt", len(values), MAX_ANSWERS, "prompts")
-    prompts = [read_tokens(model, prompt, "prompt") for prompt in values]
-    if not prompts or not all(prompts):
+    check_count("prompt", len(prompts.values), MAX_ANSWERS, "prompts")
+    tokens = [read_tokens(model, prompt, "prompt") for prompt in prompts.values]
+    if not tokens or not all(tokens):
         raise bad_field("prompt", "prompt must not be empty")
-    return prompts
+    return tokens
 
 
-def is_prompt_list(value: Any) -> bool:
-    """Return True if the value of `prompt` is a list of prompts, and not one prompt of tokens and texts."""
-    if not isinstance(value, list):
-        return False
-    return any(isinstance(item, list | dict) for item in value) or all(isinstance(item, str) for item in value)
-
-
-def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
-    """Return the token ids of a prompt: a text, a list of token ids and texts, or llama-server's object.
+def read_tokens(model: ServedModel, value: str | list[Any], name: str, n_ctx: int | None = None) -> list[int]:
+    """Return the token ids of a prompt: a text, or a list of token ids and texts.
 
     `name` is the field for error messages, and `n_ctx` the size of the context; `None` means that of a request.
     """
     vocabulary = model.vocabulary
-    if isinstance(value, dict):
-        value = _read_object(Fields(value, f"{name}."))
     if isinstance(value, str):
         model.check_size(len(value), n_ctx)
         return list(vocabulary.tokenize(value, special=True))
-    if not isinstance(value, list):
-        raise bad_field(name, f"{name} must contain strings, token ids or lists of them, got {describe_value(value)}")
     room = model.n_ctx if n_ctx is None else n_ctx
     if len(value) > room:
         raise context_length_error(len(value), room)
@@ -250,32 +235,6 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
         if len(tokens) > room:
             raise context_length_error(len(tokens), room)
     return tokens
-
-
-def _read_object(fields: Fields) -> str:
-    """Return the text of llama-server's objects for prompts with images, of which only texts are supported."""
-    if "content" in fields:
-        return "".join([_read_part(part) for part in fields.objects("content")])
-    if "multimodal_data" in fields:
-        raise fields.field_error("multimodal_data", "is not supported; the server accepts only text")
-    return fields.require_string("prompt_string")
-
-
-def _read_part(part: Fields) -> str:
-    if part.string("type") != "text":
-        raise part.value_error("type", "'text', the only supported type")
-    return part.require_string("text")
-
-
-def read_requests(
-    call: Call, prompts: Sequence[Sequence[int]], sampling: Sampling, logprobs: int | None, **more: Any
-) -> list[Request]:
-    """Return the requests for each prompt, one for each requested answer; `more` contains fields of `Request`."""
-    fields, count = call.fields, read_n_answers(call.fields, len(prompts))
-    refuse_budget(fields)
-    common = read_shared_fields(call, sampling, read_max_tokens(fields), read_stop(fields))
-    choices = repeat_with_seeds(replace(common, logprobs=logprobs, **more), count, len(prompts))
-    return [replace(choice, prompt=prompt) for prompt in prompts for choice in choices]
 
 
 def fill_in_prompt(model: ServedModel, before: str, after: str, **more: Any) -> list[int]:

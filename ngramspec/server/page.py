@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.tree import SyntaxTreeNode
+from pydantic import PlainValidator
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
 from pygments.util import ClassNotFound
@@ -29,9 +30,9 @@ from starlette.responses import HTMLResponse, Response
 
 from ngramspec.data import GrammarError
 from ngramspec.grammars.worker import worker
+from ngramspec.server.body import Body, FieldError, Text, describe_value
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
-from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonResponse
 
 
@@ -78,7 +79,7 @@ def make_page() -> tuple[str, dict[str, str]]:
     }
 
 
-async def page(call: Call) -> Response:
+async def page(call: Call[Body]) -> Response:
     """Return the page, or status 304 if the browser has it in its cache."""
     if not call.server.has_page:
         raise ApiError(404, "File Not Found")
@@ -88,25 +89,34 @@ async def page(call: Call) -> Response:
     return HTMLResponse(html, headers=headers)
 
 
-async def markdown(call: Call) -> Response:
+Span = tuple[int, int]
+
+
+def _read_spans(value: Any) -> list[Span]:
+    if not isinstance(value, list) or not all(
+        isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span) for span in value
+    ):
+        raise FieldError(f"must be a list of pairs of numbers, got {describe_value(value)}")
+    return [(start, end) for start, end in value]
+
+
+class MarkdownBody(Body):
+    """The body of `/markdown`."""
+
+    text: Text
+    drafted: Annotated[list[Span], PlainValidator(_read_spans)] = []
+
+
+async def markdown(call: Call[MarkdownBody]) -> Response:
     """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
-    return JsonResponse(await asyncio.to_thread(_render_request, call.fields))
-
-
-def _render_request(fields: Fields) -> dict[str, Any]:
-    text, spans = fields.require_string("text"), fields.list("drafted")
-    for span in spans:
-        if not (isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span)):
-            raise fields.value_error("drafted", "a list of pairs of numbers")
-    blocks, last = render(text, sorted(map(tuple, spans)))
-    return {"blocks": blocks, "last": last}
+    blocks, last = await asyncio.to_thread(render, call.body.text, sorted(call.body.drafted))
+    return JsonResponse({"blocks": blocks, "last": last})
 
 
 # --------------------------------------------------------------------------- Markdown
 
 
 Node = str | list[Any]
-Span = tuple[int, int]
 
 MAX_CHARACTERS = 100_000
 """Maximum number of characters of a rendered text; a longer one remains plain text."""

@@ -24,7 +24,6 @@ from ngramspec.server.answer import Answer, run_answers
 from ngramspec.server.call import COUNTERS, Call
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.json_text import ENCODER, MAX_SENT, Encoded, JsonResponse, encode_json
-from ngramspec.server.request_fields import read_max_tokens
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 
@@ -41,7 +40,7 @@ class Reply:
     head, tail = "data: ", "\n\n"
     ending = ""  # last chunk of a stream
 
-    def __init__(self, call: Call, answers: Sequence[Answer]) -> None:
+    def __init__(self, call: Call[Any], answers: Sequence[Answer]) -> None:
         self.model, self.answers = call.model, answers
         self.body: dict[str, Any] = {}  # response that is not streamed, as far as it is known
 
@@ -128,13 +127,13 @@ DONE = "data: [DONE]\n\n"
 """The last chunk of OpenAI's older streams."""
 
 
-async def respond(call: Call, reply: Reply) -> Response:
+async def respond(call: Call[Any], reply: Reply) -> Response:
     """Answer a call with what the requests of a reply generate, as a stream or as a whole.
 
     An error before the first chunk of a stream is a plain HTTP error, and a later one is a chunk. A ping is a chunk
     too, because clients disconnect from a server that sends no headers.
     """
-    if call.streamed:
+    if call.body.stream:
         chunks = _generate(call, reply, reply.encode)
         return _Stream(await anext(chunks, ""), chunks, reply)
     async for _ in _generate(call, reply, reply.fold_all):
@@ -144,7 +143,7 @@ async def respond(call: Call, reply: Reply) -> Response:
 
 
 async def _generate(
-    call: Call, reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]
+    call: Call[Any], reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]
 ) -> AsyncGenerator[str, None]:
     """Generate the answers of a reply, and yield the chunks that `use` makes of their events."""
 
@@ -287,10 +286,10 @@ class Telemetry:
         return fields
 
 
-def read_telemetry(call: Call, answers: Sequence[Answer]) -> list[Telemetry]:
+def read_telemetry(call: Call[Any], answers: Sequence[Answer]) -> list[Telemetry]:
     """Return the telemetry of each answer if the request asks for it with `return_progress` or `timings_per_token`."""
-    has_progress, has_timings = call.fields.boolean("return_progress"), call.fields.boolean("timings_per_token")
-    if not call.streamed or not (has_progress or has_timings):
+    has_progress, has_timings = call.body.return_progress, call.body.timings_per_token
+    if not call.body.stream or not (has_progress or has_timings):
         return []
     return [Telemetry(has_progress=has_progress, has_timings=has_timings) for _ in answers]
 
@@ -344,12 +343,11 @@ def token_text(model: ServedModel, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def native_answer(call: Call, answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
+def native_answer(call: Call[Any], answer: Answer, *, has_prompt: bool = True) -> dict[str, Any]:
     """Return a completion that ended, with its text, its settings, and its prompt, which takes milliseconds if long."""
     model, request, done = call.model, answer.request, answer.done
     assert done is not None
-    limit = read_max_tokens(call.fields)
-    settings = generation_settings(request.sampling, -1 if limit is None else limit, request.stop)
+    settings = generation_settings(request.sampling, call.body.max_tokens, request.stop)
     text = answer.text()
     return {
         "index": 0,
@@ -360,7 +358,7 @@ def native_answer(call: Call, answer: Answer, *, has_prompt: bool = True) -> dic
         "model": model.name,
         "tokens_predicted": done.stats.generated,
         "tokens_evaluated": answer.prompt_tokens,
-        "generation_settings": settings | {"n_probs": request.logprobs or 0, "stream": call.streamed},
+        "generation_settings": settings | {"n_probs": request.logprobs or 0, "stream": call.body.stream},
         **({"prompt": prompt_text(model, request.prompt)} if has_prompt else {}),
         "has_new_line": "\n" in text,
         "truncated": answer.is_full,
@@ -372,9 +370,9 @@ def native_answer(call: Call, answer: Answer, *, has_prompt: bool = True) -> dic
     }
 
 
-def verbose_field(call: Call, answer: Answer) -> dict[str, Any]:
+def verbose_field(call: Call[Any], answer: Answer) -> dict[str, Any]:
     """Return llama-server's `__verbose` for one answer of another format; empty if it was not requested."""
-    if not call.fields.boolean("verbose", call.server.is_verbose):
+    if not (call.server.is_verbose if call.body.verbose is None else call.body.verbose):
         return {}
     return {"__verbose": native_answer(call, answer)}
 

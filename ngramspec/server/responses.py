@@ -1,6 +1,6 @@
 """OpenAI's `/v1/responses`, the newer API for chats, which Codex uses: the endpoints, and the reading of a request.
 
-A request contains a list of items: messages, reasoning, calls and their results. `read_request` converts it to a
+A request contains a list of items: messages, reasoning, calls and their results. `read_task` converts it to a
 `ChatTask`, which has messages as in chat completions. For example,
 
     {"instructions": "Be brief.", "tools": [{"type": "custom", "name": "shell"}], "max_output_tokens": 50, "input": [
@@ -27,193 +27,316 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, TypeAdapter, model_validator
 from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
-from ngramspec.server.call import Call
-from ngramspec.server.chat import EFFORTS, ChatTask, count_prompt, start_chat
-from ngramspec.server.constraint_fields import JsonFormat, read_json_format
-from ngramspec.server.errors import ApiError
-from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import Encoded, JsonResponse, encode_json
-from ngramspec.server.reasoning import NO_REASONING
-from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage, read_telemetry, respond
-from ngramspec.server.request_fields import MAX_ALTERNATIVES, read_prediction
-from ngramspec.server.toolbox import Toolbox, free_text, function_name
-from ngramspec.server.transcript import Transcript, dump_arguments
-
-_EFFORTS = {"none": "", "minimal": "low"} | EFFORTS
-
-_IGNORED_ITEMS = (
-    *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "computer_call"),
-    *("mcp_list_tools", "tool_search_call", "tool_search_output", "compaction", "compaction_trigger"),
+from ngramspec.server.body import (
+    TEXT_PARTS,
+    Body,
+    FieldError,
+    Flag,
+    Items,
+    Name,
+    Text,
+    TextPart,
+    check_json,
+    join_parts,
+    parts,
+    tagged,
+    texts,
+    whole,
 )
-"""Items of a conversation that only OpenAI's servers create or can read; they are ignored."""
+from ngramspec.server.call import Call
+from ngramspec.server.chat import (
+    EFFORTS,
+    NO_REASONING,
+    ChatTask,
+    Prediction,
+    Toolbox,
+    ToolChoiceField,
+    ToolFields,
+    Transcript,
+    count_prompt,
+    free_text,
+    function_name,
+    start_chat,
+)
+from ngramspec.server.constraints import JsonFormat, Schema
+from ngramspec.server.errors import ApiError
+from ngramspec.server.generation import Alternatives, Generation
+from ngramspec.server.json_text import Encoded, JsonResponse, dump_arguments, encode_json
+from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage, read_telemetry, respond
 
 
-async def responses(call: Call) -> Response:
+def _refuse(problem: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if value:
+            raise FieldError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+_NOT_STORED = _refuse("this server does not store responses; send the whole conversation as input")
+
+
+class _Refusal(TextPart):
+    text: Text = Field(validation_alias="refusal")
+
+
+_PARTS: Mapping[str, type[Body]] = {**TEXT_PARTS, "refusal": _Refusal}
+
+_Texts = Annotated[list[TextPart], parts(_PARTS)]
+
+
+class _Message(Body):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Texts
+
+
+class _Reasoning(Body):
+    summary: Items[TextPart] = []
+    content: Items[TextPart] = []
+
+
+class _Call(Body):
+    call_id: Name
+    name: Name
+    namespace: Text | None = None
+    arguments: Annotated[Text, AfterValidator(check_json)]
+
+
+class _CustomCall(Body):
+    call_id: Name
+    name: Name
+    namespace: Text | None = None
+    input: Text
+
+
+class _ShellCall(Body):
+    call_id: Name
+    action: Schema
+
+
+class _Output(Body):
+    call_id: Name
+    output: _Texts
+
+
+class _ShellOutput(Body):
+    call_id: Name = Field(validation_alias=AliasChoices("call_id", "id"))
+    output: _Texts
+
+
+class _Tool(ToolFields):
+    type: Literal["function", "custom"]
+
+
+class _HostedTool(Body):
+    """A tool such as web search, which only OpenAI's servers or models provide."""
+
+    type: Name
+
+
+_TOOLS: dict[str, type[Body]] = {"function": _Tool, "custom": _Tool}
+
+_Tools = Items[Annotated[Any, tagged("type", _TOOLS, _HostedTool)]]
+
+
+class _Namespace(Body):
+    """Functions and custom tools (Codex has one for each MCP server)."""
+
+    name: Name
+    tools: _Tools = []
+
+
+_TOOLS["namespace"] = _Namespace
+
+
+class _MoreTools(Body):
+    tools: _Tools = []
+
+
+class _Reference(Body):
+    id: Annotated[Any, _refuse("this server does not store items; send the item itself")]
+
+
+class _OtherItem(Body):
+    type: Name
+
+    @model_validator(mode="after")
+    def _reject(self) -> _OtherItem:
+        raise FieldError(f"unsupported item type {self.type!r}", "type")
+
+
+_ITEMS: Mapping[str, type[Body]] = {
+    "": _Message,
+    "message": _Message,
+    "reasoning": _Reasoning,
+    "function_call": _Call,
+    "custom_tool_call": _CustomCall,
+    "local_shell_call": _ShellCall,
+    "function_call_output": _Output,
+    "custom_tool_call_output": _Output,
+    "local_shell_call_output": _ShellOutput,
+    "additional_tools": _MoreTools,
+    "item_reference": _Reference,
+    # Only OpenAI's servers create or can read these; they are ignored.
+    **dict.fromkeys(("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"), Body),
+    **dict.fromkeys(("computer_call", "mcp_list_tools", "tool_search_call", "tool_search_output"), Body),
+    **dict.fromkeys(("compaction", "compaction_trigger"), Body),
+}
+
+_LIST: TypeAdapter[list[Body]] = TypeAdapter(Items[Annotated[Any, tagged("type", _ITEMS, _OtherItem)]])
+
+
+def _read_input(value: Any) -> list[Body]:
+    return _LIST.validate_python([{"role": "user", "content": value}] if isinstance(value, str) else value)
+
+
+class _Format(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_form: Schema | None = Field(None, validation_alias="schema")
+    strict: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> _Format:
+        if self.type == "json_schema" and self.json_form is None:
+            raise FieldError("is missing", "schema")
+        return self
+
+
+class _TextForm(Body):
+    format: _Format | None = None
+
+
+class _Effort(Body):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class ResponsesBody(Generation):
+    """The body of a response."""
+
+    input: Annotated[list[Body], PlainValidator(_read_input)]
+    instructions: Text = ""
+    tools: _Tools = []
+    tool_choice: ToolChoiceField = "auto"
+    parallel_tool_calls: Flag = True
+    text: _TextForm | None = None
+    reasoning: _Effort | None = None
+    include: Annotated[tuple[str, ...], texts()] = ()
+    top_logprobs: Alternatives = 0
+    max_tokens: Annotated[int, whole(1)] = Field(-1, validation_alias="max_output_tokens")
+    prediction: Prediction | None = None
+    metadata: Schema = {}
+    previous_response_id: Annotated[Any, _NOT_STORED] = None
+    conversation: Annotated[Any, _NOT_STORED] = None
+    prompt: Annotated[Any, _refuse("this server does not store prompts; send instructions and input")] = None
+    background: Annotated[Flag, _refuse("background responses are not supported")] = False
+    truncation: Literal["disabled"] = "disabled"
+
+
+async def responses(call: Call[ResponsesBody]) -> Response:
     """Answer a chat."""
-    task, toolbox, echo = await asyncio.to_thread(read_request, call.fields)
+    task, toolbox = await asyncio.to_thread(read_task, call.body)
+    echo = _echo_fields(call.body, call.data)
     return await respond(call, ResponseReply(call, await start_chat(call, task), toolbox, echo))
 
 
-async def input_tokens(call: Call) -> Response:
+async def input_tokens(call: Call[ResponsesBody]) -> Response:
     """Return the number of tokens of the prompt of a chat."""
-    task, _, _ = await asyncio.to_thread(read_request, call.fields)
+    task, _ = await asyncio.to_thread(read_task, call.body)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 
-# --------------------------------------------------------------------------- the request
+# --------------------------------------------------------------------------- the conversation
 
 
-def read_request(fields: Fields) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
-    """Return the task of a request, its tools, and the fields that the response repeats."""
-    _check_unsupported(fields)
+def read_task(body: ResponsesBody) -> tuple[ChatTask, Toolbox]:
+    """Return the task of a request, and its tools."""
     transcript, toolbox = Transcript(), Toolbox()
-    toolbox.add_tools(fields.objects("tools"))
-    transcript.add_system(fields.string("instructions") or "")
-    _read_input(fields, transcript, toolbox)
-    format, json_format = _read_format(fields)
+    _add_tools(toolbox, body.tools, "tools")
+    transcript.add_system(body.instructions)
+    for number, item in enumerate(body.input):
+        if isinstance(item, _MoreTools):
+            _add_tools(toolbox, item.tools, f"input[{number}].tools")
+        else:
+            _add_item(transcript, item)
+    if not transcript.messages:
+        transcript.add_message("user", "")  # Codex sends an empty input to check the connection
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    variables: Mapping[str, Any] = {}
+    if effort is not None:
+        levels = {"minimal": "low"} | EFFORTS
+        variables = NO_REASONING if effort == "none" else {"enable_thinking": True, "reasoning_effort": levels[effort]}
+    format, form = body.text.format if body.text is not None else None, None
+    if format is not None and format.type != "text":
+        schema = format.json_form if format.type == "json_schema" else None
+        form = JsonFormat(schema or {}, "text.format.schema", format.strict)
+    has_logprobs = "message.output_text.logprobs" in body.include
     task = ChatTask(
+        body,
         messages=transcript.messages,
-        tool_choice=toolbox.read_choice(fields, "tool_choice"),
+        tool_choice=toolbox.read_choice(body.tool_choice),
         tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
-        parallel=fields.boolean("parallel_tool_calls", default=True),
-        json_format=read_json_format(fields, json_format),
-        max_tokens=fields.integer("max_output_tokens", minimum=1),
-        logprobs=_read_logprobs(fields),
-        variables=_read_variables(fields),
-        prediction=read_prediction(fields),
+        parallel=body.parallel_tool_calls,
+        constraint=body.read_constraint(form),
+        logprobs=body.top_logprobs or (0 if has_logprobs else None),
+        variables=variables,
+        prediction=body.prediction.text if body.prediction else "",
     )
-    return task, toolbox, _echo_fields(fields, task, format)
+    return task, toolbox
 
 
-def _echo_fields(fields: Fields, task: ChatTask, format: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the request that OpenAI's responses repeat."""
-    metadata, reasoning = fields.object("metadata"), fields.object("reasoning")
+def _echo_fields(body: ResponsesBody, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the request that OpenAI's responses repeat, as they came."""
+    format = (data.get("text") or {}).get("format") or {"type": "text"}
     return {
-        "instructions": fields.string("instructions"),
-        "max_output_tokens": task.max_tokens,
-        "metadata": metadata.data if metadata else {},
-        "parallel_tool_calls": task.parallel,
-        "reasoning": {"effort": None, "summary": None} | (dict(reasoning.data) if reasoning else {}),
+        "instructions": data.get("instructions"),
+        "max_output_tokens": data.get("max_output_tokens"),
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning": {"effort": None, "summary": None} | (data.get("reasoning") or {}),
         "text": {"format": Encoded([encode_json(format)])},  # a stream has these three times
-        "tool_choice": fields.data.get("tool_choice") or "auto",
-        "tools": Encoded.join(fields.list("tools")),
+        "tool_choice": data.get("tool_choice") or "auto",
+        "tools": Encoded.join(data.get("tools") or []),
     }
 
 
-def _check_unsupported(fields: Fields) -> None:
-    """Raise an ApiError for a field that requires storage on the server, or another unsupported feature."""
-    for name in ("previous_response_id", "conversation"):
-        if name in fields:
-            raise fields.field_error(name, "this server does not store responses; send the whole conversation as input")
-    if "prompt" in fields:
-        raise fields.field_error("prompt", "this server does not store prompts; send instructions and input")
-    if fields.boolean("background"):
-        raise fields.field_error("background", "background responses are not supported")
-    if fields.choice("truncation", ("auto", "disabled"), "disabled") == "auto":
-        raise fields.field_error("truncation", "only 'disabled' is supported")
+def _add_tools(toolbox: Toolbox, tools: Sequence[Body], path: str, namespace: str | None = None) -> None:
+    for number, tool in enumerate(tools):
+        if isinstance(tool, _Tool):
+            toolbox.add_tool(tool, tool.type, namespace, path=f"{path}[{number}]")
+        elif isinstance(tool, _Namespace) and namespace is None:
+            _add_tools(toolbox, tool.tools, f"{path}[{number}].tools", tool.name)
 
 
-def _read_input(fields: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
-    if isinstance(value := fields.require("input"), str):
-        transcript.add_message("user", value)
-    else:
-        for item in fields.objects("input"):
-            _read_item(item, transcript, toolbox)
-    if not transcript.messages:
-        transcript.add_message("user", "")  # Codex sends an empty input to check the connection
-
-
-def _read_item(item: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
-    match item.string("type") or "message":
-        case "message":
-            _read_message(item, transcript)
-        case "reasoning":
-            parts = [*item.objects("content")] or [*item.objects("summary")]
-            if text := "\n".join(part.require_string("text") for part in parts):
+def _add_item(transcript: Transcript, item: Body) -> None:
+    match item:
+        case _Message():
+            if item.role in ("user", "assistant"):
+                transcript.add_message(item.role, join_parts(item.content))
+            else:
+                transcript.add_system(join_parts(item.content))
+        case _Reasoning():
+            if text := join_parts(item.content or item.summary):
                 transcript.add_reasoning(text)
-        case "function_call" | "custom_tool_call" | "local_shell_call" as kind:
-            _read_call(item, kind, transcript)
-        case "function_call_output" | "custom_tool_call_output":
-            transcript.add_result(item.require_name("call_id"), _read_text(item, "output"))
-        case "local_shell_call_output":
-            transcript.add_result(item.string("call_id") or item.require_name("id"), _read_text(item, "output"))
-        case "additional_tools":
-            toolbox.add_tools(item.objects("tools"))
-        case "item_reference":
-            raise item.field_error("id", "this server does not store items; send the item itself")
-        case kind if kind not in _IGNORED_ITEMS:
-            raise item.field_error("type", f"unsupported item type {kind!r}")
+        case _Call():
+            name = function_name(item.name, item.namespace)
+            transcript.add_call(item.call_id, name, item.arguments or "{}")
+        case _CustomCall():
+            name = function_name(item.name, item.namespace)
+            transcript.add_call(item.call_id, name, dump_arguments({"input": item.input}))
+        case _ShellCall():
+            transcript.add_call(item.call_id, "local_shell", dump_arguments(item.action))
+        case _Output() | _ShellOutput():
+            transcript.add_result(item.call_id, join_parts(item.output))
 
 
-def _read_message(item: Fields, transcript: Transcript) -> None:
-    role = item.require_choice("role", ("user", "assistant", "system", "developer"))
-    text = _read_text(item, "content")
-    if role in ("user", "assistant"):
-        transcript.add_message(role, text)
-    else:
-        transcript.add_system(text)
-
-
-def _read_call(item: Fields, kind: str, transcript: Transcript) -> None:
-    call = item.require_name("call_id")
-    if kind == "local_shell_call":
-        transcript.add_call(call, "local_shell", dump_arguments(item.require_object("action").data))
-        return
-    if kind == "custom_tool_call":
-        arguments = dump_arguments({"input": item.require_string("input")})
-    else:
-        arguments = item.require_string("arguments") or "{}"
-        item.check_json("arguments", arguments)
-    transcript.add_call(call, function_name(item.require_name("name"), item.string("namespace")), arguments)
-
-
-def _read_text(item: Fields, name: str) -> str:
-    item.require(name)
-    return "\n".join(item.parts(name, _read_part))
-
-
-def _read_part(part: Fields) -> str:
-    match part.require_name("type"):
-        case "input_text" | "output_text" | "text":
-            return part.require_string("text")
-        case "refusal":
-            return part.require_string("refusal")
-        case "input_image":
-            raise part.image_error()
-        case "input_file" | "input_audio" as kind:
-            raise part.field_error("type", f"{kind!r} is not supported; this model accepts only text")
-        case other:
-            raise part.field_error("type", f"unsupported content type {other!r}")
-
-
-def _read_format(fields: Fields) -> tuple[dict[str, Any], JsonFormat | None]:
-    """Return the format of the text as the response repeats it, and the corresponding `JsonFormat`."""
-    text = fields.object("text")
-    format = text.object("format") if text else None
-    if format is None:
-        return {"type": "text"}, None
-    kind = format.require_choice("type", ("text", "json_object", "json_schema"))
-    schema = format.require_object("schema").data if kind == "json_schema" else {}
-    strict = bool(format.data.get("strict"))
-    return dict(format.data), None if kind == "text" else JsonFormat(schema, f"{format.path}schema", strict)
-
-
-def _read_logprobs(fields: Fields) -> int | None:
-    count = fields.integer("top_logprobs", maximum=MAX_ALTERNATIVES)
-    return count or (0 if "message.output_text.logprobs" in fields.string_list("include") else None)
-
-
-def _read_variables(fields: Fields) -> dict[str, Any]:
-    reasoning = fields.object("reasoning")
-    effort = reasoning.choice("effort", tuple(_EFFORTS), "") if reasoning else ""
-    if effort == "none":
-        return dict(NO_REASONING)
-    return {"enable_thinking": True, "reasoning_effort": _EFFORTS[effort]} if effort else {}
+# --------------------------------------------------------------------------- the answer
 
 
 Event = dict[str, Any]
@@ -230,7 +353,7 @@ _DELTAS = {
 
 
 class ResponseReply(Reply):
-    """A response, or its stream of events. `toolbox` and `echo` come from `read_request`.
+    """A response, or its stream of events. `echo` contains the fields of the request that it repeats.
 
     Each block of an answer becomes an item: text a "message", reasoning a "reasoning", and a call a "function_call" or
     a "custom_tool_call". For the text "Hi!" in two chunks, the events are:
@@ -248,10 +371,12 @@ class ResponseReply(Reply):
 
     head = NAMED
 
-    def __init__(self, call: Call, answers: Sequence[Answer], toolbox: Toolbox, echo: Mapping[str, Any]) -> None:
+    def __init__(
+        self, call: Call[ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox, echo: Mapping[str, Any]
+    ) -> None:
         super().__init__(call, answers)
         self._telemetry = read_telemetry(call, answers)
-        self._toolbox, self._echo, self._name = toolbox, echo, call.fields.string("model") or call.model.name
+        self._toolbox, self._echo, self._name = toolbox, echo, call.body.model or call.model.name
         self._key = secrets.token_hex(12)  # part of the ids of the response and its items
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []  # items whose last events were sent

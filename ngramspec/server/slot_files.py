@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from ngramspec.backend import SequenceModel
 from ngramspec.data import TargetError
+from ngramspec.server.body import Body, Text, describe_value
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.json_text import JsonResponse
@@ -31,7 +32,13 @@ _MAGIC = b"ngslot3\0"
 _NUMBER = re.compile("[0-9]{1,4}")  # number of a slot in a path
 
 
-async def slot_action(call: Call) -> Response:
+class SlotBody(Body):
+    """The body of an action on a slot."""
+
+    filename: Text = ""  # not required to erase a slot
+
+
+async def slot_action(call: Call[SlotBody]) -> Response:
     """Save a slot to a file in the server's folder, restore it from one, or erase it.
 
     If the content of a file cannot be used, the slot is empty afterwards.
@@ -39,21 +46,22 @@ async def slot_action(call: Call) -> Response:
     if call.server.slot_folder is None:
         raise ApiError(501, "saving slots is disabled; start the server with --slot-save-path FOLDER")
     slots = len(call.model.service.report().slots)
-    path = str(call.query.data["id_slot"])
+    path = call.query["id_slot"]
     if not _NUMBER.fullmatch(path):
         raise ApiError(404, "File Not Found")
     number = int(path)
     if number >= slots:
         raise bad_field("id_slot", f"id_slot must be 0 to {slots - 1}, got {number}")
     started_at = time.perf_counter()
-    action = call.query.require_choice("action", tuple(_ACTIONS))
+    if (action := call.query.get("action", "")) not in _ACTIONS:
+        raise bad_field("action", f"action must be one of {', '.join(_ACTIONS)}, got {describe_value(action)}")
     fields = await _ACTIONS[action](call, number)
     if action != "erase":
         fields["timings"] = {f"{action}_ms": (time.perf_counter() - started_at) * 1000}
     return JsonResponse({"id_slot": number} | fields)
 
 
-async def _save(call: Call, number: int) -> dict[str, Any]:
+async def _save(call: Call[SlotBody], number: int) -> dict[str, Any]:
     path = _read_path(call)
 
     def pack(sequence: SequenceModel) -> tuple[int, bytes]:
@@ -77,7 +85,7 @@ async def _save(call: Call, number: int) -> dict[str, Any]:
     return {"filename": path.name, "n_saved": count, "n_written": len(content)}
 
 
-async def _restore(call: Call, number: int) -> dict[str, Any]:
+async def _restore(call: Call[SlotBody], number: int) -> dict[str, Any]:
     path = _read_path(call)
     try:
         content = await asyncio.to_thread(path.read_bytes)
@@ -104,7 +112,7 @@ async def _restore(call: Call, number: int) -> dict[str, Any]:
     return {"filename": path.name, "n_restored": count, "n_read": len(content)}
 
 
-async def _erase(call: Call, number: int) -> dict[str, Any]:
+async def _erase(call: Call[SlotBody], number: int) -> dict[str, Any]:
     def clear(sequence: SequenceModel) -> int:
         count = len(sequence.tokens)
         sequence.clear()
@@ -116,7 +124,7 @@ async def _erase(call: Call, number: int) -> dict[str, Any]:
 _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
 
 
-async def _run_on_slot(call: Call, number: int, work: Callable[[SequenceModel], Any]) -> Any:
+async def _run_on_slot(call: Call[SlotBody], number: int, work: Callable[[SequenceModel], Any]) -> Any:
     return await asyncio.wrap_future(call.model.service.on_slot(number, work))
 
 
@@ -124,15 +132,15 @@ def _checksum(count: int, body: bytes | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(struct.pack("<Q", count)))
 
 
-def _make_fingerprint(call: Call, sequence: SequenceModel) -> bytes:
+def _make_fingerprint(call: Call[SlotBody], sequence: SequenceModel) -> bytes:
     """Return the fingerprint of the model, its settings and the scales of its adapters."""
     return sha256(f"{sequence.fingerprint} {call.model.service.scales}".encode()).digest()
 
 
-def _read_path(call: Call) -> Path:
+def _read_path(call: Call[SlotBody]) -> Path:
     """Return the path of the requested file, which must be directly in the folder."""
-    name = call.fields.require_name("filename")
-    if name in (".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise call.fields.field_error("filename", "must be a file name without folders")
+    name = call.body.filename
+    if name in ("", ".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
+        raise bad_field("filename", "filename must be a file name without folders")
     assert call.server.slot_folder is not None
     return call.server.slot_folder / name

@@ -10,22 +10,22 @@ from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Report, Slot
 from ngramspec.llama.embedder import Embedder
+from ngramspec.server.body import Body, Items, describe_value
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
-from ngramspec.server.fields import LIST_FIELD, describe_value
+from ngramspec.server.generation import Scale, read_scales
 from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.reply import FINGERPRINT, generation_settings
-from ngramspec.server.request_fields import read_scales
 from ngramspec.server.state import ServedModel
 
 
-async def health(call: Call) -> Response:
+async def health(call: Call[Body]) -> Response:
     """Return the status "ok" if the model is loaded."""
     call.server.require_model()
     return JsonResponse({"status": "ok"})
 
 
-async def models(call: Call) -> Response:
+async def models(call: Call[Body]) -> Response:
     """Return the list with the only model, in OpenAI's format ("data") and in Ollama's ("models")."""
     name = call.model.name
     details = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
@@ -33,9 +33,9 @@ async def models(call: Call) -> Response:
     return JsonResponse({"object": "list", "data": [_model_entry(call)], "models": [ollama_entry]})
 
 
-async def model(call: Call) -> Response:
+async def model(call: Call[Body]) -> Response:
     """Return the only model, if the name is correct."""
-    name = call.fields.string("id")
+    name = call.query["id"]
     if name not in (call.model.name, *call.model.aliases):
         raise ApiError(
             404,
@@ -45,7 +45,7 @@ async def model(call: Call) -> Response:
     return JsonResponse(_model_entry(call))
 
 
-def _model_entry(call: Call) -> dict[str, Any]:
+def _model_entry(call: Call[Body]) -> dict[str, Any]:
     model = call.model
     meta = {**model.meta, "n_vocab": model.vocabulary.n_vocab, "n_ctx": model.n_ctx}
     return {
@@ -59,7 +59,7 @@ def _model_entry(call: Call) -> dict[str, Any]:
     }
 
 
-async def props(call: Call) -> Response:
+async def props(call: Call[Body]) -> Response:
     """Return the settings and properties of the model."""
     model = call.model
     bos, eos = model.vocabulary.ends
@@ -91,31 +91,37 @@ async def props(call: Call) -> Response:
     )
 
 
-async def lora_adapters(call: Call) -> Response:
+async def lora_adapters(call: Call[Body]) -> Response:
     """Return the LoRA adapters, with the scales of requests that do not set their own."""
     files = zip(call.model.adapters, call.model.service.scales, strict=True)
     return JsonResponse([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
 
 
-async def scale_lora_adapters(call: Call) -> Response:
+class AdaptersBody(Body):
+    """The body of `POST /lora-adapters`, which is only this list."""
+
+    adapters: Items[Scale]
+
+
+async def scale_lora_adapters(call: Call[AdaptersBody]) -> Response:
     """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
-    scales = read_scales(call, LIST_FIELD)
+    scales = read_scales(call.model, call.body.adapters, "adapters")
     call.model.service.set_scales(scales or (0.0,) * len(call.model.adapters))
     return JsonResponse({"success": True})
 
 
-async def slots(call: Call) -> Response:
+async def slots(call: Call[Body]) -> Response:
     """Return the state of each slot. With `fail_on_no_slot` the status is 503 if all slots are busy."""
     if not call.server.has_slots:
         raise ApiError(501, "/slots is disabled; start the server without --no-slots")
     model = call.model
     report = model.service.report()
-    if call.fields.data.get("fail_on_no_slot") == "1" and all(slot.request for slot in report.slots):
+    if call.query.get("fail_on_no_slot") == "1" and all(slot.request for slot in report.slots):
         raise ApiError(503, "no slot available")
     return JsonResponse([_slot_fields(call, slot) for slot in report.slots])
 
 
-def _slot_fields(call: Call, slot: Slot) -> dict[str, Any]:
+def _slot_fields(call: Call[Body], slot: Slot) -> dict[str, Any]:
     """Return a slot in llama-server's format, with properties of its request but without any text."""
     model, request = call.model, slot.request
     max_tokens = -1 if request is None or request.max_tokens >= model.n_ctx else request.max_tokens
@@ -157,7 +163,7 @@ class Metric(NamedTuple):
     value: float | tuple[int, ...]  # a tuple has one value for each position of a draft
 
 
-async def metrics(call: Call) -> Response:
+async def metrics(call: Call[Body]) -> Response:
     """Return the engine's counters under llama-server's and vLLM's names, in Prometheus' text format."""
     if not call.server.has_metrics:
         raise ApiError(501, "/metrics is disabled; start the server with --metrics")

@@ -428,7 +428,7 @@ def test_serve_returns_404_and_405_for_unknown_routes() -> None:
 def test_serve_returns_503_while_model_loads_or_server_drains() -> None:
     server = Server()
     for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", NATIVE)):
-        response = send(server, path, {} if method == "POST" else None, method)
+        response = send(server, path, {"prompt": "x"} if method == "POST" else None, method)
         expected = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
         assert (response.status_code, response.json()) == (503, {"error": expected})
     server.model = make_server()[0].model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 from unittest.mock import Mock
@@ -13,13 +12,12 @@ from support.http import demo_vocabulary, get_error, make_server, send
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
+from ngramspec.server.body import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
 from ngramspec.server.endpoint import MAX_DIGITS
 from ngramspec.server.errors import MAX_MESSAGE
-from ngramspec.server.fields import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
+from ngramspec.server.generation import MAX_ALTERNATIVES, MAX_TOKENS
 from ngramspec.server.llama_server import MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.openai_completions import MAX_SCORED
-from ngramspec.server.request_fields import MAX_ALTERNATIVES
-from ngramspec.server.sampling_fields import MAX_TOKENS
 
 NATIVE, CHAT = "/completion", "/v1/chat/completions"
 PROMPT = {"prompt": "x"}
@@ -128,13 +126,13 @@ def test_serve_rejects_json_in_strings_with_too_many_values(path: str, body: dic
 
 
 def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
+    threads, parse = list[int](), endpoint._parse
 
-    def parse(raw: bytes) -> Any:
+    def note_thread(*arguments: Any) -> Any:
         threads.append(threading.get_ident())
-        return json.loads(raw)
+        return parse(*arguments)
 
-    monkeypatch.setattr(endpoint, "_parse", parse)
+    monkeypatch.setattr(endpoint, "_parse", note_thread)
     for size in (10, endpoint.LARGE_JSON):
         assert send(make_server()[0], "/tokenize", {"content": "", "unknown": "x" * size}).status_code == 200
     assert [thread == threading.get_ident() for thread in threads] == [True, False]

@@ -1,0 +1,386 @@
+"""`Generation`: the fields of a request to the engine that are the same in every API; and `make_request`.
+
+Every setting of `Sampling`, and every number of `TextRules`, is a field with the same name, as in llama-server, or with
+the name in other servers. So a field that is added to these is an HTTP field without further code. The fields of a
+request override the server's defaults:
+
+    server's defaults      temperature 0.8, top_k 40
+    request                {"temperature": 0, "bad_words": ["foo"], "repetition_penalty": 1.1}
+    Sampling               temperature 0.0, top_k 40, logit_bias ((id of "foo", -inf), ...), repeat_penalty 1.1
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Strict, create_model, model_validator
+
+from ngramspec.request import Request
+from ngramspec.sampling.settings import (
+    LARGEST_BIAS,
+    NAMED_ONLY,
+    SAMPLERS,
+    Option,
+    ReasoningBudget,
+    Sampling,
+    TextRules,
+    options,
+    parse_samplers,
+)
+from ngramspec.server.body import (
+    MAX_CHARACTERS,
+    Body,
+    FieldError,
+    Flag,
+    Items,
+    Number,
+    Text,
+    check_count,
+    describe_value,
+    texts,
+    whole,
+)
+from ngramspec.server.call import Call
+from ngramspec.server.constraints import Constraints, JsonFormat
+from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.state import ServedModel
+from ngramspec.tokens import Tokenizer, ending_tokens
+
+MAX_TOKENS = 65_536
+"""Maximum number of tokens in `logit_bias` and `stop_token_ids`."""
+
+MAX_ANSWERS = 128  # maximum number of answers of a request, which is OpenAI's limit
+
+MAX_ALTERNATIVES = 20  # maximum number of alternatives in the logprobs of a token, which is OpenAI's limit
+
+_OPTIONS = options(Sampling)
+_TYPES = get_type_hints(Sampling)
+_OFF = {f.name: f.default for f in dataclass_fields(Sampling)}
+
+# --------------------------------------------------------------------------- fields of sampling
+
+_SAMPLER_CHARACTERS = 1000  # more than the names of all samplers
+
+_LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
+"""llama.cpp's letters for samplers."""
+
+
+def _read_letters(value: Any) -> Any:
+    is_letters = isinstance(value, str) and set(value) <= _LETTERS.keys()
+    if is_letters and not set(parse_samplers(value)) <= set(_LETTERS.values()):
+        return [_LETTERS[letter] for letter in value]
+    return value
+
+
+_FORMS: Mapping[str, Any] = {
+    # In llama.cpp, negative numbers also mean all tokens.
+    "top_k": Annotated[int, whole(-(2**31)), AfterValidator(lambda count: max(0, count))],
+    "seed": Annotated[int, whole(-1, 2**64 - 1)],  # -1 means a random one
+    "samplers": Annotated[
+        tuple[str, ...],
+        texts(max_characters=_SAMPLER_CHARACTERS),
+        BeforeValidator(_read_letters),
+        AfterValidator(lambda names: parse_samplers(";".join(names))),
+    ],
+    "dry_sequence_breakers": Annotated[tuple[str, ...], texts()],
+    "logit_bias": Any,  # texts in it need the vocabulary
+}
+"""Forms of the settings that are not numbers, or of more numbers than are allowed."""
+
+_OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
+"""Names of settings in vLLM and text-generation-webui."""
+
+
+def _make_field(name: str, option: Option) -> tuple[Any, Any]:
+    def check(value: Any) -> Any:
+        if option.allowed is not None and name != "seed" and not option.allowed.accepts(value):
+            raise FieldError(f"must be {option.allowed.description}, got {describe_value(value)}")
+        return value
+
+    form = _FORMS.get(name) or (Number if _TYPES[name] is float else Annotated[int, whole(-(2**31))])
+    aliases = AliasChoices(name, _OTHER_NAMES.get(name, name))
+    return Annotated[form, AfterValidator(check)], Field(None, validation_alias=aliases)
+
+
+_FIELDS: dict[str, Any] = {name: _make_field(name, option) for name, option in _OPTIONS.items() if name != "grammar"}
+_FIELDS |= {name: (Annotated[int, whole()], 0) for name in options(TextRules)}
+_Settings: Any = create_model("_Settings", __base__=Constraints, **_FIELDS)
+
+
+# --------------------------------------------------------------------------- the other fields
+
+_UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "adaptive_target": ((-1,), "adaptive-p sampling is not available"),
+    "allowed_token_ids": (([],), "use grammar or logit_bias"),
+    "grammar_lazy": ((False,), "a grammar applies from the first token on; for tools, use tool_choice"),
+    "include_stop_str_in_output": ((False,), "stop strings are never included"),
+    "length_penalty": ((0, 1), "beam search is not available"),
+    "min_keep": ((0, 1), "samplers keep at least one token"),
+    "prompt_logprobs": ((), "prompt tokens have no logprobs; use echo with logprobs in /v1/completions"),
+    "reasoning_format": (("auto", "deepseek"), "reasoning is returned as reasoning_content"),
+    "truncate_prompt_tokens": ((-1,), "prompts are never truncated"),
+    "use_beam_search": ((False,), "beam search is not available"),
+}
+"""Unsupported fields of vLLM and llama-server that change a text, their values without effect, and an alternative."""
+
+_BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
+
+
+class Scale(Body):
+    """The scale of a LoRA adapter."""
+
+    id: Annotated[int, whole()] = -1
+    scale: Number = 1.0
+
+
+class StreamOptions(Body):
+    """The form of a stream."""
+
+    include_usage: Flag = False
+
+
+def _check_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(stop):
+        raise FieldError("must not contain an empty string")
+    return stop
+
+
+def _check_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    for word in words:
+        if not word.strip():
+            raise FieldError(f"{describe_value(word)} is not a word")
+    return words
+
+
+Stop = Annotated[tuple[str, ...], texts(), AfterValidator(_check_stop)]
+
+
+class Generation(_Settings):  # type: ignore[misc]
+    """The fields of a request that generates a text, besides the settings of `Sampling` and the constraints."""
+
+    model: Text = ""
+    stream: Flag = False
+    # Maximum number of tokens; -1 means until the context is full.
+    max_tokens: Annotated[int, whole(-1)] = Field(
+        -1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens", "n_predict")
+    )
+    stop: Stop = ()
+    n: Annotated[int, whole(1, MAX_ANSWERS)] = Field(1, validation_alias=AliasChoices("n", "n_cmpl"))
+    stop_token_ids: Annotated[list[Any], Strict()] = []
+    bad_words: Annotated[tuple[str, ...], texts(), AfterValidator(_check_words)] = ()
+    ignore_eos: Flag = False
+    lora: Items[Scale] = []
+    id_slot: Annotated[int, whole(-1)] = -1  # numbers beyond the last slot wrap around; -1 means any slot
+    reasoning_budget_tokens: Annotated[int, whole(-1)] = Field(-1, validation_alias=AliasChoices(*_BUDGETS))
+    reasoning_budget_message: Text | None = None
+    post_sampling_probs: Flag = False
+    stream_options: StreamOptions | None = None
+    verbose: Flag | None = None
+    return_progress: Flag = False
+    timings_per_token: Flag = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unsupported(cls, data: Any) -> Any:
+        for name, (harmless_values, advice) in _UNSUPPORTED.items() if isinstance(data, dict) else ():
+            if data.get(name) is not None and data[name] not in harmless_values:
+                raise FieldError(f"is not supported; {advice}", name)
+        return data
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        """True if the response is a stream that ends with a chunk of usage."""
+        return self.stream and self.stream_options is not None and self.stream_options.include_usage
+
+
+class TextGeneration(Generation):
+    """The fields of a request that continues a text which is not a chat."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_budget(cls, data: Any) -> Any:
+        for name in _BUDGETS if isinstance(data, dict) else ():  # the tags of reasoning are unknown
+            if data.get(name) not in (None, -1):
+                raise FieldError("is supported in chats only; use /v1/chat/completions", name)
+        return data
+
+
+# --------------------------------------------------------------------------- the request
+
+
+def make_request(
+    call: Call[Any],
+    body: Generation,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    reasoning: ReasoningBudget | None = None,
+    **more: Any,
+) -> Request:
+    """Return the request of a body; `more` contains further fields of `Request`."""
+    model, vocabulary = call.model, call.model.vocabulary
+    check_count("stop_token_ids", len(body.stop_token_ids), MAX_TOKENS, "tokens")
+    rules = TextRules(
+        stop_token_ids=frozenset(check_token(vocabulary, token, "stop_token_ids") for token in body.stop_token_ids),
+        # `make_sampling` forbids words of one token.
+        bad_words=tuple(tokens for tokens in _tokenize_words(body.bad_words, vocabulary) if len(tokens) > 1),
+        reasoning=reasoning,
+        **{name: getattr(body, name) for name in options(TextRules)},
+    )
+    return Request(
+        prompt=prompt,
+        max_tokens=(model.predict or model.n_ctx) if body.max_tokens == -1 else body.max_tokens,
+        sampling=sampling,
+        stop=body.stop,
+        scales=read_scales(model, body.lora, "lora"),
+        slot=None if body.id_slot == -1 else body.id_slot % len(model.service.report().slots),
+        rules=rules,
+        **more,
+    )
+
+
+def make_text_requests(
+    call: Call[Any], body: Generation, prompts: Sequence[Sequence[int]], form: JsonFormat | None = None, **more: Any
+) -> list[Request]:
+    """Return the requests for each prompt that is not a chat, one for each answer.
+
+    `form` is the JSON in an API's own field, and `more` contains fields of `Request`.
+    """
+    if (count := len(prompts) * body.n) > MAX_ANSWERS:
+        raise bad_field("n", f"n must be at most {MAX_ANSWERS} for all prompts together, got {count}")
+    constraint = body.read_constraint(form)
+    sampling = make_sampling(call, body, None if constraint is None else constraint.make_grammar())
+    request = make_request(call, body, (), sampling, **more)
+    answers = repeat_with_seeds(request, body.n, len(prompts))
+    return [replace(answer, prompt=prompt) for prompt in prompts for answer in answers]
+
+
+def repeat_with_seeds(request: Request, count: int, n_prompts: int = 1) -> list[Request]:
+    """Repeat a request `count` times, each time with the next seed.
+
+    It raises an ApiError if too many biases apply to all answers to `n_prompts` prompts.
+    """
+    sampling, n_answers = request.sampling, count * n_prompts
+    n_biases = len(sampling.logit_bias) * n_answers
+    if n_answers > 1 and n_biases > MAX_TOKENS:
+        limit = f"at most {MAX_TOKENS:,} tokens for all answers together"
+        raise bad_field("logit_bias", f"logit_bias must have {limit}, got {n_biases:,}")
+    return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
+
+
+Alternatives = Annotated[int, whole(maximum=MAX_ALTERNATIVES)]
+
+
+def read_logprobs(has_logprobs: bool, top_logprobs: int) -> int | None:
+    """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
+    if top_logprobs and not has_logprobs:
+        raise bad_field("top_logprobs", "top_logprobs requires logprobs to be true")
+    return top_logprobs if has_logprobs else None
+
+
+def read_scales(model: ServedModel, scales: Sequence[Scale], name: str) -> tuple[float, ...] | None:
+    """Return the scales of all LoRA adapters in a request; `None` if it sets no scale.
+
+    Adapters that the request omits have scale 0, as in llama-server.
+    """
+    count = len(model.adapters)
+    for item in scales:
+        if not 0 <= item.id < count:
+            number = describe_value(None if item.id < 0 else item.id)
+            raise bad_field(name, f"{name}: unknown adapter {number}; there are {count} adapters")
+    by_number = {item.id: item.scale for item in scales}
+    return tuple(by_number.get(number, 0.0) for number in range(count)) if scales else None
+
+
+def make_sampling(call: Call[Any], body: Generation, grammar: str | None) -> Sampling:
+    """Return the settings of the request, and the server's defaults that do not contradict them."""
+    server, vocabulary = call.server, call.model.vocabulary
+    given: dict[str, Any] = {name: getattr(body, name) for name in _OPTIONS if name in body.model_fields_set}
+    if "logit_bias" in given:
+        given["logit_bias"] = _read_biases(given["logit_bias"], vocabulary)
+    if "grammar" in given or grammar is not None:
+        given["grammar"] = grammar
+    banned = {tokens[0] for tokens in _tokenize_words(body.bad_words, vocabulary) if len(tokens) == 1}
+    if body.ignore_eos:
+        banned |= {*ending_tokens(vocabulary)}
+    if banned:
+        biases = given.get("logit_bias", server.sampling.logit_bias)
+        given["logit_bias"] = (*biases, *((token, -math.inf) for token in sorted(banned)))
+    if given.get("seed", -1) == -1:
+        given["seed"] = random.SystemRandom().randrange(2**32) if server.seed is None else server.seed
+    try:
+        return Sampling(**_merge({name: getattr(server.sampling, name) for name in _OFF}, given))
+    except ValueError as error:
+        message = str(error)
+        raise ApiError(400, message, param=next((name for name in _OFF if message.startswith(name)), None)) from error
+
+
+def _merge(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the effective settings.
+
+    A setting has no effect, and so is off, if its sampler does not run: `samplers` may omit it, and mirostat replaces
+    all. The temperature is a sampler, too. Temperature 0 turns off defaults that choose among tokens.
+    """
+    result = defaults | given
+    if result["mirostat"]:
+        result["samplers"] = _OFF["samplers"]
+    elif "temperature" not in result["samplers"]:
+        result["temperature"] = 1.0
+    running = () if result["mirostat"] else result["samplers"]
+    for name, option in _OPTIONS.items():
+        has_no_sampler = option.sampler is not None and option.sampler not in running
+        is_default = option.needs_sampling and name not in given
+        if has_no_sampler or (is_default and result["temperature"] == 0):
+            result[name] = _OFF[name]
+    return result
+
+
+def _tokenize_words(words: Sequence[str], vocabulary: Tokenizer) -> list[tuple[int, ...]]:
+    """Return the tokens of each of `bad_words`, both without and with a space before the word."""
+    forms = [form for word in words for form in (word, f" {word.lstrip()}")]
+    return [tuple(vocabulary.tokenize(form, special=True, add_bos=False)) for form in forms]
+
+
+def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
+    """Return a token id; raise an ApiError if the model has no such token."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary.n_vocab:
+        ids = f"token ids from 0 to {vocabulary.n_vocab - 1}"
+        raise bad_field(name, f"{name} must contain strings or {ids}, got {describe_value(value)}")
+    return value
+
+
+def _read_biases(value: Any, vocabulary: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """Return the biases in llama-server's pairs [[15043, 1.0], [" never", false]] or OpenAI's object {"15043": 1}.
+
+    The bias of a text applies to each of its tokens; false forbids them.
+    """
+    pairs = value
+    if isinstance(value, dict):
+        check_count("logit_bias", len(value), MAX_TOKENS, "tokens")
+        pairs = [[int(name) if name.isdecimal() and len(name) < 12 else name, bias] for name, bias in value.items()]
+    elif not isinstance(value, list):
+        raise bad_field("logit_bias", f"logit_bias must be a list, got {describe_value(value)}")
+    check_count("logit_bias", len(pairs), MAX_TOKENS, "tokens")
+    strings = sum(len(pair[0]) for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str))
+    check_count("logit_bias", strings, MAX_CHARACTERS, "characters in strings")
+    biases = tuple(bias for pair in pairs for bias in _parse_bias(pair, vocabulary))
+    for token, _ in biases:
+        if not 0 <= token < vocabulary.n_vocab:
+            tokens = f"tokens from 0 to {vocabulary.n_vocab - 1}"
+            raise bad_field("logit_bias", f"logit_bias must contain {tokens}, got {token}")
+    return biases
+
+
+def _parse_bias(pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]:
+    match pair:
+        case [bool(), _] | [_, True]:
+            pass
+        case [int() | str() as token, int() | float() as bias] if abs(bias) <= LARGEST_BIAS:
+            tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, special=True, add_bos=False)
+            return [(id, -math.inf if bias is False else float(bias)) for id in tokens]
+    pairs = f"pairs of a token or string and a bias from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} (false: never)"
+    raise bad_field("logit_bias", f"logit_bias must contain {pairs}, got {describe_value(pair)}")
