@@ -103,7 +103,7 @@ def edit(
     source = find(choose_model(model, model_option), load, DISPLAY)
     template_worker.start()
     loaded_model = open_model(source, load)
-    vocabulary, drafter = loaded_model.target.vocabulary, loaded_model.decoder.drafter
+    vocabulary, drafter = loaded_model.target.vocabulary, loaded_model.drafter
     check_sampling(vocabulary, sampling_settings)
     reasoning.check(vocabulary.chat_template)
     n = -1 if predict is None else predict

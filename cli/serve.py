@@ -220,7 +220,7 @@ def open_served_model(
     note(f"loading {source.label}" + ("" if source.draft is None else f" and the draft model {source.draft.label}"))
     display = replace(DISPLAY, guard=nullcontext)
     loaded_model = executor.submit(open_resolved, source, load, display, texts=options.parallel).result()
-    target, drafter = loaded_model.target, loaded_model.decoder.drafter
+    target, drafter = loaded_model.target, loaded_model.drafter
     if options.template is not None:
         target.vocabulary.use_chat_template(options.template)
     else:

@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, cast
 
 from ngramspec.backend import SharedModel
+from ngramspec.cost.bits import KernelClasses
 from ngramspec.data import ModelError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
@@ -58,17 +59,25 @@ class Display:
     guard: Callable[[], AbstractContextManager[None]] = nullcontext  # context in which weights are loaded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedModel:
     """A loaded model."""
 
     target: Target  # the model
-    decoder: SpeculativeDecoder  # decoder that generates with the target, with drafts
+    drafter: Drafter | None  # drafter of its texts; `None` if nothing is drafted
     # The user's texts for drafting (`ngramspec.memory.Memory`); `None` without a memory.
     memory: Any
     settings: LoadSettings  # settings of the model, including the tuned ones
     tuning: Mapping[str, Any]  # settings that tuning changed
     draft_model: Target | None  # second model that drafts, if there is one
+
+    @cached_property
+    def decoder(self) -> SpeculativeDecoder:
+        """Decoder that generates with the target, with drafts."""
+        settings, target = self.settings, self.target
+        return SpeculativeDecoder(
+            target, drafter=self.drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
+        )
 
     def close(self) -> None:
         """Free the target and the draft model."""
@@ -180,12 +189,12 @@ def open_resolved(
     except BaseException:
         target.close()
         raise
-    decoder = SpeculativeDecoder(
-        target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
-    )
-    if decoder.exact == "on" and decoder.kernels.exact_sizes is None and target.sequences[0].can_rollback:
+    sequence, is_exact = target.sequences[0], target.exact == "on"
+    if not sequence.can_rollback or (is_exact and not sequence.exact_rollback):
+        drafter = None
+    if is_exact and sequence.can_rollback and KernelClasses.load(sequence).exact_sizes is None:
         display.note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
-    return LoadedModel(target, decoder, memory, settings, changes, draft_model)
+    return LoadedModel(target, drafter, memory, settings, changes, draft_model)
 
 
 def open_alone(
