@@ -131,7 +131,10 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
     """Return the header of a complete GGUF file, with or without weights; `what` is the noun for it in messages."""
     try:
         if path.is_dir():
-            raise ModelError(_describe_folder(path))
+            names = sorted(file.name for file in path.glob("*.gguf"))
+            if not names:
+                raise ModelError(f"{path} is a folder without .gguf files; pass the path of a .gguf file")
+            raise ModelError(f"{path} is a folder; pass one of its files: {join_names(names, 3)}")
         if not path.exists():
             if path.is_symlink():
                 raise ModelError(
@@ -223,13 +226,6 @@ def parts_of(path: Path) -> list[Path]:
         path.with_name(f"{name['stem']}-{part:05d}-of-{name['parts']}.gguf")
         for part in range(1, int(name["parts"]) + 1)
     ]
-
-
-def _describe_folder(path: Path) -> str:
-    names = sorted(file.name for file in path.glob("*.gguf"))
-    if not names:
-        return f"{path} is a folder without .gguf files; pass the path of a .gguf file"
-    return f"{path} is a folder; pass one of its files: {join_names(names, 3)}"
 
 
 def join_names(names: Iterable[str], maximum: int) -> str:

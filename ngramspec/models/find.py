@@ -164,7 +164,9 @@ def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path
         listed.add(path.resolve())
         if not split or int(split["part"]) == 1:
             yield name, path
-    for path in sorted(_used_files() - listed):
+    folder = cache_folder("used")
+    names = map(read_cache, folder.iterdir() if folder.is_dir() else ())
+    for path in sorted({path for name in names if name and (path := Path(name)).is_file()} - listed):
         yield str(path), path
 
 
@@ -174,13 +176,6 @@ def remember_file(path: Path) -> None:
     entry = cache_folder("used") / hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
     if not entry.exists():
         write_cache(entry, name)
-
-
-def _used_files() -> set[Path]:
-    """Return the model files that have run and still exist."""
-    folder = cache_folder("used")
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return {path for entry in entries if (name := read_cache(entry)) and (path := Path(name)).is_file()}
 
 
 # --------------------------------------------------------------------------- other programs' models

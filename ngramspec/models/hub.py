@@ -248,7 +248,8 @@ def choose(
     else:
         matches = _filter_by_quant(models, file_or_quant)
         if not matches:
-            has = sorted({_quant(model) for model in models})
+            words = [_QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf")) for model in models]
+            has = sorted({found[-1] if found else model for model, found in zip(models, words, strict=True)})
             raise ModelError(f"there is no {file_or_quant} in this repository; it has {join_names(has, _MAX_NAMES)}")
     files = models[matches[0]]
     split = SPLIT_NAME.match(matches[0])
@@ -281,9 +282,3 @@ def _filter_by_quant(models: Iterable[str], quant: str) -> list[str]:
     names, end = list(models), rf"{re.escape(quant)}(?![A-Za-z0-9_])"
     words = (re.compile(pattern, re.IGNORECASE) for pattern in (rf"(?<![A-Za-z0-9]){end}", end))
     return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])
-
-
-def _quant(model: str) -> str:
-    """Return the quantisation in a file name: the last word that looks like one; without any, the name."""
-    words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
-    return words[-1] if words else model

@@ -24,7 +24,7 @@ from ngramspec.quants.shape import Shape
 SHAPES = {
     "tied": Shape(8, 256, 256, 4, 2, 64, 64, tied=True),
     "separate": Shape(1, 256, 256, 4, 4, 64, 64),
-    "narrow": Shape(3, 96, 160, 3, 3, 32, 64, tied=True),  # K-quants need 256 columns, so llama.cpp replaces them
+    "narrow": Shape(3, 96, 160, 3, 3, 32, 65, tied=True),  # K-quants need 256 columns, so llama.cpp replaces them
 }
 
 MIXTURES = ("Q4_0", "Q4_K_M", "Q5_K_M")

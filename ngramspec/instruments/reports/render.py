@@ -2,15 +2,16 @@
 
 Texts of models and files are escaped. In addition, the page's Content-Security-Policy forbids scripts and requests.
 There is no chart library, which would be larger than a report. Colours of charts are set by CSS classes, because
-viewers other than browsers do not support CSS variables. A media query replaces them on dark screens.
+viewers other than browsers do not support CSS variables.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from html import escape
+from pathlib import Path
 from textwrap import wrap
 
 from jinja2 import Environment
@@ -53,96 +54,10 @@ def _cell(text: str) -> str:
 
 # --------------------------------------------------------------------------- HTML
 
-_CSS = """\
-:root { color-scheme: light dark; --ground: #ffffff; --ink: #1f2328; --dim: #59636e; --rule: #d1d9e0;
-  --kept: #d2f0d8; --refused: #ffd9d3; --corrected: #d6e8ff }
-@media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --ink: #f0f6fc; --dim: #9198a1; --rule: #3d444d;
-  --kept: #1d4429; --refused: #5a2622; --corrected: #1b3a63 } }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
-p { max-width: 46rem } .dim { color: var(--dim) } .headline { font-size: 1.2rem; font-weight: 600 }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0 }
-th, td { padding: .25rem .55rem; font-size: .92rem; text-align: right;
-  border-bottom: 1px solid var(--rule); white-space: nowrap }
-th.text, td.text { text-align: left } tr.total td { font-weight: 600 }
-svg { width: 100%; height: auto; max-width: 47.5rem }
-pre { padding: 1rem; border: 1px solid var(--rule); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
-  font: 13px/1.6 ui-monospace, monospace }
-.kept { background: var(--kept) } .refused { background: var(--refused) }
-ins { background: var(--corrected); text-decoration: none }"""
+_FOLDER = Path(__file__).parent
 
-
-_PAGE = """\
-{%- macro cells(kind, texts, n_left) %}
-{%- for text in texts %}<{{ kind }}{% if loop.index <= n_left %} class="text"{% endif %}>{{ text }}</{{ kind }}>
-{%- endfor %}
-{%- endmacro %}
-{%- macro marked(text, mark) %}
-{%- if mark == "kept" %}<span class="kept">{{ text }}</span>
-{#- The text does not contain a line break in a rejected token. #}
-{%- elif mark == "refused" %}<del class="refused">{{ text.replace("\\n", "⏎") }}</del>
-{%- elif mark == "corrected" %}<ins>{{ text }}</ins>
-{%- else %}{{ text }}
-{%- endif %}
-{%- endmacro %}
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ report.title }}</title>
-<style>
-{{ style | safe }}
-</style>
-</head>
-<body>
-<main>
-<h1>{{ report.title }}</h1>
-{% if report.headline %}
-<p class="headline">{{ report.headline }}</p>
-{% endif %}
-{% for line in report.notes %}
-<p class="dim">{{ line }}</p>
-{% endfor %}
-{% for section in report.sections %}
-<section>
-<h2>{{ section.heading }}</h2>
-<p>{{ section.about }}</p>
-{% if section.figures | select("passage") | list %}
-<p class="dim">{{ marked("accepted draft", "kept") }} ·
-{{ marked("rejected draft", "refused") }} · {{ marked("the model's own token after a rejected one", "corrected") }} ·
-unmarked: not drafted</p>
-{% endif %}
-{% for figure in section.figures %}
-{% if figure is table %}
-<div class="wide"><table>
-<thead><tr>{{ cells("th", figure.headings, figure.text) }}</tr></thead>
-<tbody>
-{% for row in figure.rows %}
-<tr{% if loop.revindex <= figure.totals %} class="total"{% endif %}>{{ cells("td", row, figure.text) }}</tr>
-{% endfor %}
-</tbody>
-</table></div>
-{% elif figure is passage %}
-<h3>{{ figure.name }}</h3>
-<pre>{% for text, mark in figure.spans %}{{ marked(text, mark) }}{% endfor %}</pre>
-{% else %}
-<figure>
-<figcaption>{{ figure.about }}</figcaption>
-{{ chart(figure) | safe }}
-</figure>
-{% endif %}
-{% endfor %}
-</section>
-{% endfor %}
-<p class="dim">{{ report.origin }}; <code>{{ report.command }}</code></p>
-</main>
-</body>
-</html>
-"""
+_STYLE = (_FOLDER / "chart.css").read_text("utf-8").strip()
+"""Style sheet of all charts, which must be inside an element of the class "chart"."""
 
 
 def html(report: Report) -> str:
@@ -150,7 +65,8 @@ def html(report: Report) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, finalize=_clean)
     environment.tests["table"] = lambda figure: isinstance(figure, Table)
     environment.tests["passage"] = lambda figure: isinstance(figure, Passage)
-    return environment.from_string(_PAGE).render(report=report, chart=_chart, style=f"{_CSS}\n{_STYLE}")
+    page = environment.from_string((_FOLDER / "page.html").read_text("utf-8"))
+    return page.render(report=report, chart=_chart, style=_STYLE) + "\n"
 
 
 def _clean(value: object) -> object:
@@ -158,43 +74,6 @@ def _clean(value: object) -> object:
 
 
 WIDTH = 760
-
-_COLOURS = (
-    # (class, properties with the colour, colour on light screens, colour on dark screens)
-    ("ground", ("fill",), "#ffffff", "#0d1117"),
-    ("ink", ("fill",), "#1f2328", "#f0f6fc"),
-    ("dim", ("fill",), "#59636e", "#9198a1"),
-    ("gain", ("fill",), "#2a7f9e", "#57b3d4"),
-    ("loss", ("fill",), "#c2703d", "#e59a6b"),
-    ("other", ("fill",), "#afb8c1", "#656c76"),
-    ("grid", ("stroke",), "#d1d9e0", "#3d444d"),
-    ("spread", ("stroke",), "#1f2328", "#f0f6fc"),
-    ("even", ("stroke",), "#59636e", "#9198a1"),
-    ("line0", ("stroke", "fill"), "#2a7f9e", "#57b3d4"),
-    ("line1", ("stroke", "fill"), "#c2703d", "#e59a6b"),
-    ("line2", ("stroke", "fill"), "#6a9a3c", "#98c46c"),
-    ("line3", ("stroke", "fill"), "#8a63b8", "#b794e0"),
-    ("line4", ("stroke", "fill"), "#b0863c", "#d9b36c"),
-)
-
-
-def _rule(name: str, properties: Sequence[str], colour: str) -> str:
-    return f".chart .{name} {{ {'; '.join(f'{property_}: {colour}' for property_ in properties)}"
-
-
-_STYLE = "\n".join(
-    [
-        ".chart text { font: 13px system-ui, sans-serif }",
-        ".chart .title { font-size: 17px; font-weight: 600 }",
-        ".chart .small { font-size: 11px }",
-        ".chart .even { stroke-dasharray: 4 3 }",
-        *(f"{_rule(name, properties, light)} }}" for name, properties, light, _ in _COLOURS),
-        "@media (prefers-color-scheme: dark) {",
-        *(f"  {_rule(name, properties, dark)} }}" for name, properties, _, dark in _COLOURS),
-        "}",
-    ]
-)
-"""Style sheet of all charts, which must be inside an element of the class "chart"."""
 
 _CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
