@@ -26,8 +26,7 @@ from ngramspec.instruments.reports.report import OVERALL, Report, Section, Table
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
-SHARED_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed")
-"""Sampling settings that all these servers support under these names."""
+SHARED_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed")  # names that all these servers support
 
 Answer = tuple[str, int, float]
 """Answer of one side to a prompt: its text, number of tokens, and seconds from the first to the last."""

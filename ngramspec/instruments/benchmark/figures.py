@@ -177,7 +177,11 @@ def benchmark_report(
         gains.append(f"{policy}: {gain}" if len(policies) > 1 else gain)
         same = f"output identical on {overall.identical} of {overall.prompts} prompts" if overall else ""
         verdicts.append("; ".join(filter(None, (gains[-1], caveat or same))))
-    details = [_prefills(benchmark)] if benchmark.prefills and rows else []
+    details = []
+    if (prefills := benchmark.prefills) and rows:
+        rate = median(prefill["tokens"] / prefill["seconds"] for prefill in prefills)
+        length = median(prefill["tokens"] for prefill in prefills)
+        details.append(f"prefill, not counted above: median {length:.0f} tokens at {rate:.0f} tokens/s")
     details += [*format_skipped(skipped_prompts), *([] if caveat else _differences(benchmark)), *verdicts]
     sections = [*_sections(rows, benchmark, [bars, table])] if rows else []
     return Report(title, command, origin, table, bars, sections, notes, "; ".join(gains), setup, details)
@@ -240,12 +244,6 @@ def _sections(rows: Rows, benchmark: Benchmark, speeds: list[reports.Figure]) ->
     if drafted.drafter is not None and benchmark.texts:
         about = "The answer to the first prompt of each category."
         yield reports.draft_section(about, benchmark.texts, drafted.vocabulary.piece)
-
-
-def _prefills(benchmark: Benchmark) -> str:
-    rate = median(prefill["tokens"] / prefill["seconds"] for prefill in benchmark.prefills)
-    length = median(prefill["tokens"] for prefill in benchmark.prefills)
-    return f"prefill, not counted above: median {length:.0f} tokens at {rate:.0f} tokens/s"
 
 
 def _differences(benchmark: Benchmark) -> Iterator[str]:

@@ -67,19 +67,15 @@ def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, PassTi
 
 
 class CurveComparison:
-    """The replay of recordings, grouped by category, with one replay per cost curve.
-
-    Attributes:
-        texts: Id of the first answer of each category, and its steps in the first replay.
-        done: Number of recordings that all replays have finished.
-    """
+    """The replay of recordings, grouped by category, with one replay per cost curve."""
 
     def __init__(self, recordings: Sequence[Recording], drafter: str, replays: Mapping[str, Replay]) -> None:
         self._recordings, self._drafter, self._replays = recordings, drafter, replays
         self._curves = {name: replay.curve for name, replay in replays.items()}
+        # Id of the first answer of each category, and its steps in the first replay.
         self.texts: dict[str, tuple[str, list[Step]]] = {}
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
-        self.done = 0
+        self.done = 0  # number of recordings that all replays have finished
 
     def run(self) -> Iterator[Recording]:
         """Replay the recordings, one per `next`; if the caller stops early, the finished ones remain."""
@@ -97,8 +93,7 @@ class CurveComparison:
     def document(self) -> Figures:
         """Return all counts as JSON, with the keys of the harness for other drafters.
 
-        The name of a result is DRAFTER@CURVE, with the curve that the policy used; it contains the speedups by all
-        curves.
+        Results are named DRAFTER@CURVE, by the curve that the policy used, and contain the speedups by all curves.
         """
         finished_recordings = self._recordings[: self.done]
         return {
@@ -114,8 +109,7 @@ class CurveComparison:
 
 # --------------------------------------------------------------------------- the report
 
-MEASURED_CURVE = "measured"
-"""Name of the curve with the costs of a model on this machine."""
+MEASURED_CURVE = "measured"  # name of the curve with the costs of a model on this machine
 
 
 def replay_report(

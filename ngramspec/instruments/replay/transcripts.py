@@ -24,11 +24,8 @@ from ngramspec.storage import UTF16, is_utf16, utf8
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
 
-MAX_TOTAL = 8192
-"""Maximum number of tokens of a prompt and its response; longer prompts are cut at the start."""
-
-MAX_RESPONSE = 1500
-"""Maximum number of tokens of a response; a longer one is cut, and then has no end of turn."""
+MAX_TOTAL = 8192  # tokens of a prompt and its response; longer prompts are cut at the start
+MAX_RESPONSE = 1500  # tokens of a response; a longer one is cut, and then has no end of turn
 
 _SEPARATOR = re.compile(r"^=== (prompt|response)[^\S\n]*\n", re.MULTILINE)
 

@@ -135,14 +135,11 @@ def draft_section(about: str, texts: Texts, piece: Piece) -> Section:
 
 # --------------------------------------------------------------------------- figures and sections of several reports
 
-OVERALL = "overall"
-"""Name of the row for all categories together."""
+OVERALL = "overall"  # name of the row for all categories together
 
+# Draft positions and sizes of a pass in a table; a chart contains all of them.
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Draft positions in a table; a chart contains all of them."""
-
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-"""Sizes of a pass in a table; a chart contains all of them."""
 
 
 def figure(value: float | None, form: str, unit: str = "") -> str:
@@ -150,8 +147,7 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-MAX_LISTED = 10
-"""Maximum number of differences, skipped prompts and broken lines in a report; --json contains all of them."""
+MAX_LISTED = 10  # differences, skipped prompts or broken lines in a report; --json contains all of them
 
 
 def limit_lines(lines: Sequence[str], rest: str) -> list[str]:

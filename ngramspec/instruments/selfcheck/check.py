@@ -29,8 +29,7 @@ from ngramspec.instruments.selfcheck.texts import LogitsRecorder, Setting, TextC
 
 Name = Literal["rollback", "greedy", "same seed"]
 
-MIN_PROMPT = 8
-"""Minimum length of a prompt that is cut at the start because time or context is short."""
+MIN_PROMPT = 8  # minimum length of a prompt that is cut at the start because time or context is short
 
 # Maximum shares of the time: for the rollback tests, for a probe of two depths, and of a prompt's time for its prefill.
 _ROLLBACK_SHARE, _PROBE_SHARE, _READING_SHARE = 0.15, 0.25, 0.4
@@ -39,18 +38,9 @@ _ROLLBACK_SHARE, _PROBE_SHARE, _READING_SHARE = 0.15, 0.25, 0.4
 class SelfCheck:
     """The checks, which run while `run` is consumed. If the caller stops early, the results so far remain.
 
-    Args:
-        target: Model to check.
-        cases: Prompts, at least one. Long ones are cut at the start.
-        drafter: Drafter to check.
-        max_tokens: Maximum number of tokens of a text, at least 2; slow models emit fewer.
-        seconds: Time for all checks, above 0. The minimum work of each check may take longer, and the comparison of
-            batch sizes for exact mode is not included.
-        exact: Whether the target runs with its exact settings, so that everything must be equal bit for bit.
-
-    Raises:
-        ValueError: There are no cases, a number is out of range or too large for the context, or the drafter is
-            unknown.
+    Long prompts are cut at the start, and slow models emit fewer than `max_tokens`. The minimum work of each check may
+    take longer than `seconds`, which do not include the comparison of batch sizes for exact mode. `exact` means that
+    the target runs with its exact settings, so that everything must be equal bit for bit.
     """
 
     def __init__(
@@ -237,15 +227,10 @@ class SelfCheck:
 
 # --------------------------------------------------------------------------- rollback
 
-BATCHES = (5, 2, 1, 16)
-"""Sizes of the batches that are evaluated, rolled back, and evaluated again. The size of a full draft comes first,
-because time may run out before the end of the list."""
-
-DEPTHS = (24, 300)
-"""Numbers of context tokens before the batch."""
-
-ROOM = max(DEPTHS) + 2 * max(BATCHES)
-"""Number of tokens that all tests together require."""
+# The size of a full draft comes first, because time may run out before the end of the list.
+BATCHES = (5, 2, 1, 16)  # sizes of the batches that are evaluated, rolled back, and evaluated again
+DEPTHS = (24, 300)  # numbers of context tokens before the batch
+ROOM = max(DEPTHS) + 2 * max(BATCHES)  # number of tokens that all tests together require
 
 
 @dataclass(frozen=True, slots=True)
