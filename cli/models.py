@@ -24,7 +24,8 @@ def models() -> None:
     SmolLM2 if it is installed, with its Q4_0 copy if that is used, and other GGUF files that have run, by their paths.
 
     T(4)/T(1) is the time of a decode call over four tokens on this machine relative to one token, for models that have
-    run with drafts. The closer it is to 1, the more drafts pay; at 4, they never do.
+    run with drafts. The closer it is to 1, the more drafts pay; at 4, they never do. It comes from that many pairs of
+    calls, under the load and with the threads of those runs; ngramspec info --remeasure times it again.
     """
     # These imports take too long for completion, which uses this module too.
     from ngramspec.cost.store import load_last_times
@@ -36,7 +37,7 @@ def models() -> None:
     entries = list(list_models())
     if not entries:
         note("no models found on this machine; pass the path of a .gguf file")
-    rows = [("name", "size", "quantisation", "architecture", "T(4)/T(1)")]
+    rows = [("name", "size", "quantisation", "architecture", "T(4)/T(1)", "pairs")]
     for name, path in entries:
         try:
             metadata = check_model(name, path).metadata
@@ -47,8 +48,8 @@ def models() -> None:
         kind, architecture = metadata.get("general.file_type"), str(metadata.get("general.architecture", ""))
         quant = quantisation(kind) if isinstance(kind, int) else None
         times = load_last_times(model_key(path))
-        ratio = "" if times is None else f"{times.ratio(4):.2f}"
-        rows.append((name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, ratio))
+        evidence = ("", "") if times is None else (f"{times.ratio(4):.2f}", str(times.pairs))
+        rows.append((name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, *evidence))
     with guard_stdout():
         if len(rows) > 1:
             print_report(list(_format(rows)))
@@ -56,15 +57,14 @@ def models() -> None:
 
 def _format(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield the lines of a table of at most 100 columns; the figures of a long name are on the next line."""
-    size, quant, architecture = (max(len(row[column]) for row in rows) for column in (1, 2, 3))
-    room = MAX_COLUMNS - len(rows[0][-1]) - size - quant - architecture - 8
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
+    room = MAX_COLUMNS - sum(widths) - 2 * len(widths)
     width = max(len(name) for name, *_ in rows if len(name) <= room)
     for name, *figures in rows:
-        is_long = len(name) > width
-        if is_long:
+        if len(name) > width:
             yield name
-        line = f"{'' if is_long else name:<{width}}  {figures[0]:>{size}}  {figures[1]:<{quant}}"
-        yield f"{line}  {figures[2]:<{architecture}}  {figures[3]:>{len(rows[0][-1])}}".rstrip()
+        cells = [f"{figure:{side}{n}}" for figure, side, n in zip(figures, "><<>>", widths, strict=True)]
+        yield "  ".join([f"{'' if len(name) > width else name:<{width}}", *cells]).rstrip()
 
 
 # --------------------------------------------------------------------------- completion in the shell

@@ -170,32 +170,29 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 def run_counted(names: Iterable[str], total: int, label: str) -> Outcome:
     """Run pieces of work under a progress bar, which shows `label` and then the names that finished pieces yield.
 
-    An interruption ends the work and keeps its results so far. The bar is drawn only between pieces, because a thread
-    that draws would disturb the timing.
+    An interruption ends the work and keeps its results so far.
     """
-    with capture_outcome() as outcome, _named_bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task(label, total=total)
-        bar.start()
-        for name in names:
-            bar.update(task, advance=1, description=printable(name))
-            bar.refresh()
-    return outcome
+    return _run(names, lambda done: done, total, label, MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def run_timed(names: Iterable[str], seconds: float) -> Outcome:
     """Run pieces of work, which yield their names before they start, under a progress bar that fills with the time."""
-    with capture_outcome() as outcome, _named_bar() as bar:
-        task = bar.add_task("", total=seconds)
+    start = time.monotonic()
+    return _run(names, lambda _: time.monotonic() - start, seconds, "")
+
+
+def _run(
+    names: Iterable[str], measure: Callable[[int], float], total: float, label: str, *columns: ProgressColumn
+) -> Outcome:
+    # The bar is drawn only between pieces, because a thread that draws would disturb the timing.
+    text = TextColumn("{task.description}", markup=False)
+    with capture_outcome() as outcome, _progress_bar(text, BarColumn(), *columns, auto_refresh=False) as bar:
+        task = bar.add_task(label, total=total)
         bar.start()
-        start = time.monotonic()
-        for name in names:
-            bar.update(task, completed=min(seconds, time.monotonic() - start), description=name)
+        for done, name in enumerate(names, 1):
+            bar.update(task, completed=min(total, measure(done)), description=printable(name))
             bar.refresh()
     return outcome
-
-
-def _named_bar(*more: ProgressColumn) -> AbstractContextManager[Progress]:
-    return _progress_bar(TextColumn("{task.description}", markup=False), BarColumn(), *more, auto_refresh=False)
 
 
 # ---------------------------------------------------------------------- lines

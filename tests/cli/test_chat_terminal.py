@@ -103,7 +103,7 @@ def test_chat_at_terminal_shows_markdown_and_resumes_session(chat: Chat, tmp_pat
     terminal = chat("--keep", text=ANSWER)
     assert answer_in(terminal.ask("hello", STATUS)) == SHOWN
     coloured = terminal.text(colours=True)
-    for colour, word in (("2", "Shall"), ("3", "greet"), ("1", "bold"), ("35", "def"), ("34", "greet")):
+    for colour, word in (("2", "Shall"), ("3", "greet"), ("1", "bold"), ("94", "def"), ("92", "greet")):
         assert re.search(rf"\x1b\[[\d;]*\b{colour}m(\x1b\[[\d;]*m)*{word}", coloured), word
     # Chat uses an escape sequence for the clipboard, and tmux stores the text.
     terminal.ask("/copy 1", "copied ")
@@ -130,7 +130,7 @@ def test_chat_at_terminal_shows_markdown_and_resumes_session(chat: Chat, tmp_pat
 
 
 @pytest.mark.exhaustive
-def test_chat_at_resized_terminal_shows_stopped_answer_once(chat: Chat) -> None:
+def test_chat_at_resized_terminal_keeps_all_words(chat: Chat) -> None:
     # tmux reports the new width with a delay; meanwhile, nothing may be shown.
     pauses = (30, 55, 75, 95)
     words = "".join(
@@ -146,5 +146,6 @@ def test_chat_at_resized_terminal_shows_stopped_answer_once(chat: Chat) -> None:
     shown = terminal.wait(STATUS)
     found = re.findall(r"word(\d+)", answer_in(shown))
     assert "stopped; " in shown
-    assert found == [str(i) for i in range(len(found))]
+    # Rows that could still change when the window became narrower may be there twice.
+    assert list(dict.fromkeys(found)) == [str(i) for i in range(len({*found}))]
     terminal.wait(PROMPT)

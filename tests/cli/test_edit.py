@@ -250,7 +250,13 @@ def test_edit_ends_endless_answer_unless_limit_is_given(
 ) -> None:
     new = "x = 1\n" * 900
     answers(f"```py\n{new}```")
-    edit(env, file, "Rename r.").assert_failed("the answer is far longer than the file")
+    done = edit(env, file, "Rename r.")
+    done.assert_failed("the answer is far longer than the file")
+    shown, left_out = done.err.splitlines()[:10], done.err.splitlines()[10]
+    assert shown == ["```py", *["x = 1"] * 9]
+    assert re.fullmatch(r"\d{2,3} more lines of the answer left out", left_out)
+    answers("word " * 9999)  # in one line
+    assert len(edit(env, file, "Rename r.").err) < 2000
     assert edit(env, "-n", "-1", file, "Rename r.").ok().out == new
 
 
@@ -278,6 +284,7 @@ def test_edit_with_signal_writes_nothing(
     with signal_after(number, steps=3):
         done = edit(env, "--write", file, "Rename r.")
     assert (done.code, done.out, file.read_text()) == (code, "", OLD)
+    assert re.match(r"interrupted; \d+ tokens?", done.err)
 
 
 def test_edit_shows_reasoning_on_stderr(

@@ -375,16 +375,18 @@ def test_models_lists_measured_cost_ratio_of_each_model(full: dict[str, str], tm
     told = run(home, "models")
     assert told.code == 0
     rows = [line.split() for line in told.out.splitlines()]
-    assert rows[0] == ["name", "size", "quantisation", "architecture", "T(4)/T(1)"]
+    assert rows[0] == ["name", "size", "quantisation", "architecture", "T(4)/T(1)", "pairs"]
     assert [row[0] for row in rows[1:]] == [SPLIT, "lmstudio:me/toy:toy.gguf"]
     size = f"{DEMO.stat().st_size / 2**20:,.0f}"
     assert rows[2][1:] == [size, "MiB", rows[2][3], "llama"], "nothing was measured of it"
     assert "lmstudio:me/toy:bad.gguf cannot be used" in told.err
     text = b"one two three " * 9
     run(home, "complete", "-t", "1", "-c", "512", "-n", "99", "lmstudio:me/toy:toy.gguf", stdin=text).ok()
-    steepness = {row.split()[0]: row.split()[-1] for row in run(home, "models").out.splitlines()}
-    assert float(steepness["lmstudio:me/toy:toy.gguf"]) > 0.5
-    assert steepness[SPLIT] == "llama", "of the other nothing is known"
+    rows = {row.split()[0]: row.split()[-2:] for row in run(home, "models").out.splitlines()}
+    ratio, pairs = rows["lmstudio:me/toy:toy.gguf"]
+    assert float(ratio) > 0.5
+    assert int(pairs) > 0
+    assert rows[SPLIT][-1] == "llama", "of the other nothing is known"
 
 
 def test_models_lists_other_files_that_have_run_until_they_are_deleted(tmp_path: Path) -> None:
