@@ -11,9 +11,8 @@ from ngramspec import machine
 from ngramspec.cost import times as pass_times
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses
 from ngramspec.cost.fixed_curves import freeze
-from ngramspec.cost.store import StoredTimes
+from ngramspec.cost.store import StoredTimes, time_passes
 from ngramspec.cost.times import FEW, SIZES, STEEP, PassTimes
-from ngramspec.cost.trial_passes import time_passes
 from ngramspec.cpu.cores import logical_cores, process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.bindings import init_backend

@@ -12,9 +12,8 @@ import typer
 
 import ngramspec
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
-from ngramspec.cost.store import StoredTimes, load_last_times
+from ngramspec.cost.store import StoredTimes, load_last_times, time_passes
 from ngramspec.cost.times import PassTimes
-from ngramspec.cost.trial_passes import time_passes
 from ngramspec.data import NGramSpecError
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.instruments.replay.comparison import MEASURED_CURVE, CurveComparison, replay_report

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ngramspec.backend import Model
-from ngramspec.cost.times import PassTimes
+from ngramspec.cost.times import FEW, SIZES, PassTimes
 from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 END = "-times.json"  # end of the names of files
@@ -66,3 +67,32 @@ def load_last_times(model: str, folder: Path | None = None) -> PassTimes | None:
             if age > newest and (times := _read(path)) is not None:
                 newest, found = age, times
     return found
+
+
+def time_passes(
+    model: Model,
+    tokens: Sequence[int],
+    times: PassTimes,
+    clock: Callable[[], float] = time.perf_counter,
+    max_seconds: float = 5.0,
+) -> None:
+    """Time passes over parts of a text after the cached tokens, roll each of them back, and teach `times`.
+
+    Reports on a model that was not used yet need them.
+
+    A pass over one token precedes each pass over more, so that load hits both. The tokens are those of a text, because
+    the time of a mixture of experts depends on them. Sizes for which they or the context are too short are left out,
+    and no further size is begun after `max_seconds`. The model must have a cached token.
+    """
+    start, end = len(model.tokens), clock() + max_seconds
+    largest = min(len(tokens), model.max_batch, model.n_ctx - start)
+    for _ in range(FEW):
+        for size in SIZES[1:]:
+            # The third pass in a row of a size does not contain the cost of a change of size.
+            for n in (1, 1, 1, size, size, size) if size <= largest and clock() < end else ():
+                model.checkpoint()
+                began = clock()
+                model.evaluate(tokens[:n])
+                seconds = clock() - began
+                model.rollback(start)
+                times.observe(n, seconds)

@@ -22,9 +22,7 @@ import numpy as np
 from ngramspec.tokens import Tokenizer
 
 T = TypeVar("T")
-
-KEY = "option"
-"""Key of the `Option` in the metadata of a dataclass field."""
+KEY = "option"  # key of the `Option` in the metadata of a dataclass field
 
 
 class Allowed(NamedTuple):
@@ -122,14 +120,11 @@ WINDOW = allow_integers(-1, description="a whole number of at least -1 (0: off, 
 
 # --------------------------------------------------------------------------- settings of sampling
 
+# Names of the samplers in llama.cpp's default order.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-"""Names of the samplers in llama.cpp's default order."""
-
+# Samplers of llama.cpp that are used only if `Sampling.samplers` contains them; infill is for fill-in-the-middle.
 NAMED_ONLY = ("infill",)
-"""Samplers of llama.cpp that are used only if `Sampling.samplers` contains them; infill is for fill-in-the-middle."""
-
 _MOST_COMPARED = 256  # maximum number of tokens for infill, which compares all pairs: about a millisecond
-
 _ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
 LARGEST_BIAS = 1e6  # large enough to decide, and well below 3e8, beyond which llama.cpp sorts logits wrongly
@@ -146,17 +141,15 @@ def parse_samplers(text: str) -> tuple[str, ...]:
 
 def parse_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
     """Return the token ids and biases in texts such as "15043+1" and "15043-inf"; raise a ValueError for others."""
-    return tuple(map(_parse_bias, texts))
-
-
-def _parse_bias(text: str) -> tuple[int, float]:
-    parts = _BIAS.fullmatch(text.replace(" ", ""))
-    try:
-        if parts is not None:
-            return int(parts[1]), float(parts[2])
-    except ValueError:
-        pass
-    raise ValueError(f"-l/--logit-bias {text!r} is not a token id with a bias, such as 15043+1 or 15043-inf")
+    biases = []
+    for text in texts:
+        parts = _BIAS.fullmatch(text.replace(" ", ""))
+        try:
+            biases.append((int(parts[1]), float(parts[2])))  # type: ignore[index]
+        except (TypeError, ValueError):
+            message = f"-l/--logit-bias {text!r} is not a token id with a bias, such as 15043+1 or 15043-inf"
+            raise ValueError(message) from None
+    return tuple(biases)
 
 
 def parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:
@@ -438,10 +431,10 @@ def budget_for(
     prompt: Sequence[int] = (),
     start: str | None = None,
 ) -> ReasoningBudget | None:
-    """Return the budget of the response to a prompt, or `None` if the model does not reason.
+    """Return the budget of the response to a prompt, or `None` without `tags`, closing tags by opening tags.
 
-    `message` is inserted before the closing tag when the budget is used up; it contains no control tokens. `tags` are
-    closing tags by opening tags; without any, the model does not reason. The prompt has opened the tag `start`.
+    `message` is inserted before the closing tag when the budget is used up; it contains no control tokens. The prompt
+    has opened the tag `start`.
     """
     if not tags:
         return None

@@ -17,8 +17,8 @@ import pytest
 from architectures.comparison import Bench, Result
 from architectures.files import names, write_models
 from architectures.settings import BRIEF, QUICK
+from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
-from ngramspec.cost.trial_passes import time_passes
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import list_checks

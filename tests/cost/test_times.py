@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.store import StoredTimes, load_last_times
+from ngramspec.cost.store import StoredTimes, load_last_times, time_passes
 from ngramspec.cost.times import FEW, SIZES, PassTimes, RestoreCost
-from ngramspec.cost.trial_passes import time_passes
 
 ALL = range(1, 65)
 COSTS = {1: 1.0, 2: 1.2, 3: 1.5, 4: 1.8, 8: 3.0, 16: 5.0, 64: 17.0}

@@ -132,6 +132,20 @@ def test_hybrid_calls_lagging_model_within_loss_budget(stake: float, asked: bool
     assert not asked or draft.tokens[0] == int(model.row([*range(40), *text, 8]).argmax())
 
 
+def test_hybrid_model_with_bad_logits_is_disabled_for_one_draft() -> None:
+    class Broken(MockTarget):
+        def row(self, context: Sequence[int]) -> Any:
+            return super().row(context) * np.nan
+
+    model = Broken(N, peak=6.0)
+    drafter = hybrid(model)
+    drafter.begin([*range(30)])
+    for n_calls in (1, 2):
+        drafter.accept([30 + n_calls])
+        assert not drafter.propose(Ask(6, price=MarginalCost(1.0, [0.05] * 10)))
+        assert len(model.batches) == n_calls
+
+
 @pytest.mark.parametrize("replays", [False, True])
 def test_hybrid_model_answers_follow_text_and_chain(replays: bool) -> None:
     """After any reading, refusal or replacement, the model's cache contains the text and the chain before the guess."""

@@ -189,6 +189,15 @@ def test_model_drafter_rate_is_separate_by_position_up_to_the_last() -> None:
     assert drafter.rate(POSITIONS - 1) == drafter.rate(99) > 0.95
 
 
+def test_model_drafter_pass_cost_includes_last_token_of_text_in_first_call() -> None:
+    drafter, price = drafter_of(), MarginalCost(1.0, [0.1] * 10, seconds=1.0)
+    drafter.begin(PROMPT)
+    drafter.open(price)
+    for n_tokens in (3, 2):
+        assert drafter.pass_cost(2, price) == pytest.approx(drafter.times.level * drafter.times.ratio(n_tokens))
+        drafter.read_chain([5, 9], 0)
+
+
 @pytest.mark.parametrize("seconds", [1.0, 2.0])
 def test_model_drafter_gain_equals_gain_of_best_length(seconds: float) -> None:
     each = 0.3 + 0.1 / seconds

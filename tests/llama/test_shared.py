@@ -18,8 +18,8 @@ from support.cli_runner import DEMO
 
 from ngramspec.backend import Part
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses, probe
+from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
-from ngramspec.cost.trial_passes import time_passes
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import devices
 from ngramspec.llama.cache import bytes_per_token
