@@ -198,6 +198,16 @@ def test_model_drafter_pass_cost_includes_last_token_of_text_in_first_call() -> 
         drafter.read_chain([5, 9], 0)
 
 
+def test_model_drafter_passes_of_one_draft_share_half_of_the_loss_budget() -> None:
+    clock = Clock(tick=0.0)
+    drafter = ModelDrafter(MockTarget(40, seconds=lambda n: 0.1, clock=clock), clock=clock.perf_counter)
+    drafter.begin(PROMPT[:1])
+    prices = [MarginalCost(1.0, [0.1] * 10, seconds=1.0, loss_budget=budget) for budget in (0.39, 0.41)]
+    drafter.open(prices[0])
+    drafter.read_chain([], 0)
+    assert [drafter.pass_cost(1, price) for price in prices] == [math.inf, pytest.approx(0.1)]
+
+
 @pytest.mark.parametrize("seconds", [1.0, 2.0])
 def test_model_drafter_gain_equals_gain_of_best_length(seconds: float) -> None:
     each = 0.3 + 0.1 / seconds
