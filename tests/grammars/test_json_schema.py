@@ -45,7 +45,11 @@ SETTLED: list[tuple[object, list[str], list[str]]] = [
     ({}, ["{}", '{"a": 1}'], ["1"]),
     ({"properties": {"a": {"properties": {"b": {}}}}}, ['{"a": {"b": 1}}'], ['{"a": {"c": 1}}']),
     # The same applies to conjunctions, with the names of all of their parts.
-    ({"allOf": [{"$ref": "#/$defs/x"}, Y], "$defs": {"x": X}}, ['{"a": 1, "b": null}', '{"a": 1}'], ["{}", '{"c": 1}']),
+    (
+        {"allOf": [{"$ref": "#/$defs/x~1y"}, Y], "$defs": {"x/y": X}},
+        ['{"a": 1, "b": null}', '{"a": 1}'],
+        ["{}", '{"c": 1}'],
+    ),
     ({**X, "allOf": [Y]}, ['{"a": 1, "b": null}'], ['{"a": 1, "b": 1}', '{"a": 1, "c": 1}']),
     ({**X, "anyOf": [Y, {"required": ["c"]}]}, ['{"a": 1, "b": null}', '{"a": 1, "c": 5}'], ['{"a": 1, "d": 1}']),
     ({"anyOf": [X, Y]}, ['{"a": 1}', '{"b": null}'], ['{"a": 1, "b": null}', '{"b": 5}']),

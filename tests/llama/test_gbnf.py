@@ -141,6 +141,23 @@ def test_gbnf_to_lark_of_written_grammars_accepts_same_texts_as_llama_cpp(
         assert read_bytes(grammar, raw) == read_with_llama(word_vocabulary, text, raw), one
 
 
+@pytest.mark.parametrize(
+    ("word", "rest", "text"),
+    [
+        ('"b" [ab]* "b"', '("ac" root | "d")', "bbacbbd"),
+        ('"e" "ab"?', '("ac" root | "d")', "eaced"),
+        ('"e" ("ab"? "a")', '("bc" root | "d")', "eabcead"),
+        ('"e" ("a" "ab"?)+', '("bc" root | "d")', "eaabcead"),
+        ('"e" "a"+', '("ac" root | "d")', "eaacead"),
+        ('"e" ("a" | "ab")', '("bc" root | "d")', "eabcead"),
+        ('"e" "ea"?', '(word | "g" root)* "d"', "eed"),
+    ],
+)
+def test_gbnf_to_lark_splits_words_that_the_longest_match_reads_too_far(word: str, rest: str, text: str) -> None:
+    grammar = f"root ::= word {rest}\nword ::= {word}"
+    assert read_bytes(gbnf_to_lark(grammar), text.encode()) == (len(text), True)
+
+
 def test_gbnf_to_lark_treats_nul_and_line_ends_as_characters() -> None:
     assert read_bytes(gbnf_to_lark(r'root ::= "\x00" [\x00-\x01] .'), b"\0\1\n") == (3, True)
     assert read_bytes(gbnf_to_lark('root ::= [^a-z"\\\\]*'), b"\r\n/\xc3\xa9#") == (6, True)
