@@ -117,7 +117,7 @@ class Deltas:
             self.add_arguments(find_closers(text))
 
     def _add(self, delta: Delta) -> None:
-        if delta.kind != "arguments":
+        if self._arguments is not None and delta.kind != "arguments":
             self._complete_call()
         last = self._deltas[-1] if self._deltas else None
         if last is None or last.kind != delta.kind or delta.kind == "call":
