@@ -157,19 +157,23 @@ def test_rpc_with_two_workers_keeps_text(env: dict[str, str], pair: tuple[Worker
         assert "trusted networks only" not in said
 
 
+LOST = "no RPC worker is listening at {}; restart it, then this program"
+
+
 @needs_rpc
 @pytest.mark.exhaustive
-def test_rpc_after_lost_worker_ends_and_keeps_partial_text(env: dict[str, str], pair: tuple[Worker, Worker]) -> None:
+def test_rpc_after_lost_worker_ends_with_message(env: dict[str, str], pair: tuple[Worker, Worker]) -> None:
     command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS)]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         process.stdin.write(TEXT)
         process.stdin.close()
         process.stdin = None
-        begun = process.stdout.read1(1)
-        pair[1].process.kill()
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode != 0
-    assert begun
+        assert process.stdout.read1(1)
+        pair[1].process.send_signal(signal.SIGKILL)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert LOST.format(pair[1].name) in RunResult(1, b"", err.decode()).error_message
 
 
 @needs_rpc
