@@ -13,6 +13,8 @@ LEAVES = {
     "branches": "ngramspec.llama.branches",
     "draft models": "ngramspec.drafting.draft_model.hybrid",
     "RPC": "ngramspec.llama.rpc",
+    "grammars": "ngramspec.llama.grammar",
+    "schemas": "ngramspec.grammars.json_schema",
     "memory": "ngramspec.memory.memory",
 }
 

@@ -71,7 +71,7 @@ REGISTRATIONS = ("ngramspec.__init__", "ngramspec_cli.app", "ngramspec.server.ap
 
 VIOLATIONS = {
     "beams": "cli.complete",
-    "grammars": "cli.sampling_options llama.vocabulary server.page",
+    "grammars": "server.page",
     "templates": "llama.vocabulary",
     "chat": "cli.serve",
     "server": "server.embeddings",

@@ -21,11 +21,11 @@ from ngramspec.chat.prompt import make_pattern
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt, ChatTemplate, Control, check_variables, template_variables
 from ngramspec.data import ModelError, TargetError
+from ngramspec.leaves import load_leaf
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
 from ngramspec.llama.devices import build
-from ngramspec.llama.grammar import Grammar, Grammars
 from ngramspec.llama.samplers import DrySamplers, SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
@@ -337,7 +337,7 @@ class Vocabulary(NativeObject):
         ids = [int(f(self._vocab)) for f in (*marks, llama.llama_vocab_fim_rep, llama.llama_vocab_fim_sep)]
         return FillInTokens(*(token if token >= 0 else None for token in ids))
 
-    def grammar(self, text: str) -> Grammar:
+    def grammar(self, text: str) -> Any:
         """Return a grammar in GBNF or `Lark` in its initial state.
 
         Raises:
@@ -347,9 +347,9 @@ class Vocabulary(NativeObject):
         return self.grammars.begin(text)
 
     @cached_property
-    def grammars(self) -> Grammars:
-        """Compiled grammars over this vocabulary."""
-        return Grammars(self)
+    def grammars(self) -> Any:
+        """Compiled grammars over this vocabulary, as `ngramspec.llama.grammar.Grammars`."""
+        return load_leaf("grammars").Grammars(self)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
         """Return the samplers that a `Sampling` specifies, for one sequence.
