@@ -113,11 +113,7 @@ def parse_scaled(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Settings of a loaded model.
-
-    Raises:
-        LoadSettingsError: A setting has an invalid value.
-    """
+    """Settings of a loaded model."""
 
     ctx_size: int | None = option(
         None,

@@ -96,11 +96,7 @@ def ggml(api: Any) -> Any:
 
 
 def ggml_function(api: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the ggml library with these types of its result and arguments.
-
-    Raises:
-        AttributeError: The library lacks the function.
-    """
+    """Return a function of the ggml library with these types of its result and arguments."""
     function = getattr(ggml(api), name)
     function.restype, function.argtypes = result, list(arguments)
     return function

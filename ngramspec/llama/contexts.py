@@ -93,11 +93,7 @@ def count_snapshots(weights: Weights, params: Any, limit: int, texts: int) -> in
 
 
 def open_largest(weights: Weights, params_of: Callable[[int], Any], snapshots: int) -> tuple[Any, int]:
-    """Open a context with `snapshots` snapshots, or as many as fit; `params_of` returns its parameters.
-
-    Returns:
-        llama.cpp's context, null if it does not fit, and its number of snapshots.
-    """
+    """Open a context with `snapshots` snapshots, or as many as fit; return it (null if none fits) and their number."""
     while True:
         bindings.log_tail.clear()
         context = weights.open_context(params_of(snapshots))

@@ -32,24 +32,12 @@ __all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "check_adapter", "obsta
 
 
 def check_adapter(model_path: str, lora_path: str | None, lora_scale: float) -> str:
-    """Check the adapter of a `Llama` before it is created, because llama-cpp-python ends the process on invalid files.
-
-    Returns:
-        A key of the adapter; "" without one.
-
-    Raises:
-        ModelError: The file is not an adapter.
-    """
+    """Check the adapter of a `Llama`, because llama-cpp-python ends the process on invalid files; return its key."""
     return check_adapters([(lora_path, lora_scale)], Path(model_path)) if lora_path else ""
 
 
 def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
-    """Prepare this process before a `Llama` is created: connect RPC workers, and disable AMX if it is broken.
-
-    Raises:
-        ValueError: A name is not HOST:PORT.
-        ModelError: The workers cannot be connected, as in `ngramspec.llama.rpc.connect`.
-    """
+    """Prepare this process before a `Llama` is created: connect RPC workers, and disable AMX if it is broken."""
     if rpc_servers is not None:
         names = rpc.workers(rpc_servers)
         with bindings.log_given_back():
@@ -125,11 +113,7 @@ class BorrowedSequence(CacheSequence):
             append(self._passes, [(self, (), 1)])
 
     def trial(self, setting: str) -> TrialContext:
-        """Return a separate small context under the owner's settings.
-
-        Raises:
-            TargetError: The machine lacks the memory for it.
-        """
+        """Return a separate small context under the owner's settings."""
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
         return TrialContext(self._model, params, self._adapters)

@@ -95,11 +95,7 @@ class Plan:
         return {"gpus": [gpu.name for gpu in self.gpus], "layers": dict(layers), "cpu_experts": self.cpu_experts}
 
     def apply(self, params: Any) -> list[Any]:
-        """Set llama.cpp's parameters of a model; they point to the returned objects.
-
-        Raises:
-            ModelError: A type of buffer does not exist.
-        """
+        """Set llama.cpp's parameters of a model; they point to the returned objects."""
         settings = self.settings
         params.n_gpu_layers = self.gpu_layers
         params.split_mode, params.main_gpu = SPLIT_MODES[settings.split_mode], settings.main_gpu
@@ -164,11 +160,7 @@ def placement_key(settings: ModelSettings, gpu_layers: int) -> str:
 
 
 def select_gpus(settings: ModelSettings) -> list[Device]:
-    """Return the GPUs that a model uses.
-
-    Raises:
-        ModelError: A device does not exist.
-    """
+    """Return the GPUs that a model uses."""
     registered = devices.devices()
     gpus = devices.select_gpus(registered)
     if settings.device is not None:

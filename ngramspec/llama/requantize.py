@@ -50,11 +50,7 @@ def prefers_q4_0(settings: ModelSettings) -> bool:
 
 
 def choose_smollm(path: Path, settings: ModelSettings, on_note: Callable[[str], object]) -> Path:
-    """Return the file to load for the installed SmolLM2: its Q4_0 copy, which is made if it is missing, or `path`.
-
-    Raises:
-        ModelError: A device of the settings does not exist.
-    """
+    """Return the file to load for the installed SmolLM2: its Q4_0 copy, which is made if it is missing, or `path`."""
     if not prefers_q4_0(settings):
         return path
     copy = converted_path(path)
@@ -86,12 +82,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def requantize(source: Path, target: Path) -> None:
-    """Write a model file in the quantisation Q4_0.
-
-    Raises:
-        ModelError: llama.cpp cannot convert the file.
-        OSError: The target cannot be written.
-    """
+    """Write a model file in the quantisation Q4_0."""
     is_done = quantize(source, target, QUANTISATION)
     if not _is_complete(target):  # llama.cpp does not report every failed write
         raise OSError("the disk may be full")

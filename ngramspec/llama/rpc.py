@@ -38,11 +38,7 @@ _ggml = partial(bindings.ggml_function, llama)
 
 
 def workers(text: str) -> tuple[str, ...]:
-    """Return the workers named in a list HOST:PORT,HOST:PORT,...
-
-    Raises:
-        ValueError: An item is not HOST:PORT, or is listed twice.
-    """
+    """Return the workers named in a list HOST:PORT,HOST:PORT,..."""
     result: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         host, _, port = name.rpartition(":")
@@ -60,12 +56,7 @@ def workers(text: str) -> tuple[str, ...]:
 
 
 def connect(names: Sequence[str]) -> None:
-    """Register other machines as devices of this process; do nothing if they already are.
-
-    Raises:
-        ModelError: This build has no RPC backend, a name cannot be reached or is not a worker, or other workers are
-            connected.
-    """
+    """Register other machines as devices of this process; do nothing if they already are."""
     if _connected == list(names):
         return
     if _connected:
@@ -91,11 +82,7 @@ def connect(names: Sequence[str]) -> None:
 
 
 def registry() -> int:
-    """Return ggml's handle of the RPC backend.
-
-    Raises:
-        ModelError: This build has no RPC backend.
-    """
+    """Return ggml's handle of the RPC backend."""
     try:
         handle = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
     except AttributeError:
@@ -194,11 +181,7 @@ def explain_abort() -> str:
 
 
 def listening_address(host: str, port: int) -> str:
-    """Return the address to listen on as ADDRESS:PORT.
-
-    Raises:
-        ModelError: The address cannot be used, or this build has no RPC backend.
-    """
+    """Return the address to listen on as ADDRESS:PORT."""
     bindings.init_backend()
     registry()
     try:
@@ -224,13 +207,7 @@ def list_lent_devices() -> list[tuple[int, str]]:
 
 
 def serve(address: str, threads: int, cache: Path | None) -> None:
-    """Listen and compute for one client at a time; return only if listening fails.
-
-    Args:
-        address: ADDRESS:PORT to listen on.
-        threads: Number of CPU threads.
-        cache: Folder in which large tensors are stored, so that the next load need not send them; `None` means none.
-    """
+    """Listen and compute for one client at a time; return only if listening fails. `cache` is a folder for tensors."""
     types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
     start = _load_function(registry(), "ggml_backend_rpc_start_server", None, *types)
     handles = [device for device, _ in list_lent_devices()]

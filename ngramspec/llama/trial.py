@@ -309,11 +309,7 @@ class SettingsTimer:
         self._open: dict[tuple[object, ...], TrialContext] = {}
 
     def seconds(self, settings: ModelSettings, measure: Measure) -> float:
-        """Measure one time after a warm-up.
-
-        Raises:
-            TargetError, ModelError: The machine does not support these settings.
-        """
+        """Measure one time after a warm-up."""
         trial = self._context(settings, deep=measure.deep)
         first = trial.seconds(measure.size)
         if measure.is_prefill:

@@ -167,11 +167,7 @@ class Vocabulary(NativeObject):
         return raw.decode("utf-8", "replace") if raw else None
 
     def use_chat_template(self, template: str) -> None:
-        """Format conversations with another template in Jinja, or with one of llama.cpp's templates by its name.
-
-        Raises:
-            ModelError: The template is not valid Jinja, or exceeds a limit.
-        """
+        """Format conversations with another template in Jinja, or with one of llama.cpp's templates by its name."""
         self._chat_template = template
         for part in _PARTS_OF_TEMPLATE:
             self.__dict__.pop(part.attrname, None)
@@ -197,19 +193,8 @@ class Vocabulary(NativeObject):
         """Format a conversation for the assistant's next turn (as ChatML if the model has no template).
 
         Only the template adds control tokens. If a message, a tool, a result or a variable contains the name of one, it
-        is tokenized as text.
-
-        Args:
-            messages: Messages in OpenAI's format; a content is a string or a list of text parts.
-            tools: Tools that the model may call. If the template does not support tools, messages describe them.
-            variables: Further variables of the template ("enable_thinking", ...).
-            answered: Whether the prompt ends with the beginning of the assistant's turn.
-            check: Function that raises an error if a text with that many characters is too long to be tokenized.
-
-        Raises:
-            ModelError: The template rejects these messages, or a control token in one cannot be distinguished from its
-                own.
-            ValueError: Clients cannot set a variable.
+        is tokenized as text. With `answered`, the prompt ends with the beginning of the assistant's turn. `check` raises
+        an error if a text with that many characters is too long to be tokenized.
         """
         check_variables(variables)
         turns, shown_tools = self._tool_template.adapt(messages, tools)
@@ -338,11 +323,7 @@ class Vocabulary(NativeObject):
         return FillInTokens(*(token if token >= 0 else None for token in ids))
 
     def grammar(self, text: str) -> Any:
-        """Return a grammar in GBNF or `Lark` in its initial state.
-
-        Raises:
-            GrammarError: The text is neither.
-        """
+        """Return a grammar in GBNF or `Lark` in its initial state."""
         self._check_open()
         return self.grammars.begin(text)
 
@@ -352,13 +333,7 @@ class Vocabulary(NativeObject):
         return load_leaf("grammars").Grammars(self)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
-        """Return the samplers that a `Sampling` specifies, for one sequence.
-
-        Raises:
-            GrammarError: The grammar is invalid.
-            ValueError: A logit bias is for a token outside the vocabulary, or the vocabulary does not support a
-                sampler.
-        """
+        """Return the samplers that a `Sampling` specifies, for one sequence."""
         self._check_open()
         if "infill" in sampling.samplers and self._no_infill:
             raise ValueError(f"this model does not support the sampler infill: {self._no_infill}")
@@ -425,11 +400,7 @@ _PARTS_OF_TEMPLATE: tuple[Any, ...] = (
 
 
 def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
-    """Load a model file with llama.cpp's parameters, and return its handle and the header of the file.
-
-    Raises:
-        ModelError: The file cannot be loaded, or has no vocabulary.
-    """
+    """Load a model file with llama.cpp's parameters, and return its handle and the header of the file."""
     header = crash_check.check(path, build())
     bindings.log_tail.clear()
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
@@ -468,9 +439,6 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
     """Return how many token ids, from 0 on, have the same text and kind in a model and its draft model.
 
     Later tokens may be unused ones, as padding.
-
-    Raises:
-        ModelError: The vocabularies differ in other ways.
     """
     n_common = min(target.n_vocab, draft.n_vocab)
     same = next((token for token in range(n_common) if _token(target, token) != _token(draft, token)), n_common)

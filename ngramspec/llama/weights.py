@@ -243,11 +243,7 @@ def has_broken_amx(all_on_gpu: bool) -> bool:
 
 
 def check_adapters(lora: Sequence[Lora], model: Path) -> str:
-    """Return a key of adapters and their scales, after a check that their files fit a model file.
-
-    Raises:
-        ModelError: llama.cpp cannot apply a file to the model.
-    """
+    """Return a key of adapters and their scales, after a check that their files fit a model file."""
     marks = []
     for name, scale in lora:
         check_adapter_file(Path(name), model)
@@ -258,11 +254,7 @@ def check_adapters(lora: Sequence[Lora], model: Path) -> str:
 
 
 def load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
-    """Load adapters that were checked.
-
-    Raises:
-        ModelError: llama.cpp rejects an adapter, or it is an activated one (aLoRA).
-    """
+    """Load adapters that were checked."""
     adapters = []
     for name, scale in lora:
         bindings.log_tail.clear()

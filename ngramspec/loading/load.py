@@ -145,11 +145,7 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, display: 
 def find_file(
     name: str | None, settings: ModelSettings, display: Display = Display(), *, offline: bool = False
 ) -> ModelSource:
-    """Find one model file as `find` does, without a draft model; the RPC workers must be connected.
-
-    Raises:
-        ModelError: The file does not exist or cannot be used.
-    """
+    """Find one model file as `find` does, without a draft model; the RPC workers must be connected."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1"} if offline else os.environ
     with display.downloads() as progress:
         return resolve(name, env, progress, partial(choose_smollm, settings=settings, on_note=display.note))
@@ -164,16 +160,10 @@ def open_resolved(
     learn: bool = True,
     remember: bool = False,
 ) -> LoadedModel:
-    """Load the files that `find` returned.
+    """Load the files that `find` returned; `texts` is that of `Target`.
 
-    Args:
-        source: Files of the model and of the draft model.
-        settings: Settings.
-        display: Functions that show the user what happens.
-        texts: Number of sequences that an engine generates at once; see `Target`.
-        learn: Load and save the learned state of the drafter, and draft repeated requests from their earlier answers.
-            Benchmarks disable this, because they repeat prompts.
-        remember: Let the memory save answers for later sessions, if the user has enabled that.
+    With `learn`, the learned state of the drafter is loaded and saved, and repeated requests are drafted from their
+    earlier answers; benchmarks repeat prompts. With `remember`, the memory saves answers if the user has enabled that.
     """
     settings, changes = apply_tuning(source.path, settings, display.note)
     target = open_target(
@@ -307,9 +297,6 @@ def make_model_drafter(target: Vocabulary, model: Target) -> Any:
     """Return a loaded model as a draft model for a target.
 
     A model with several sequences can draft for as many sequences of the target.
-
-    Raises:
-        ModelError: The model has another vocabulary, or its state cannot be rolled back.
     """
     n_common = common_tokens(target, model.vocabulary)
     if not model.sequences[0].can_rollback:
