@@ -193,8 +193,8 @@ class Vocabulary(NativeObject):
         """Format a conversation for the assistant's next turn (as ChatML if the model has no template).
 
         Only the template adds control tokens. If a message, a tool, a result or a variable contains the name of one, it
-        is tokenized as text. With `answered`, the prompt ends with the beginning of the assistant's turn. `check` raises
-        an error if a text with that many characters is too long to be tokenized.
+        is tokenized as text. With `answered`, the prompt ends with the start of the next turn of the assistant. `check`
+        raises an error if a text with that many characters is too long to be tokenized.
         """
         check_variables(variables)
         turns, shown_tools = self._tool_template.adapt(messages, tools)
