@@ -1,7 +1,4 @@
-"""Acceptance rules. Each decides on one draft token, given the logits; `RULES` contains them by name.
-
-`ngramspec.acceptance.verifier` selects a rule and applies it to the draft, row by row.
-"""
+"""Acceptance rules: each decides on one draft token, given the logits; `RULES` contains them by name."""
 
 from __future__ import annotations
 
@@ -22,17 +19,14 @@ from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
-Rows = Iterable[Row]
-"""Logits, shape (n, n_vocab): row i follows the first i tokens of a draft."""
+Rows = Iterable[Row]  # logits: row i follows the first i tokens of a draft
 
 
 class Verdict(NamedTuple):
     """Result of verifying a draft: its accepted prefix, and one token of the target's."""
 
     tokens: tuple[int, ...]  # emitted token ids
-    # Number of draft tokens among them: all but the last, or all if the whole draft was accepted and ends the text, or
-    # an error came next.
-    accepted: int
+    accepted: int  # number of draft tokens among them: all but the last, or all if the text ended or an error came next
     error: BadLogits | GrammarError | None = None  # error that prevented the choice of the next token
 
 
@@ -42,8 +36,7 @@ class TokenDecision:
 
     token: int  # token id
     accepted: bool | None  # whether the draft token was accepted; `None` for a token of the target's own
-    # Probability at that position: in the distribution sampled from; in greedy decoding by the softmax of the logits.
-    p: float
+    p: float  # probability at that position in the distribution sampled from; if greedy, by the softmax of the logits
     why: Mapping[str, float]  # numbers that the decision depends on, by name
 
 
@@ -65,7 +58,6 @@ class Rule:
         raise NotImplementedError
 
     def observe(self, token: int, is_accepted: bool | None, p: float, **why: float) -> None:
-        """Report a decision to `watch`, which must be set."""
         assert self.watch is not None
         self.watch(TokenDecision(token, is_accepted, p, why))
 

@@ -21,7 +21,7 @@ from typing import Any
 from ngramspec.backend import ExactnessMode, SequenceModel, SharedModel, Vocabulary
 from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
 from ngramspec.batching.slots import Slots
-from ngramspec.batching.writer import Scheduler, Writer
+from ngramspec.batching.writer import Result, Scheduler, Writer
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.decoding.text import Drafts
@@ -310,26 +310,30 @@ class Engine:
         # A pass that was submitted ahead must end before a prompt takes its logits' place.
         is_ahead = self._writer.is_ahead
         reader = self._scheduler.reads(readers, writers) if readers and not is_ahead else None
+        began, n_read = self._clock(), 0
+        results: Sequence[Result] = ()
         if reader is not None:
-            self._read(reader)
+            before = reader.n_prefilled
+            try:
+                results = [(reader, reader.read(), None)]
+            except (NGramSpecError, ValueError) as error:
+                results = [(reader, None, error)]
+            n_read = reader.n_prefilled - before
+            self._scheduler.read(n_read, self._clock() - began)
         elif writers or is_ahead:
-            self._write(writers, are_alone=not readers)
-
-    def _write(self, writers: Sequence[ActiveRequest], *, are_alone: bool) -> None:
-        """Make a pass over texts; `are_alone`: no prompt waits."""
-        began = self._clock()
-        results = self._writer.step(writers, can_go_ahead=are_alone and not self.scales)
-        self._scheduler.record_pass(self._clock() - began, are_alone=are_alone)
+            are_alone = not readers
+            results = self._writer.step(writers, can_go_ahead=are_alone and not self.scales)
+            self._scheduler.record_pass(self._clock() - began, are_alone=are_alone)
         with self._lock:  # so that a report counts all of the pass or nothing
+            self._prompt_tokens += n_read
             for active, step, _ in results:
                 if step is not None:
                     active.count(step)
-        for active, step, error in results:
+        for active, step, failure in results:
             if step is not None:
                 active.emit(step)
-            text = active.text
-            if error is not None or text is None or text.stop is not None:
-                self._end(active, error)
+            if failure is not None or active.is_complete:
+                self._end(active, failure)
 
     def _take_turns(self) -> list[ActiveRequest]:
         """Return the requests of the next pass, which have the same scales of LoRA adapters, and apply these."""
@@ -343,24 +347,6 @@ class Engine:
             self._model.scale_adapters(scales)
             self._applied_scales = scales
         return [active for active in self._working if active.scales == scales]
-
-    def _read(self, active: ActiveRequest) -> None:
-        began, before = self._clock(), active.n_prefilled
-        try:
-            step = active.read()
-        except (NGramSpecError, ValueError) as error:
-            self._end(active, error)
-            return
-        self._scheduler.read(active.n_prefilled - before, self._clock() - began)
-        with self._lock:
-            self._prompt_tokens += active.n_prefilled - before
-            if step is not None:
-                active.count(step)
-        if step is not None:
-            active.emit(step)
-        text = active.text
-        if active.reader is None and (text is None or text.stop is not None):
-            self._end(active)
 
     def _end(self, active: ActiveRequest, error: NGramSpecError | ValueError | None = None) -> None:
         with self._lock:

@@ -110,6 +110,11 @@ class ActiveRequest:
         self._listener, self._clock = listener, clock
         self._began = self._prompt_end = self._last_step = clock()
 
+    @property
+    def is_complete(self) -> bool:
+        """True if its prompt was evaluated and its text has ended, or there is none."""
+        return self.reader is None and (self.text is None or self.text.stop is not None)
+
     def cancel(self) -> None:
         """End the request before the next pass, with a `Done` event. May be called from any thread."""
         self.cancelled = True
