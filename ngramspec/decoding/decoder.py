@@ -189,9 +189,8 @@ class SpeculativeDecoder:
                     raise RuntimeError("another generation was started on this target before this one ended")
                 current = following or loop.submit(texts)
                 loop.commit(current)
-                is_over = text.stop is not None or text.error is not None
                 # On a GPU the next pass runs while this one is reported, and while the reader uses its text.
-                following = loop.submit_ahead(texts, current) if ahead and not is_over else None
+                following = loop.submit_ahead(texts, current) if ahead and text.is_growing else None
                 (step,) = loop.report(current)
                 if step is not None:
                     before, end = end, clock()

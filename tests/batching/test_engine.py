@@ -214,7 +214,7 @@ def test_engine_rejects_invalid_request_before_start(request_: Request, error: t
 
 
 def test_engine_with_zero_tokens_only_prefills_prompt() -> None:
-    model = MockShared(1)
+    model = MockShared(1, n_batch=16)
     with run_engine(model) as engine:
         ear = ask(engine, [1] * 50, 0)
         assert ear.wait().reason == "prefilled"

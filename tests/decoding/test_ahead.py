@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 from architectures.oracle import Oracle
 from numpy.typing import NDArray
 from support.decoder_loop import make_decoder, make_model
-from support.ear import Ear, run_engine
+from support.ear import WAIT, Ear, ask, run_engine
 from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import Clock, MockTarget, plain_generate
 
+from ngramspec.backend import ExactnessMode
 from ngramspec.batching.request import Event
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.loop import DecodingLoop
+from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Drafts
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.request import Request
+from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
@@ -98,6 +103,19 @@ def test_generate_with_early_backend_yields_step_before_next_error() -> None:
     assert target.tokens == [1, 2, 3, *tokens[:-1]]
 
 
+def test_generate_with_early_backend_submits_no_pass_after_bad_logits() -> None:
+    class Broken(EarlyTarget):
+        def row(self, context: Sequence[int]) -> NDArray[Any]:
+            row = super().row(context)
+            return row * np.nan if len(context) == 9 else row
+
+    target = make_model(kind=Broken)
+    assert isinstance(target, EarlyTarget)
+    with pytest.raises(BadLogits):
+        list(make_decoder(target, drafter="ngram").generate([1, 2, 3], max_tokens=40))
+    assert target.events == ["submit", "fetch"] * (len(target.events) // 2)
+
+
 def test_decoding_loop_wait_adds_time_until_logits_arrive() -> None:
     class Waiting(EarlyTarget):
         def fetch(self) -> NDArray[Any]:
@@ -133,6 +151,20 @@ def test_submit_ahead_charges_changes_of_size_after_the_pass_before_it() -> None
     sizes = [1, *(step.batch for step in decoder.generate([1, 2, 3], max_tokens=200) if step.batch)]
     assert len({*sizes}) > 1
     assert seen == [(last, last != before) for before, last in zip([1, *sizes], sizes[:-1], strict=False)][: len(seen)]
+
+
+def test_submit_ahead_restores_the_size_of_the_last_pass_even_after_an_error() -> None:
+    times, target = PassTimes(), make_model(kind=EarlyTarget)
+    loop = DecodingLoop(FixedPolicy(), Clock().perf_counter)
+    loop.prepare(times, (1,))
+    text = DraftedText(Drafts(None), target)
+    text.last, text.tokens_left = 4, 9
+    for tokens, works in (([1, 2, 3], True), ([1] * target.n_ctx, False)):
+        target.prefill(tokens)
+        target._slack = 0
+        with suppress(ValueError):
+            assert (loop.submit_ahead((text,), Pass((), (), 5, 2, False)) is not None) == works
+        assert times.last == 1
 
 
 class EarlyShared(MockShared):
@@ -179,3 +211,14 @@ def test_engine_with_early_backend_submits_before_reporting_step() -> None:
         engine.submit(Request([1, 2, 3], 10), listen)
         assert ear.wait().reason == "length"
     assert submitted == [2, 3, 4, 5, 6, 7, 8, 9, 9]
+
+
+def test_engine_with_early_backend_lets_more_texts_than_fit_take_turns() -> None:
+    begin = threading.Event()
+    shared = EarlyShared(4, fails=lambda _: not begin.wait(WAIT))
+    with run_engine(shared, drafter=None, exactness=ExactnessMode((1, 2), bit_identical=True)) as engine:
+        ears = [ask(engine, [i, 2, 3], 30) for i in range(4)]
+        begin.set()
+        assert {ear.wait().reason for ear in ears} == {"length"}
+    pairs = [tuple(sorted(number for number, _ in each)) for each in shared.passes if len(each) == 2]
+    assert {*pairs[:6]} == {(0, 1), (2, 3)}

@@ -83,6 +83,9 @@ def test_reasoning_budget_drafts_closing_tokens() -> None:
     decoder = make_decoder(target(), drafter="ngram", policy="fixed", draft_max=8)
     rule = rules(common_letter(Sampling(0.0)))
     _, steps = drive(decoder, PROMPT, max_tokens=60, sampling=Sampling(0.0), rules=rule)
+    for most in range(20, 60):  # the closing tokens never exceed `max_tokens`
+        for step in drive(decoder, PROMPT, max_tokens=most, sampling=Sampling(0.0), rules=rule)[1]:
+            assert not step.drafted or step.position - len(PROMPT) + len(step.drafted) < most
     drafts = ["".join(chr(97 + token) for token in step.drafted) for step in steps if step.source == "reasoning"]
     assert f"{MESSAGE}{END}" in drafts
     assert all(f"{MESSAGE}{END}".endswith(draft) for draft in drafts[:-1])  # `max_tokens` may cut the last one.
