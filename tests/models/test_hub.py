@@ -220,6 +220,8 @@ def test_choose_without_match_raises_with_suggestions() -> None:
     ):
         with pytest.raises(ModelError, match=reason):
             choose(REPOSITORY, wanted)
+    with pytest.raises(ModelError, match=r"it has Q4_K_M$"):
+        choose(["from-BF16-m-Q4_K_M.gguf"], "Q2_K")
     with pytest.raises(ModelError, match="no GGUF model"):
         choose(["model.safetensors", "mmproj-F16.gguf"], None)
     with pytest.raises(ModelError, match=r"the name of several files; name one of them: a/m\.gguf, b/m\.gguf"):

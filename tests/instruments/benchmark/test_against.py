@@ -17,7 +17,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.data import NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.instruments.benchmark.against import RemoteServer, compare, compare_answers
+from ngramspec.instruments.benchmark.against import RemoteServer, against_report, compare, compare_answers
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
@@ -119,6 +119,8 @@ def test_compare_alternates_sides_and_sends_each_prompt_once() -> None:
     assert target.prefill_sizes == [6, 6, 6]
     assert [one["ours"]["tokens_per_second"] for one in pairs] == pytest.approx([2.0] * 3, rel=0.01)
     assert [one["ratio"] for one in pairs] == pytest.approx([1.0] * 3, rel=0.01)
+    notes = [against_report(url, "c", [], pairs, total).notes for total in (3, 4)]
+    assert notes == [[], ["INCOMPLETE: stopped after 3 of 4 prompts"]]
     # The prompt's time includes the first token, and a text of one token has no speed.
     found = compare_answers(cases[0], ("ab", 5, 2.0), ("a", 1, 0.0))
     assert (found["ours"]["tokens_per_second"], found["ratio"]) == (2.0, None)

@@ -41,6 +41,9 @@ def test_html_report_starts_with_headline_and_ends_with_origin() -> None:
     lines = list(filter(None, Page(html(report())).words.splitlines()))
     assert lines[1:4] == ["title json", "headline json", "note json"]
     assert lines[-1] == "made on json; ngramspec bench json"
+    row = '<tr{}><td class="text">{}</td><td>{}</td><td>{}</td></tr>'
+    for cells in (("", "json", "10.00", "1.20x"), (' class="total"', "overall", "9.00", "1.10x")):
+        assert row.format(*cells) in html(report())
 
 
 @pytest.mark.parametrize("hostile", [HOSTILE, CONTROLS, "two\nlines", "``", "ü漢字🌍", ""])
