@@ -107,10 +107,25 @@ def test_hybrid_combines_n_grams_and_model_in_one_draft() -> None:
     # In the prompt, 6 7 8 follows 5, and then a different token each time. The model knows that 20 21 follows 8. In the
     # prompt, 22 23 24 follows 21, which the model does not know.
     prompt = [token for other in range(9, 17) for token in (5, 6, 7, 8, other, other + 10, 22, 23, 24)] + [30, 31, 5]
-    drafter = hybrid(Scripted(N))
+    model = Scripted(N)
+    drafter = hybrid(model)
     drafter.begin(prompt)
     price = MarginalCost(1.5, [0.05] * 20)
     assert drafter.propose(Ask(12, price=price)).tokens[:8] == (6, 7, 8, 20, 21, 22, 23, 24)
+    assert model.batches[0] == 3, "the first pass reads the end of the text and the guesses 6 7"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "slow", "source"), [([*range(30)], 0.01e-3, "model"), ([31, 33, 35] * 9, 1e-3, "hybrid")]
+)
+def test_hybrid_with_fixed_length_drafts_with_the_better_of_both(prompt: list[int], slow: float, source: str) -> None:
+    drafter = hybrid(draft_model(slow=slow))
+    drafter.begin(prompt)
+    for token in (31, 33, 35):
+        drafter.accept([token])
+    price = MarginalCost(1.0, [0.05] * 10, seconds=1.0)
+    draft = drafter.propose(Ask(6, lambda _, q: max(q, key=q.__getitem__), fixed_length=True, price=price))
+    assert (draft.source, len(draft) > 0) == (source, True)
 
 
 @pytest.mark.parametrize(("stake", "asked"), [(0.2, False), (20.0, True)])
