@@ -227,7 +227,7 @@ def answer_grammar(
 ) -> Lark:
     """Return the grammar of answers for `AnswerParser` that call tools or are JSON, perhaps after reasoning.
 
-    `choice` is "required", the name of the tool that must be called once (a ValueError if there is none), or "auto":
+    `choice` is "required", the name of the tool that must be called once (a ValueError for another), or "auto":
     then the answer may also be the JSON of the expression `json`, made by `json_rule`. `controls` has the ids of the
     marks that are control tokens. An unsupported schema raises a GrammarError.
     """

@@ -25,6 +25,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.memory import memory_folder, memory_names, open_memory, settings_path, write_save_answers
+from ngramspec.models.find import ModelSource
 
 
 @pytest.fixture
@@ -111,6 +112,16 @@ def test_memory_stores_files_by_name_and_tokenizer(home: dict[str, str], project
     assert "removed 2 files" in run(home, "memory", "remove", "--memory", "work", project / "a.py").err
     run(home, "memory", "clear", "--memory", "work").ok()
     assert len(stored(tmp_path)) == 1
+
+
+def test_memory_add_names_the_converted_file_of_smollm2(
+    home: dict[str, str], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.Q4_0.gguf"
+    copy.symlink_to(DEMO)
+    monkeypatch.setattr("ngramspec.models.find.smollm", lambda convert: ModelSource(convert(DEMO), "smollm2"))
+    monkeypatch.setattr(load, "choose_smollm", lambda path, **_: copy)
+    assert "for copy.Q4_0.gguf" in run(home, "memory", "add", "--model", "smollm2", project).ok().err
 
 
 def test_memory_rejects_invalid_arguments(home: dict[str, str]) -> None:
