@@ -78,7 +78,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 _TEXTS: dict[str, type[Body]] = {"text": TextPart}
 """Models of the parts that are texts, by type; some contain others."""
 
-_Texts = Annotated[list[TextPart], parts(_TEXTS)]
+_Texts = Annotated[tuple[TextPart, ...], parts(_TEXTS)]
 
 
 class _PlainSource(Body):
@@ -111,7 +111,7 @@ class _SearchResult(TextPart):
     text: Text = ""
     title: Text
     source: Text
-    content: _Texts = []
+    content: _Texts = ()
 
     @model_validator(mode="after")
     def _join(self) -> _SearchResult:
@@ -129,7 +129,7 @@ _TEXTS |= {"document": _Document, "search_result": _SearchResult, "tool_referenc
 class _Result(Body):
     tool_use_id: Name
     is_error: Flag = False
-    content: _Texts = []
+    content: _Texts = ()
 
 
 class _Thinking(Body):
@@ -148,12 +148,17 @@ class _Turn(Body):
 
 
 class _UserTurn(_Turn):
-    content: Annotated[list[Any], parts({**_TEXTS, "tool_result": _Result})]
+    content: Annotated[tuple[Any, ...], parts({**_TEXTS, "tool_result": _Result})]
+
+
+# The block `redacted_thinking` is encrypted by another server, so it cannot be read.
+_ANSWER_PARTS = {"thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use}
 
 
 class _AssistantTurn(_Turn):
-    # The block `redacted_thinking` is encrypted by another server, so it cannot be read.
-    content: Annotated[list[Any], parts({**_TEXTS, "thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use})]
+    content: Annotated[
+        tuple[Any, ...], parts({**_TEXTS, "thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use})
+    ]
 
 
 class _Tool(ToolFields):
@@ -175,13 +180,11 @@ class _OutputConfig(Body):
     format: _Format | None = None
 
 
-class ConversationBody(Generation):
-    """The body of `/v1/messages/count_tokens`."""
-
-    system: _Texts = []
+class _ConversationBody(Generation):
+    system: _Texts = ()
     messages: Items[Annotated[_Turn, tagged("role", {"user": _UserTurn, "assistant": _AssistantTurn}, _Turn)]]
     # Other tools, such as web search, run only on Anthropic's servers.
-    tools: Items[Annotated[Body, tagged("type", {"": _Tool, "custom": _Tool}, Body)]] = []
+    tools: Items[Annotated[Body, tagged("type", {"": _Tool, "custom": _Tool}, Body)]] = ()
     tool_choice: _ToolChoice | None = None
     stop: Stop = Field((), validation_alias="stop_sequences")
     output_config: _OutputConfig | None = None
@@ -189,24 +192,22 @@ class ConversationBody(Generation):
     thinking: Thinking | None = None
 
 
-class MessageBody(ConversationBody):
-    """The body of a message."""
-
+class _MessageBody(_ConversationBody):
     max_tokens: Annotated[int, whole()]
 
 
-async def messages(call: Call[MessageBody]) -> Response:
+async def messages(call: Call[_MessageBody]) -> Response:
     """Answer a chat."""
     task = await asyncio.to_thread(read_task, call.body)
     return await respond(call, MessageReply(call, await start_chat(call, task)))
 
 
-async def count_tokens(call: Call[ConversationBody]) -> Response:
+async def count_tokens(call: Call[_ConversationBody]) -> Response:
     task = await asyncio.to_thread(read_task, call.body)
     return JsonResponse({"input_tokens": await count_prompt(call, task)})
 
 
-def read_task(body: ConversationBody) -> ChatTask:
+def read_task(body: _ConversationBody) -> ChatTask:
     """Return the task of a request."""
     toolbox, choice, config = Toolbox(), body.tool_choice, body.output_config
     for number, tool in enumerate(body.tools):
@@ -237,7 +238,7 @@ def read_task(body: ConversationBody) -> ChatTask:
     )
 
 
-def _make_messages(body: ConversationBody) -> list[dict[str, Any]]:
+def _make_messages(body: _ConversationBody) -> list[dict[str, Any]]:
     transcript = Transcript()
     for part in body.system:
         transcript.add_system(_BILLING.sub("", part.text))
@@ -271,7 +272,7 @@ class MessageReply(Reply):
 
     head = NAMED
 
-    def __init__(self, call: Call[MessageBody], answers: Sequence[Answer]) -> None:
+    def __init__(self, call: Call[_MessageBody], answers: Sequence[Answer]) -> None:
         super().__init__(call, answers)
         self._id, self._model = f"msg_{secrets.token_hex(12)}", call.body.model or call.model.name
         # True if the text of reasoning is omitted

@@ -58,6 +58,7 @@ _PROBLEMS = {
     "float_type": "must be a finite number, got {value}",
     "finite_number": "must be a finite number, got {value}",
     "list_type": "must be a list, got {value}",
+    "tuple_type": "must be a list, got {value}",
     "dict_type": "must be an object, got {value}",
     "model_type": "must be an object, got {value}",
     "literal_error": "must be one of {expected}, got {value}",
@@ -82,7 +83,9 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
-        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        return {name: value for name, value in data.items() if value is not None}
 
     def require(self, *names: str) -> None:
         """Raise a FieldError if a field is missing, which only some values of the others require."""
@@ -93,11 +96,13 @@ class Body(BaseModel):
 
 B = TypeVar("B", bound=Body)
 
+Tokens = tuple[Any, ...]  # a list of token ids and texts, which need the vocabulary
+
 Text = StrictStr
 Name = Annotated[StrictStr, Field(min_length=1)]
 Flag = StrictBool
 Number = Annotated[float, Strict()]
-Items = Annotated[list[T], Strict(), Field(max_length=MAX_ITEMS)]
+Items = Annotated[tuple[T, ...], Field(max_length=MAX_ITEMS)]
 
 
 def parse(model: type[B], data: Any) -> B:
@@ -195,17 +200,17 @@ class _OtherPart(Body):
 
 def parts(models: Mapping[str, type[Body]]) -> PlainValidator:
     """Return the validator of a content: a text, or a list of parts, each with a model for its type."""
-    items: TypeAdapter[list[Body]] = TypeAdapter(Items[Annotated[Any, tagged("type", models, _OtherPart)]])
+    items: TypeAdapter[tuple[Any, ...]] = TypeAdapter(Items[Annotated[Any, tagged("type", models, _OtherPart)]])
 
-    def read(value: Any) -> list[Any]:
-        return [TextPart(text=value)] if isinstance(value, str) else items.validate_python(value)
+    def read(value: Any) -> tuple[Any, ...]:
+        return (TextPart(text=value),) if isinstance(value, str) else items.validate_python(value)
 
     return PlainValidator(read)
 
 
 TEXT_PARTS: Mapping[str, type[Body]] = dict.fromkeys(("text", "input_text", "output_text"), TextPart)
 
-Content = Annotated[list[TextPart], parts(TEXT_PARTS)]
+Content = Annotated[tuple[TextPart, ...], parts(TEXT_PARTS)]
 
 
 def join_parts(parts: Iterable[TextPart]) -> str:
@@ -228,7 +233,7 @@ class _PromptPart(Body):
 class _PromptObject(Body):
     """llama-server's object for prompts with images, of which only texts are supported."""
 
-    content: Items[_PromptPart] = []
+    content: Items[_PromptPart] = ()
     prompt_string: Text = ""
     multimodal_data: Any = None
 

@@ -240,7 +240,7 @@ class ToolFields(Body):
 
     name: Name
     description: Text = ""
-    parameters: Schema = {"type": "object", "properties": {}}
+    parameters: Schema | None = None
     strict: Flag = False
     format: _Grammar | None = None  # of a custom tool
 
@@ -259,7 +259,7 @@ class ToolChoice(NamedTool):
     function: NamedTool | None = None
     custom: NamedTool | None = None
     allowed_tools: ToolChoice | None = None
-    tools: Items[ToolChoice] = []
+    tools: Items[ToolChoice] = ()
     mode: Literal["auto", "required"] = "auto"
 
 
@@ -306,7 +306,8 @@ class Toolbox:
             self.custom_tools.add(name)
             self.tools.append(Tool(name, description, _FREE))
         else:
-            self.tools.append(Tool(name, description, tool.parameters, tool.strict))
+            parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
+            self.tools.append(Tool(name, description, parameters, tool.strict))
             self.custom_tools.discard(name)  # of several tools of one name the last counts
         self.origins[name] = tool.name, namespace
 

@@ -33,9 +33,7 @@ LARGEST = 32760.0
 """Value that the largest element of a vector gets when it is scaled to 16 bits."""
 
 
-class EmbeddingsBody(Body):
-    """The body of all requests for embeddings."""
-
+class _EmbeddingsBody(Body):
     model: Text = ""
     input: PromptField | None = None
     content: PromptField | None = None  # llama-server's name of `input`
@@ -46,7 +44,7 @@ class EmbeddingsBody(Body):
     truncate: Flag = True
 
 
-async def embeddings(call: Call[EmbeddingsBody]) -> Response:
+async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
     """Return a vector for each text; if they are in llama-server's field `content`, respond in its format."""
     body = call.body
     if body.input is None and body.content is not None:
@@ -81,7 +79,7 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     return await asyncio.to_thread(encode)
 
 
-async def embedding(call: Call[EmbeddingsBody]) -> Response:
+async def embedding(call: Call[_EmbeddingsBody]) -> Response:
     """Return a list of vectors for each text: one vector, or without pooling one for each token."""
     embedder = _embedder(call)
     name, prompts = ("input", call.body.input) if call.body.content is None else ("content", call.body.content)
@@ -95,7 +93,7 @@ async def embedding(call: Call[EmbeddingsBody]) -> Response:
     return await asyncio.to_thread(encode)
 
 
-async def ollama_embed(call: Call[EmbeddingsBody]) -> Response:
+async def ollama_embed(call: Call[_EmbeddingsBody]) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
     body, started_at = call.body, time.monotonic()
     embedder = _embedder(call, pools=True)
@@ -119,7 +117,7 @@ async def ollama_embed(call: Call[EmbeddingsBody]) -> Response:
     )
 
 
-async def ollama_embeddings(call: Call[EmbeddingsBody]) -> Response:
+async def ollama_embeddings(call: Call[_EmbeddingsBody]) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
     embedder = _embedder(call, pools=True)
     if not call.body.prompt:
@@ -129,7 +127,7 @@ async def ollama_embeddings(call: Call[EmbeddingsBody]) -> Response:
     return JsonResponse({"embedding": vector.tolist()})
 
 
-def _embedder(call: Call[EmbeddingsBody], *, pools: bool = False) -> Embedder:
+def _embedder(call: Call[_EmbeddingsBody], *, pools: bool = False) -> Embedder:
     """Return the embedder; raise an ApiError if it does not make one vector of each text (`pools`)."""
     embedder = call.model.embedder
     if embedder is None:
@@ -142,7 +140,7 @@ def _embedder(call: Call[EmbeddingsBody], *, pools: bool = False) -> Embedder:
 
 
 def _read_texts(
-    call: Call[EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False
+    call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False
 ) -> list[list[int]]:
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
     embedder = _embedder(call)
@@ -172,7 +170,7 @@ def _read_texts(
 
 
 async def _embed(
-    call: Call[EmbeddingsBody], embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
+    call: Call[_EmbeddingsBody], embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
 ) -> list[Vectors]:
     """Return the scaled vectors of each text, cut to `width` numbers; other requests run between the texts."""
     kind = call.model.embd_normalize if call.body.embd_normalize is None else call.body.embd_normalize

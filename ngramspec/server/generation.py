@@ -18,7 +18,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Strict, create_model, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model, model_validator
 
 from ngramspec.request import Request
 from ngramspec.sampling.settings import (
@@ -40,6 +40,7 @@ from ngramspec.server.body import (
     Items,
     Number,
     Text,
+    Tokens,
     check_count,
     describe_value,
     texts,
@@ -171,10 +172,10 @@ class Generation(_Settings):  # type: ignore[misc]
     )
     stop: Stop = ()
     n: Annotated[int, whole(1, MAX_ANSWERS)] = Field(1, validation_alias=AliasChoices("n", "n_cmpl"))
-    stop_token_ids: Annotated[list[Any], Strict()] = []
+    stop_token_ids: Tokens = ()
     bad_words: Annotated[tuple[str, ...], texts(), AfterValidator(_check_words)] = ()
     ignore_eos: Flag = False
-    lora: Items[Scale] = []
+    lora: Items[Scale] = ()
     id_slot: Annotated[int, whole(-1)] = -1  # numbers beyond the last slot wrap around; -1 means any slot
     reasoning_budget_tokens: Annotated[int, whole(-1)] = Field(-1, validation_alias=AliasChoices(*_BUDGETS))
     reasoning_budget_message: Text | None = None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Strict, field_validator
+from pydantic import field_validator
 from starlette.responses import Response
 
 from ngramspec.chat.stream import Delta
@@ -23,6 +23,7 @@ from ngramspec.server.body import (
     Items,
     PromptField,
     Text,
+    Tokens,
     check_count,
     count_problem,
     describe_value,
@@ -39,9 +40,7 @@ from ngramspec.server.openai_completions import fill_in_prompt, read_prompts
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
 
 
-class NativeBody(TextGeneration):
-    """The body of a completion in llama-server's format, except its prompt."""
-
+class _NativeBody(TextGeneration):
     n_probs: Annotated[int, whole()] = 0
     logprobs: Annotated[int, whole()] = 0  # another name of `n_probs`
     cache_prompt: Flag = True
@@ -52,13 +51,11 @@ class NativeBody(TextGeneration):
     response_fields: Annotated[tuple[str, ...], texts(max_strings=256)] = ()
 
 
-class PromptBody(NativeBody):
-    """The body of `/completion`."""
-
+class _PromptBody(_NativeBody):
     prompt: PromptField
 
 
-async def completion(call: Call[PromptBody]) -> Response:
+async def completion(call: Call[_PromptBody]) -> Response:
     """Continue one prompt, or several."""
     prompts = await asyncio.to_thread(read_prompts, call.model, call.body.prompt)
     return await _continue_prompts(call, prompts, as_list=call.body.prompt.is_list)
@@ -66,7 +63,7 @@ async def completion(call: Call[PromptBody]) -> Response:
 
 async def _continue_prompts(call: Call[Any], prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> Response:
     """Continue each prompt, once for each requested answer; with `as_list`, the response is always a list."""
-    body: NativeBody = call.body
+    body: _NativeBody = call.body
     requests = await asyncio.to_thread(
         make_text_requests,
         call,
@@ -106,7 +103,7 @@ def _check_sizes(call: Call[Any], requests: Sequence[Request]) -> None:
 class NativeReply(Reply):
     """A response with completions, or its stream; if `as_list`, the response is a list."""
 
-    def __init__(self, call: Call[NativeBody], answers: Sequence[Answer], *, as_list: bool) -> None:
+    def __init__(self, call: Call[_NativeBody], answers: Sequence[Answer], *, as_list: bool) -> None:
         super().__init__(call, answers)
         self._call, self._as_list = call, as_list
         self._returns_tokens = call.body.return_tokens
@@ -168,10 +165,8 @@ MAX_TEXT = 1_000_000
 """Maximum number of characters to tokenize."""
 
 
-class TokenizeBody(Body):
-    """The body of `/tokenize`."""
-
-    content: Any = [""]
+class _TokenizeBody(Body):
+    content: Any = ("",)
     add_special: Flag = False
     parse_special: Flag = True
     with_pieces: Flag = False
@@ -190,7 +185,7 @@ class TokenizeBody(Body):
         return pieces
 
 
-async def tokenize(call: Call[TokenizeBody]) -> Response:
+async def tokenize(call: Call[_TokenizeBody]) -> Response:
     """Return the token ids of a text, or of a list of texts and token ids.
 
     If `with_pieces` is set, each token has its text, or its bytes if they are not UTF-8.
@@ -219,13 +214,11 @@ def _decode_piece(raw: bytes) -> str | list[int]:
         return list(raw)
 
 
-class DetokenizeBody(Body):
-    """The body of `/detokenize`."""
-
-    tokens: Annotated[list[Any], Strict()] = []
+class _DetokenizeBody(Body):
+    tokens: Tokens = ()
 
 
-async def detokenize(call: Call[DetokenizeBody]) -> Response:
+async def detokenize(call: Call[_DetokenizeBody]) -> Response:
     """Return the text of token ids, with the names of control tokens, so that `/tokenize` returns the same tokens."""
     vocabulary = call.model.vocabulary
 
@@ -257,16 +250,14 @@ class _ExtraFile(Body):
     text: Text
 
 
-class InfillBody(NativeBody):
-    """The body of `/infill`."""
-
+class _InfillBody(_NativeBody):
     input_prefix: Text
     input_suffix: Text
-    input_extra: Items[_ExtraFile] = []
+    input_extra: Items[_ExtraFile] = ()
     prompt: Text = ""
 
 
-async def infill(call: Call[InfillBody]) -> Response:
+async def infill(call: Call[_InfillBody]) -> Response:
     """Generate the text between a prefix and a suffix, for llama.vim and llama.vscode; `/completion`'s fields apply.
 
     `input_extra` contains parts of the project's other files. The model sees them, and drafts come from them.

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, Strict, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
 from starlette.responses import Response
 
 from ngramspec.batching.request import Done
@@ -19,7 +19,7 @@ from ngramspec.chat.families import reasoning_tags
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, describe_value, whole
+from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, Tokens, describe_value, whole
 from ngramspec.server.call import Call
 from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, start_chat
 from ngramspec.server.constraints import JsonFormat, Schema
@@ -60,13 +60,13 @@ class _Options(Generation):
         return {name: data[name] for name in names if name in data} if isinstance(data, dict) else data
 
 
-def _check_images(images: list[Any]) -> list[Any]:
+def _check_images(images: tuple[Any, ...]) -> tuple[Any, ...]:
     if images:
         raise FieldError(_IMAGES)
     return images
 
 
-_Images = Annotated[list[Any], Strict(), AfterValidator(_check_images)]
+_Images = Annotated[tuple[Any, ...], AfterValidator(_check_images)]
 
 
 def _read_keep_alive(value: Any) -> bool:
@@ -96,9 +96,7 @@ def _read_think(value: Any) -> str | bool:
     return bool(value) if isinstance(value, bool) else str(value)
 
 
-class OllamaBody(Body):
-    """The fields that chats and completions have."""
-
+class _OllamaBody(Body):
     model: Text = ""
     stream: Flag = True
     options: _Options = Field(default_factory=_Options)
@@ -128,7 +126,7 @@ class OllamaBody(Body):
 
 class _CalledFunction(Body):
     name: Name
-    arguments: Schema = {}
+    arguments: Schema | None = None
 
 
 class _Call(Body):
@@ -139,9 +137,9 @@ class _Call(Body):
 class _Message(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
-    images: _Images = []
+    images: _Images = ()
     thinking: Text = ""
-    tool_calls: Items[_Call] = []
+    tool_calls: Items[_Call] = ()
     tool_call_id: Text = ""
     tool_name: Text = Field("", validation_alias=AliasChoices("tool_name", "name"))
 
@@ -151,26 +149,22 @@ class _Tool(Body):
     function: ToolFields
 
 
-class OllamaChatBody(OllamaBody):
-    """The body of `/api/chat`."""
-
-    messages: Items[_Message] = []
-    tools: Items[_Tool] = []
+class _OllamaChatBody(_OllamaBody):
+    messages: Items[_Message] = ()
+    tools: Items[_Tool] = ()
 
 
-class GenerateBody(OllamaBody):
-    """The body of `/api/generate`."""
-
+class _GenerateBody(_OllamaBody):
     prompt: Text = ""
     suffix: Text = ""
     system: Text = ""
     raw: Flag = False
-    context: Annotated[list[Any], Strict()] = []
-    images: _Images = []
+    context: Tokens = ()
+    images: _Images = ()
     template: Text = ""
 
 
-async def chat(call: Call[OllamaChatBody]) -> Response:
+async def chat(call: Call[_OllamaChatBody]) -> Response:
     """Answer a chat."""
     reply = OllamaReply(call, is_chat=True)
     if not call.body.messages:
@@ -179,7 +173,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
     return await respond(call, reply)
 
 
-async def generate_text(call: Call[GenerateBody]) -> Response:
+async def generate_text(call: Call[_GenerateBody]) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
     body, reply = call.body, OllamaReply(call, is_chat=False)
     if body.template:
@@ -194,14 +188,14 @@ async def generate_text(call: Call[GenerateBody]) -> Response:
     return await respond(call, reply)
 
 
-def _read_chat(call: Call[OllamaChatBody]) -> ChatTask:
+def _read_chat(call: Call[_OllamaChatBody]) -> ChatTask:
     toolbox = Toolbox()
     for tool in call.body.tools:
         toolbox.add_tool(tool.function, "function")
     return call.body.read_task(call.model, _make_messages(call.body.messages), tools=toolbox.tools)
 
 
-def _read_prompt(call: Call[GenerateBody]) -> ChatTask:
+def _read_prompt(call: Call[_GenerateBody]) -> ChatTask:
     transcript = Transcript()
     transcript.add_system(call.body.system)
     transcript.add_message("user", call.body.prompt)
@@ -229,14 +223,14 @@ def _make_messages(messages: Sequence[_Message]) -> list[dict[str, Any]]:
                     transcript.add_reasoning(message.thinking)
                 for place, call in enumerate(message.tool_calls):
                     id, name = call.id or f"call_{number}_{place}", call.function.name
-                    transcript.add_call(id, name, dump_arguments(call.function.arguments))
+                    transcript.add_call(id, name, dump_arguments(call.function.arguments or {}))
                     waiting[id] = name
             case role:
                 transcript.add_message(role, message.content)
     return transcript.messages
 
 
-def _read_request(call: Call[GenerateBody]) -> Request:
+def _read_request(call: Call[_GenerateBody]) -> Request:
     """Return the request for a text without the chat template."""
     body, model = call.body, call.model
     field = "raw" if body.raw else "suffix"

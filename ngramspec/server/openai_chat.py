@@ -117,10 +117,10 @@ class _Message(Body):
 class _Answer(_Message):
     """A message of the assistant. Servers return reasoning in one of two fields, or in parts of the content."""
 
-    content: Annotated[list[Any], parts({**TEXT_PARTS, **_ANSWER_PARTS})] = []
+    content: Annotated[tuple[Any, ...], parts({**TEXT_PARTS, **_ANSWER_PARTS})] = ()
     refusal: Text = ""
     reasoning_content: Text | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
-    tool_calls: Items[_Call] = []
+    tool_calls: Items[_Call] = ()
     function_call: _Function | None = None
 
 
@@ -153,7 +153,7 @@ class ChatBody(Generation):
     """The body of a chat completion."""
 
     messages: Items[Annotated[_Message, tagged("role", {"assistant": _Answer}, _Message)]]
-    tools: Items[_Tool] = []
+    tools: Items[_Tool] = ()
     functions: Items[ToolFields] | None = None  # older form of tools
     tool_choice: ToolChoiceField = Field("auto", validation_alias=AliasChoices("tool_choice", "function_call"))
     parallel_tool_calls: Flag | None = None
@@ -164,7 +164,7 @@ class ChatBody(Generation):
     return_drafts: Flag = False
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
-    chat_template_kwargs: Schema = {}
+    chat_template_kwargs: Schema | None = None
     # Other switches of reasoning override that of the template. Of several, the first has priority.
     reasoning_effort: Text = ""
     reasoning: _Effort | None = None  # OpenRouter's
@@ -233,8 +233,9 @@ def read_chat(body: ChatBody) -> tuple[ChatTask, Toolbox]:
 
 def _read_variables(body: ChatBody) -> dict[str, Any]:
     """Return the variables of the chat template."""
+    variables = body.chat_template_kwargs or {}
     try:
-        check_variables(body.chat_template_kwargs)
+        check_variables(variables)
     except ValueError as error:
         raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
     reasoning, thinking = body.reasoning, body.thinking
@@ -247,13 +248,13 @@ def _read_variables(body: ChatBody) -> dict[str, Any]:
     )
     match next((switch for switch in switches if switch is not None), None):
         case None:
-            return body.chat_template_kwargs
+            return variables
         case True:
-            return body.chat_template_kwargs | {"enable_thinking": True}
+            return variables | {"enable_thinking": True}
         case False | "none":
-            return body.chat_template_kwargs | NO_REASONING
+            return variables | NO_REASONING
         case effort:
-            return body.chat_template_kwargs | {"reasoning_effort": effort}
+            return variables | {"reasoning_effort": effort}
 
 
 def _read_budget(body: ChatBody) -> int | None:

@@ -46,9 +46,7 @@ def _read_count(value: Any) -> int | bool:
 _ALTERNATIVES: TypeAdapter[int] = TypeAdapter(Alternatives)
 
 
-class CompletionBody(TextGeneration):
-    """The body of a text completion."""
-
+class _CompletionBody(TextGeneration):
     prompt: PromptField | None = None
     suffix: Text = ""
     echo: Flag = False
@@ -58,14 +56,14 @@ class CompletionBody(TextGeneration):
     response_format: ResponseFormat | None = None
 
 
-async def completions(call: Call[CompletionBody]) -> Response:
+async def completions(call: Call[_CompletionBody]) -> Response:
     """Continue one or more texts."""
     requests, echoes = await asyncio.to_thread(_read_request, call)
     answers = [Answer(request, number) for number, request in enumerate(requests)]
     return await respond(call, CompletionReply(call, answers, echoes))
 
 
-def _read_request(call: Call[CompletionBody]) -> tuple[list[Request], list[str]]:
+def _read_request(call: Call[_CompletionBody]) -> tuple[list[Request], list[str]]:
     """Return a request for each answer, grouped by prompt, and the text that `echo` puts before each answer."""
     body, model = call.body, call.model
     if body.best_of not in (None, body.n):
@@ -134,7 +132,7 @@ class CompletionReply(Reply):
 
     ending = DONE
 
-    def __init__(self, call: Call[CompletionBody], answers: Sequence[Answer], echoes: Sequence[str]) -> None:
+    def __init__(self, call: Call[_CompletionBody], answers: Sequence[Answer], echoes: Sequence[str]) -> None:
         super().__init__(call, answers)
         self._n_answers = call.body.n  # number of answers to one prompt
         self._has_usage_event = call.body.has_usage_chunk or not call.body.stream

@@ -92,22 +92,20 @@ async def page(call: Call[Body]) -> Response:
 Span = tuple[int, int]
 
 
-def _read_spans(value: Any) -> list[Span]:
+def _read_spans(value: Any) -> tuple[Span, ...]:
     if not isinstance(value, list) or not all(
         isinstance(span, list) and len(span) == 2 and all(isinstance(end, int) for end in span) for span in value
     ):
         raise FieldError(f"must be a list of pairs of numbers, got {describe_value(value)}")
-    return [(start, end) for start, end in value]
+    return tuple((start, end) for start, end in value)
 
 
-class MarkdownBody(Body):
-    """The body of `/markdown`."""
-
+class _MarkdownBody(Body):
     text: Text
-    drafted: Annotated[list[Span], PlainValidator(_read_spans)] = []
+    drafted: Annotated[tuple[Span, ...], PlainValidator(_read_spans)] = ()
 
 
-async def markdown(call: Call[MarkdownBody]) -> Response:
+async def markdown(call: Call[_MarkdownBody]) -> Response:
     """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
     blocks, last = await asyncio.to_thread(render, call.body.text, sorted(call.body.drafted))
     return JsonResponse({"blocks": blocks, "last": last})

@@ -89,7 +89,7 @@ class _Refusal(TextPart):
 
 _PARTS: Mapping[str, type[Body]] = {**TEXT_PARTS, "refusal": _Refusal}
 
-_Texts = Annotated[list[TextPart], parts(_PARTS)]
+_Texts = Annotated[tuple[TextPart, ...], parts(_PARTS)]
 
 
 class _Message(Body):
@@ -98,8 +98,8 @@ class _Message(Body):
 
 
 class _Reasoning(Body):
-    summary: Items[TextPart] = []
-    content: Items[TextPart] = []
+    summary: Items[TextPart] = ()
+    content: Items[TextPart] = ()
 
 
 class _Call(Body):
@@ -109,11 +109,11 @@ class _Call(Body):
     arguments: Annotated[Text, AfterValidator(check_json)]
 
 
-class _CustomCall(Body):
-    call_id: Name
-    name: Name
-    namespace: Text | None = None
-    input: Text
+_FreeText = Annotated[Text, AfterValidator(lambda text: dump_arguments({"input": text}))]
+
+
+class _CustomCall(_Call):
+    arguments: _FreeText = Field(validation_alias="input")
 
 
 class _ShellCall(Body):
@@ -122,12 +122,7 @@ class _ShellCall(Body):
 
 
 class _Output(Body):
-    call_id: Name
-    output: _Texts
-
-
-class _ShellOutput(Body):
-    call_id: Name = Field(validation_alias=AliasChoices("call_id", "id"))
+    call_id: Name = Field(validation_alias=AliasChoices("call_id", "id"))  # only calls of the shell may have `id`
     output: _Texts
 
 
@@ -150,14 +145,14 @@ class _Namespace(Body):
     """Functions and custom tools (Codex has one for each MCP server)."""
 
     name: Name
-    tools: _Tools = []
+    tools: _Tools = ()
 
 
 _TOOLS["namespace"] = _Namespace
 
 
 class _MoreTools(Body):
-    tools: _Tools = []
+    tools: _Tools = ()
 
 
 class _Reference(Body):
@@ -181,7 +176,7 @@ _ITEMS: Mapping[str, type[Body]] = {
     "local_shell_call": _ShellCall,
     "function_call_output": _Output,
     "custom_tool_call_output": _Output,
-    "local_shell_call_output": _ShellOutput,
+    "local_shell_call_output": _Output,
     "additional_tools": _MoreTools,
     "item_reference": _Reference,
     # Only OpenAI's servers create or can read these; they are ignored.
@@ -190,10 +185,10 @@ _ITEMS: Mapping[str, type[Body]] = {
     **dict.fromkeys(("compaction", "compaction_trigger"), Body),
 }
 
-_LIST: TypeAdapter[list[Body]] = TypeAdapter(Items[Annotated[Any, tagged("type", _ITEMS, _OtherItem)]])
+_LIST: TypeAdapter[tuple[Body, ...]] = TypeAdapter(Items[Annotated[Any, tagged("type", _ITEMS, _OtherItem)]])
 
 
-def _read_input(value: Any) -> list[Body]:
+def _read_input(value: Any) -> tuple[Body, ...]:
     return _LIST.validate_python([{"role": "user", "content": value}] if isinstance(value, str) else value)
 
 
@@ -217,21 +212,20 @@ class _Effort(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class ResponsesBody(Generation):
-    """The body of a response."""
-
-    input: Annotated[list[Body], PlainValidator(_read_input)]
+class _ResponsesBody(Generation):
+    input: Annotated[tuple[Body, ...], PlainValidator(_read_input)]
     instructions: Text = ""
-    tools: _Tools = []
+    tools: _Tools = ()
     tool_choice: ToolChoiceField = "auto"
     parallel_tool_calls: Flag = True
     text: _TextForm | None = None
     reasoning: _Effort | None = None
     include: Annotated[tuple[str, ...], texts()] = ()
     top_logprobs: Alternatives = 0
+    stop: Annotated[tuple[str, ...], PlainValidator(lambda _: ())] = ()  # not in this API
     max_tokens: Annotated[int, whole(1)] = Field(-1, validation_alias="max_output_tokens")
     prediction: Prediction | None = None
-    metadata: Schema = {}
+    metadata: Schema | None = None
     previous_response_id: Annotated[Any, _NOT_STORED] = None
     conversation: Annotated[Any, _NOT_STORED] = None
     prompt: Annotated[Any, _refuse("this server does not store prompts; send instructions and input")] = None
@@ -239,14 +233,14 @@ class ResponsesBody(Generation):
     truncation: Literal["disabled"] = "disabled"
 
 
-async def responses(call: Call[ResponsesBody]) -> Response:
+async def responses(call: Call[_ResponsesBody]) -> Response:
     """Answer a chat."""
     task, toolbox = await asyncio.to_thread(read_task, call.body)
     echo = _echo_fields(call.body, call.data)
     return await respond(call, ResponseReply(call, await start_chat(call, task), toolbox, echo))
 
 
-async def input_tokens(call: Call[ResponsesBody]) -> Response:
+async def input_tokens(call: Call[_ResponsesBody]) -> Response:
     """Return the number of tokens of the prompt of a chat."""
     task, _ = await asyncio.to_thread(read_task, call.body)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
@@ -255,7 +249,7 @@ async def input_tokens(call: Call[ResponsesBody]) -> Response:
 # --------------------------------------------------------------------------- the conversation
 
 
-def read_task(body: ResponsesBody) -> tuple[ChatTask, Toolbox]:
+def read_task(body: _ResponsesBody) -> tuple[ChatTask, Toolbox]:
     """Return the task of a request, and its tools."""
     transcript, toolbox = Transcript(), Toolbox()
     _add_tools(toolbox, body.tools, "tools")
@@ -291,13 +285,13 @@ def read_task(body: ResponsesBody) -> tuple[ChatTask, Toolbox]:
     return task, toolbox
 
 
-def _echo_fields(body: ResponsesBody, data: Mapping[str, Any]) -> dict[str, Any]:
+def _echo_fields(body: _ResponsesBody, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the request that OpenAI's responses repeat, as they came."""
     format = (data.get("text") or {}).get("format") or {"type": "text"}
     return {
         "instructions": data.get("instructions"),
         "max_output_tokens": data.get("max_output_tokens"),
-        "metadata": body.metadata,
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning": {"effort": None, "summary": None} | (data.get("reasoning") or {}),
         "text": {"format": Encoded([encode_json(format)])},  # a stream has these three times
@@ -325,14 +319,10 @@ def _add_item(transcript: Transcript, item: Body) -> None:
             if text := join_parts(item.content or item.summary):
                 transcript.add_reasoning(text)
         case _Call():
-            name = function_name(item.name, item.namespace)
-            transcript.add_call(item.call_id, name, item.arguments or "{}")
-        case _CustomCall():
-            name = function_name(item.name, item.namespace)
-            transcript.add_call(item.call_id, name, dump_arguments({"input": item.input}))
+            transcript.add_call(item.call_id, function_name(item.name, item.namespace), item.arguments or "{}")
         case _ShellCall():
             transcript.add_call(item.call_id, "local_shell", dump_arguments(item.action))
-        case _Output() | _ShellOutput():
+        case _Output():
             transcript.add_result(item.call_id, join_parts(item.output))
 
 
@@ -372,7 +362,7 @@ class ResponseReply(Reply):
     head = NAMED
 
     def __init__(
-        self, call: Call[ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox, echo: Mapping[str, Any]
+        self, call: Call[_ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox, echo: Mapping[str, Any]
     ) -> None:
         super().__init__(call, answers)
         self._telemetry = read_telemetry(call, answers)

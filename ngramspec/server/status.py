@@ -96,13 +96,11 @@ async def lora_adapters(call: Call[Body]) -> Response:
     return JsonResponse([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
 
 
-class AdaptersBody(Body):
-    """The body of `POST /lora-adapters`, which is only this list."""
-
+class _AdaptersBody(Body):
     adapters: Items[Scale]
 
 
-async def scale_lora_adapters(call: Call[AdaptersBody]) -> Response:
+async def scale_lora_adapters(call: Call[_AdaptersBody]) -> Response:
     """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
     scales = read_scales(call.model, call.body.adapters, "adapters")
     call.model.service.set_scales(scales or (0.0,) * len(call.model.adapters))
