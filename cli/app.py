@@ -64,7 +64,6 @@ class Subcommands(CommandList):
         self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the imported command and the remaining arguments."""
         if replacement := f"chat {args[0]}" if args[0].endswith(".gguf") else OTHER_NAMES.get(args[0]):
             usage_error(f"there is no command {args[0]!r}; use ngramspec {replacement} (see ngramspec --help)")
         name, command, rest = super().resolve_command(ctx, args)
@@ -119,7 +118,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
     code = run(sys.argv[1:])
     if sys.argv[1:2] == ["serve"]:
         # Python would take seconds to free the model and the prompt cache, and `exit_on_timeout` no longer guards them.
@@ -186,7 +184,6 @@ def _reject_unsupported(arguments: list[str], command: str, flags: Container[str
 
 
 def _format_usage_error(error: Any) -> str:
-    """Format an error in the command line."""
     message: str = error.format_message()
     if "extra argument" in message and ".gguf)" in message:
         return f"{message}; pass one model"

@@ -138,7 +138,6 @@ def _read_first(file: str | None, prompt: str | None) -> str | None:
 
 
 def _talk(session: Session, first: str | None) -> None:
-    """Chat with a user at a terminal until the user exits."""
     if first is not None:
         session.ask(first)
     note(f"{'' if first is None else 'the chat continues; '}/help lists commands, Ctrl-D exits")
@@ -219,7 +218,6 @@ class ChatCompleter(Completer):
     _commands = _make_completer(chat_commands.NAMES)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Yield the completions for the text before the cursor."""
         text = document.text_before_cursor
         match = _ARGUMENT.fullmatch(text)
         if match is None:

@@ -77,7 +77,6 @@ def _help(_session: Session, _argument: str) -> None:
 
 
 def describe_commands() -> Iterator[tuple[str, str]]:
-    """Yield each command with its argument, and its description."""
     for name, (parameter, action) in COMMANDS.items():
         description = action.__doc__ or ""
         yield f"/{name} {parameter}".rstrip(), description[:1].lower() + description[1:].removesuffix(".")
@@ -282,7 +281,6 @@ def _drafts(session: Session, _argument: str) -> None:
 
 
 def set_drafts(session: Session, on: bool) -> None:
-    """Turn the display of drafts on or off."""
     view = session.view
     if on and not view.can_show_drafts:
         raise NGramSpecError("drafts can only be shown in a terminal")

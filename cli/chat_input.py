@@ -52,7 +52,6 @@ class StopKey:
         self._answering = False
 
     def install(self) -> None:
-        """Take over SIGINT until the program ends."""
         # A background job of a shell without job control starts with SIGINT ignored, which must not change.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._on_signal)
@@ -160,7 +159,6 @@ class Terminal:
 
 @Condition
 def _in_quotes() -> bool:
-    """Return True if triple quotes are open."""
     text = get_app().current_buffer.text
     return _OPEN.match(text) is not None and text.count('"""') % 2 == 1
 

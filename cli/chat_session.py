@@ -68,7 +68,6 @@ class ChatOptions:
 
 
 def draw_seed() -> int:
-    """Return a random seed."""
     return random.SystemRandom().randrange(2**32)
 
 
@@ -86,7 +85,6 @@ def conversation_path() -> Path:
 
 
 def load_last() -> tuple[Conversation, str]:
-    """Load the saved conversation with `load`."""
     if not conversation_path().exists():
         raise NGramSpecError("there is no saved conversation; ngramspec chat --keep saves one")
     return load(conversation_path())
@@ -148,7 +146,6 @@ class Session:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens in the context that the conversation occupies."""
         if self._n_tokens is None:
             try:
                 self._n_tokens = len(self.encode(self.conversation.messages(self.conversation.first)))

@@ -40,11 +40,9 @@ class Setting(NamedTuple):
     field: str  # field of the group
 
     def get(self, chat_options: ChatOptions) -> Any:
-        """Return the value in some options."""
         return getattr(getattr(chat_options, self.group) if self.group else chat_options, self.field)
 
     def show(self, session: Session) -> str:
-        """Return the value as the user would type it."""
         value = self.get(session.options)
         if self.spec.parse is schema_grammar:
             return "see grammar"
@@ -139,7 +137,6 @@ SETTINGS, _NAMES = _derive()
 
 
 def find(name: str) -> Setting:
-    """Return a setting by its name or one of its flags."""
     key = _NAMES.get(_normalize(name))
     if key is None:
         raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")

@@ -73,7 +73,6 @@ class AnswerView:
         return (columns or 80) >= NARROW and (lines or 24) >= LOW
 
     def begin(self) -> None:
-        """Prepare for the next answer."""
         self._kind, self._stream = "", None
         self._renders = self.markdown and not self.drafts and self.can_render
 
@@ -108,12 +107,10 @@ class AnswerView:
                     stderr.print(printable(text), style=style, end="", markup=False, soft_wrap=True)
 
     def end(self) -> None:
-        """End the answer and its last line."""
         self._end_part()
         self._kind = ""
 
     def _print(self, text: Text) -> None:
-        """Write styled text to the terminal."""
         with self._console.capture() as capture:
             self._console.print(text, end="", soft_wrap=True)
         if text:
@@ -121,7 +118,6 @@ class AnswerView:
             self._open_line = not text.plain.endswith("\n")
 
     def _end_part(self) -> None:
-        """End the last line of the reasoning or the content."""
         if self._stream is not None:
             self._stream.finish()
             self._stream = None

@@ -89,13 +89,11 @@ def format_error(error: str | Exception) -> str:
 
 
 def fail(error: str | Exception, code: int = FAILED) -> NoReturn:
-    """End the program with one line on stderr."""
     print_error(error)
     raise typer.Exit(code)
 
 
 def usage_error(message: str) -> NoReturn:
-    """End the program because the command line is invalid."""
     fail(message, USAGE)
 
 
@@ -146,13 +144,11 @@ def capture_outcome() -> Iterator[Outcome]:
 
 
 def reraise(outcome: Outcome) -> None:
-    """Raise the exception that ended a job, if there is one."""
     if outcome.error is not None:
         raise outcome.error
 
 
 def read_text(path: Path) -> str:
-    """Read a text file, which must be UTF-8."""
     return _decode(path.read_bytes(), str(path))
 
 
@@ -210,7 +206,6 @@ def prepare_streams() -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write text to stdout and flush it."""
     sys.stdout.write(text)
     sys.stdout.flush()
     if text.endswith("\n"):

@@ -153,7 +153,6 @@ class _HiddenView(AnswerView):
         self._n_tokens, self._content = 0, ""
 
     def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
-        """Count the tokens of a step and show the reasoning in `deltas`."""
         super().show(step, deltas, piece)
         if text := "".join(delta.text for delta in deltas if delta.kind == "text"):
             start = self._content.rfind("\n") + 1
@@ -166,7 +165,6 @@ class _HiddenView(AnswerView):
                 self.ending = "length"
 
     def write(self, deltas: Iterable[Delta]) -> None:
-        """Write the reasoning in pieces of an answer."""
         super().write(delta for delta in deltas if delta.kind == "reasoning")
 
 
@@ -201,7 +199,6 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str | None, str, str]:
-    """Return the model or `None`, the file and the instruction."""
     first = arguments[0]
     if len(arguments) > 3 or (len(arguments) == 3 and os.path.exists(first) and not is_model(first)):
         usage_error(f"edit changes one file, and the instruction must be in quotes; got {len(arguments)} arguments")
@@ -319,7 +316,6 @@ def merge_lines(original: str, new: str) -> tuple[list[str], int]:
 
 
 def format_diff(name: str, original: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a unified diff, as git prints them."""
     path = name.lstrip("/")
     for line in unified_diff(split_lines(original), lines, f"a/{path}", f"b/{path}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

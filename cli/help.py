@@ -55,7 +55,6 @@ class CommandList(TyperGroup):
     """Group whose help shows the commands before the options, each with its first line in full."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands and the options."""
         rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

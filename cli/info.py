@@ -192,7 +192,6 @@ def _facts(target: Target, name: str) -> dict[str, str]:
 
 
 def _details(target: Target) -> dict[str, str]:
-    """Return the other properties of the model and the machine."""
     weights, settings = target.weights, target.settings
     batches = "" if settings.threads_batch == settings.threads else f" ({settings.threads_batch} for batches)"
     details = {

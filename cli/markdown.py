@@ -48,7 +48,6 @@ class _Code(CodeBlock):
 
     @classmethod
     def create(cls, markdown: Markdown, token: Token) -> _Code:
-        """Return an element for a token."""
         code = cls(token.info.partition(" ")[0], "ansi_dark")
         code.opening, code.closing = f"{token.markup}{token.info}", token.markup
         return code
@@ -90,7 +89,6 @@ def _split_blocks(source: str) -> list[tuple[int, list[Token]]]:
 
 
 def code_blocks(source: str) -> list[str]:
-    """Return the contents of all code blocks of a text."""
     return [token.content for token in _PARSER.parse(source) if token.type in ("fence", "code_block")]
 
 
@@ -119,7 +117,6 @@ class MarkdownStream:
             self._show()
 
     def finish(self) -> None:
-        """Show the rest of the text at its end."""
         self._show(ended=True)
         self._live.stop()
 

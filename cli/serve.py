@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,11 +142,13 @@ def serve(
     )
     hosts = [*serving.hosts, *(serving.allow_host or ())]
     app = make_app(server, keys=keys, origins=serving.origins, hosts=hosts, log=log)
-    with _switch_fast(), ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_SECONDS)
         listeners = _open_listeners(stack, serving.hosts, serving.port)
         for worker in _WORKERS:
             stack.enter_context(worker.session())
-        stop_answering = stack.enter_context(_serve_requests(app, listeners, serving))
+        stop_answering = _serve_requests(stack, app, listeners, serving)
         address = _address(serving, listeners[0].getsockname()[1])
         note(f"listening on {address}")
         if not keys and not all(host.startswith(("127.", "::1", "localhost")) for host in serving.hosts):
@@ -160,48 +162,35 @@ def serve(
                 room = f"{serving.parallel} requests at once, {served_model.n_ctx} tokens each"
                 note(f"{served_model.name} is ready: {room}, --exact {'on' if served_model.exact else 'off'}")
                 wait_for_signal()
-            with _exit_on_timeout(DRAIN_SECONDS + EXIT_SECONDS):
-                limit = f"waiting up to {DRAIN_SECONDS:g} s for running requests"
-                note(f"shutting down: {limit}; press Ctrl-C again to stop now")
-                server.draining = True
-                for worker in _WORKERS:
-                    worker.close()
-                served_model.service.stop(DRAIN_SECONDS)
-                stop_answering()
+            _shut_down(stack, server, served_model, stop_answering)
         except (KeyboardInterrupt, Terminated) as signal:
             # Python would wait for the engine's thread, which loads the model or runs a decode call.
             os._exit(TERMINATED if isinstance(signal, Terminated) else INTERRUPTED)
 
 
-@contextmanager
-def _switch_fast() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-@contextmanager
-def _exit_on_timeout(seconds: float) -> Iterator[None]:
-    """End the process if the block takes longer than `seconds`, even if threads do not end."""
-
-    def end() -> None:
-        text = f"warning: a request did not end within {seconds:g} s; exiting without it"
-        # Writing to stderr does not return if the reader of a pipe has stopped reading.
-        writer = threading.Thread(target=note, args=(text,), daemon=True)
-        writer.start()
-        writer.join(0.5)
-        os._exit(0)
-
-    timer = threading.Timer(seconds, end)
+def _shut_down(stack: ExitStack, server: Server, model: ServedModel, stop_answering: Callable[[], None]) -> None:
+    """Wait for running requests, but not longer than the time for them."""
+    timer = threading.Timer(DRAIN_SECONDS + EXIT_SECONDS, _exit_late)
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    stack.callback(timer.cancel)
+    limit = f"waiting up to {DRAIN_SECONDS:g} s for running requests"
+    note(f"shutting down: {limit}; press Ctrl-C again to stop now")
+    server.draining = True
+    for worker in _WORKERS:
+        worker.close()
+    model.service.stop(DRAIN_SECONDS)
+    stop_answering()
+
+
+def _exit_late() -> None:
+    """End the process even if threads do not end."""
+    text = f"warning: a request did not end within {DRAIN_SECONDS + EXIT_SECONDS:g} s; exiting without it"
+    # Writing to stderr does not return if the reader of a pipe has stopped reading.
+    writer = threading.Thread(target=note, args=(text,), daemon=True)
+    writer.start()
+    writer.join(0.5)
+    os._exit(0)
 
 
 def open_served_model(
@@ -315,17 +304,15 @@ def _open_listeners(stack: ExitStack, hosts: Sequence[str], port: int) -> list[s
 
 
 def _address(options: ServeOptions, port: int) -> str:
-    """Return the URL of the server for a browser on this machine."""
     host, scheme = options.hosts[0], "http" if options.ssl_cert_file is None else "https"
     name = "127.0.0.1" if host == "0.0.0.0" else f"[{host if host != '::' else '::1'}]" if ":" in host else host
     return f"{scheme}://{name}:{port}"
 
 
-@contextmanager
 def _serve_requests(
-    app: object, listeners: Sequence[socket.socket], options: ServeOptions
-) -> Iterator[Callable[[], None]]:
-    """Answer requests on a thread until the block ends."""
+    stack: ExitStack, app: object, listeners: Sequence[socket.socket], options: ServeOptions
+) -> Callable[[], None]:
+    """Answer requests on a thread until `stack` ends; the returned function waits for its end."""
     import uvicorn
 
     from ngramspec.server.connection import Connection, HttpServer
@@ -351,10 +338,8 @@ def _serve_requests(
         http_server.should_exit = True
         thread.join()
 
-    try:
-        yield stop
-    finally:
-        http_server.should_exit = True
+    stack.callback(setattr, http_server, "should_exit", True)
+    return stop
 
 
 def log(entry: Counters) -> None:

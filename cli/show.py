@@ -108,7 +108,6 @@ def report_parts(report: Report) -> Iterator[RenderableType]:
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table with one row per fact and without headings."""
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -148,13 +147,11 @@ def counting_bar(doing: str, count: ProgressColumn | None = None) -> Iterator[Ca
 
 
 def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    """Return a callback for the progress of a prefill in tokens."""
     return counting_bar("reading")
 
 
 @contextmanager
 def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a callback for the progress of downloads by file name."""
     with _progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
         tasks: dict[str, TaskID] = {}
 
@@ -262,14 +259,12 @@ class AnswerReport:
             note("note: decoding would be faster without -t or with --exact off: other programs use the same cores")
 
     def _is_new(self, name: str) -> bool:
-        """Return True at the first call for this name."""
         is_new = name not in self._shown
         self._shown.add(name)
         return is_new
 
 
 def format_speed(stats: Stats) -> str:
-    """Return the number of tokens and their rate."""
     text, speed = pluralize(stats.generated, "token"), stats.tokens_per_second
     return text if speed is None else f"{text} at {speed:,.{1 if speed < 1000 else 0}f} tokens/s"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures.files import write_model as write_with_head
 from support.cli_runner import DEMO, run, run_process, shell
 from support.fake_hub import FakeHub, serve
 
@@ -304,3 +305,33 @@ def test_complete_with_huge_text_tokenizes_only_needed_part(
     assert "the text has more than 64 tokens; only the last 56 are used" in cut.err
     assert max(sizes) < len(long) / 10
     assert run(env, *line, "--truncate", stdin=long[-2000:]).ok().out == cut.out
+
+
+# ---------------------------------------------------------------------- draft models
+
+PROMPT = b"def value_0(self):\n    return self._value_0\n\n\ndef value_1("
+DRAFTED = ("-t", "1", "-c", "512", "-n", "40", "--json")
+
+
+def test_bench_with_draft_model_accepts_its_drafts(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_bytes(PROMPT)
+    options = ("--exact", "off", "--repeat", "1", "--policy", "all", "-md", tiny, "--drafter", "model", "--json", "-")
+    found = run(env, "bench", tiny, *DRAFTED[:-1], "--prompts", tmp_path, *options).json
+    assert found["settings"]["drafter"] == "model"
+    fixed = [one for one in found["runs"] if one["policy"] == "fixed"]
+    assert all(one["accepted"] == one["drafted"] > 0 for one in fixed)
+
+
+def test_draft_model_that_is_unusable_fails_with_one_line(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+    for command, model, words in (
+        (["complete", tiny], tmp_path / "gone.gguf", "gone.gguf"),
+        (["complete", tiny], DEMO, "their vocabularies differ at token"),
+        (["serve", tiny, "--port", "0"], tmp_path / "gone.gguf", "gone.gguf"),
+    ):
+        run(env, *command, "-t", "1", "-c", "256", "-md", model, stdin=PROMPT).assert_failed(words)
+
+
+def test_complete_mtp_drafts_with_nextn_layer(env: dict[str, str], tmp_path: Path) -> None:
+    model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True)
+    done = run(env, "complete", model, *DRAFTED, "--exact", "off", "--mtp", "--policy", "fixed", stdin=PROMPT)
+    assert done.json["accepted"] > 0

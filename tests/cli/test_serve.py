@@ -14,7 +14,7 @@ import sys
 import threading
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import httpx
 import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve as serve_module
-from support.cli_runner import COMMAND, DEMO, PATIENCE, RunResult, run, run_process
+from support.cli_runner import COMMAND, DEMO, PATIENCE, run, run_process
 from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
 
@@ -334,52 +334,47 @@ serve_module.note = note
 SOON = "serve_module.DRAIN_SECONDS = serve_module.EXIT_SECONDS = 0.2\n"
 
 
-def serve_changed(env: dict[str, str], changes: str) -> RunResult:
-    """Run the server in a process in which `SCRIPT` and `changes` replace functions."""
-    command = [sys.executable, "-c", f"{SCRIPT}{changes}\napp.main()"]
-    return run_process(env, "serve", DEMO, *SMALL, "0", command=command)
-
-
-def test_serve_with_immediate_second_interrupt_exits(env: dict[str, str]) -> None:
-    """An earlier version waited forever for the engine's thread after a signal before the wait for requests."""
-    changes = """
-on_ready = lambda: kill(signal.SIGINT)
-on_note = lambda text: "shutting down" in text and signal.raise_signal(signal.SIGINT)
-"""
-    done = serve_changed(env, changes)
-    assert done.code == 130
-    assert "shutting down" in done.err
-
-
-@pytest.mark.parametrize("blocked", ["ServedModel.check_size", "Engine._work"])
-def test_serve_with_blocked_thread_exits_after_sigterm(env: dict[str, str], blocked: str) -> None:
-    changes = f"""
+BLOCKED = """
 def on_ready():
-    {blocked} = block
+    {} = block
     threading.Thread(target=send, daemon=True).start()
 """
-    done = serve_changed(env, SOON + changes).ok()
-    assert "did not end within 0.4 s" in done.err
 
-
-def test_serve_with_blocked_log_exits_after_sigterm(env: dict[str, str]) -> None:
-    changes = """
-console.note = note
-
+ENDS = {
+    # An earlier version waited forever for the engine's thread after a signal before the wait for requests.
+    "a second interrupt": (
+        """
+on_ready = lambda: kill(signal.SIGINT)
+on_note = lambda text: "shutting down" in text and signal.raise_signal(signal.SIGINT)
+""",
+        130,
+        "shutting down",
+    ),
+    "a blocked request": (SOON + BLOCKED.format("ServedModel.check_size"), 0, "did not end within 0.4 s"),
+    "a blocked engine": (SOON + BLOCKED.format("Engine._work"), 0, "did not end within 0.4 s"),
+    "a blocked log": (
+        SOON
+        + """
 def on_note(text):
     if "shutting down" in text or "did not end" in text:
         threading.Event().wait()  # as a full pipe would
-"""
-    serve_changed(env, SOON + changes).ok()
+""",
+        0,
+        "",
+    ),
+    "a blocked exit handler": ("atexit.register(threading.Event().wait)", 0, ""),
+    "a signal while the model is loading": ("serve_module.open_resolved = block", 143, "loading"),
+}
 
 
-def test_serve_with_blocked_exit_handler_exits_after_sigterm(env: dict[str, str]) -> None:
-    serve_changed(env, "atexit.register(threading.Event().wait)").ok()
-
-
-def test_serve_during_model_load_exits_after_sigterm(env: dict[str, str]) -> None:
-    done = serve_changed(env, "serve_module.open_resolved = block")
-    assert (done.code, done.raw) == (143, b"")
+@pytest.mark.parametrize("name", ENDS)
+def test_serve_ends_after_signal_despite(env: dict[str, str], name: str) -> None:
+    """Run the server in a process in which `SCRIPT` and `changes` replace functions."""
+    changes, code, words = ENDS[name]
+    command = [sys.executable, "-c", f"{SCRIPT}{changes}\napp.main()"]
+    done = run_process(env, "serve", DEMO, *SMALL, "0", command=command)
+    assert (done.code, done.raw) == (code, b""), done.err
+    assert words in done.err
 
 
 @pytest.mark.exhaustive
@@ -506,5 +501,85 @@ def test_serve_with_many_blocked_requests_answers_other_clients(
             finally:
                 end.set()
             assert [one.result().status_code for one in slow] == [200] * count
+
+    serve(env, client).ok()
+
+
+# ---------------------------------------------------------------------- grammars that hang other servers
+
+JSON = {"Content-Type": "application/json"}
+SHORT = {"prompt": "Once upon a time", "n_predict": 2}
+
+NESTED = '{"type": "array", "items": ' * 1000 + "{}" + "}" * 1000
+"""Schema of 1,000 levels as JSON, which Python's own encoder cannot write."""
+
+
+def match(pattern: str) -> dict[str, Any]:
+    """Return the fields of a request for a text that matches a pattern."""
+    return {"json_schema": {"type": "string", "pattern": pattern}}
+
+
+def encode(attack: dict[str, Any]) -> str:
+    """Return the body of a request."""
+    return json.dumps(SHORT | attack).replace('"NESTED"', NESTED)
+
+
+QUICK: dict[str, dict[str, Any]] = {
+    "optional characters": match("^(a?){1000}a{1000}$"),
+    "optional characters in GBNF": {"grammar": 'root ::= ("a"?){1000} "a"{1000}'},
+    "left recursion": {"grammar": 'root ::= root "a" | "a"'},
+    "cycle of references": {"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+}
+SLOW: dict[str, dict[str, Any]] = {
+    "nullable repetitions": {"grammar": 'root ::= ((("a"?)*)*)* "b"'},
+    "no end": {"grammar": 'root ::= "a" root'},
+    "exponential pattern": match("^(([a-z]+)+)+$"),
+    "exponential automaton": match("^(.*a.{40}){3}$"),
+    "repeated repetitions": match("^(((a{1,200}){1,200}){1,200}){1,200}$"),
+    "100,000 alternatives": {"json_schema": {"enum": [f"choice {i}" for i in range(100_000)]}},
+    "1,000 levels": {"json_schema": "NESTED"},
+    "1 MB": {"grammar": 'root ::= "a" | ' + " | ".join(f'"{"x" * 90}{i}"' for i in range(10_000))},
+    "1,000 optional properties": {
+        "json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    },
+}
+ATTACKS = [
+    *(pytest.param(body, id=name) for name, body in QUICK.items()),
+    *(pytest.param(body, id=name, marks=pytest.mark.exhaustive) for name, body in SLOW.items()),
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_serve_during_hostile_grammar_answers_other_clients(env: dict[str, str], attack: dict[str, Any]) -> None:
+    statuses = []
+
+    def client(http: httpx.Client) -> None:
+        with ThreadPoolExecutor() as pool:
+            hostile = pool.submit(http.post, "/completion", content=encode(attack), headers=JSON)
+            answered = 0
+            while not hostile.done() or not answered:
+                assert http.post("/completion", json=SHORT).status_code == 200
+                assert http.get("/health").status_code == 200
+                answered += 1
+            response = hostile.result()
+            statuses.append(response.status_code)
+            assert "shutting down" not in response.text
+
+    serve(env, client).ok()
+    assert statuses in ([200], [400])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("attack", ATTACKS[:2])
+def test_serve_during_hostile_grammar_exits_after_sigterm(env: dict[str, str], attack: dict[str, Any]) -> None:
+    def client(http: httpx.Client) -> None:
+        def send() -> None:
+            # The server may close the connection when it ends.
+            with suppress(httpx.HTTPError), httpx.Client(base_url=http.base_url, timeout=PATIENCE) as other:
+                other.post("/completion", content=encode(attack), headers=JSON)
+
+        threading.Thread(target=send, daemon=True).start()
+        assert http.post("/completion", json=SHORT).status_code == 200
+        signal.raise_signal(signal.SIGTERM)
 
     serve(env, client).ok()
