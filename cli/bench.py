@@ -28,7 +28,7 @@ from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling, allow_range, option
 from ngramspec.user_class import FORM, is_user_class
 
-from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, provenance
+from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings
 from .console import note, pluralize, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model
 from .sampling_options import SamplingOptions, check_sampling
@@ -131,8 +131,7 @@ def bench(
         if pairs:
             setup = [*conditions.lines, *_heading(benchmark)]
             comparison = against_report(server.url, command, setup, pairs, len(cases))
-            found = {"against": server.url, "conditions": conditions.to_json(command), "pairs": pairs}
-            output.write(comparison, provenance(target) | found)
+            output.write(comparison, conditions.to_json(command, load) | {"against": server.url, "pairs": pairs})
         reraise(outcome)
         return
     note(
@@ -148,11 +147,9 @@ def bench(
     report = benchmark_report(title, conditions.origin, command, setup, benchmark, summaries, skipped)
     inputs = {
         "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
-        "load": asdict(load),
         "memory": {"name": load.memory or DEFAULT, "tokens": memory.n_stored_tokens} if memory else None,
-        "conditions": conditions.to_json(command),
     }
-    document = inputs | provenance(target) | _document(target, benchmark, summaries)
+    document = inputs | conditions.to_json(command, load) | _document(target, benchmark, summaries)
     document |= {"verdict": "\n".join(report.details[-len(benchmark.policies) :]), "skipped": skipped}
     output.write(report, document)
     reraise(outcome)

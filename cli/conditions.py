@@ -16,6 +16,7 @@ from ngramspec.cpu.cores import CpuLoad, logical_cores, read_cpu_seconds
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
+from ngramspec.loading.settings import LoadSettings
 
 from .console import pluralize
 
@@ -85,45 +86,43 @@ class Conditions:
         model = f"{self._file} ({self._target.weights.description})"
         return "; ".join([model, machine.name(), backend, build_text, own, settings])
 
-    def to_json(self, command: str) -> dict[str, Any]:
-        """Return the conditions as JSON, with the command that repeats the measurement."""
-        return {
+    def to_json(self, command: str, load: LoadSettings) -> dict[str, Any]:
+        """Return the conditions, the settings and the model as JSON, with the command that repeats the measurement."""
+        weights = self._target.weights
+        conditions = {
             "model_file": self._file,
-            "threads": self._target.weights.n_threads,
+            "threads": weights.n_threads,
             "exact": self._exact,
             "memory": self._memory,
             "other_cores": self.load.cores,
             "cores": logical_cores(),
             "command": command,
         }
+        return {
+            "load": asdict(load),
+            "conditions": conditions,
+            "ngramspec": ngramspec.__version__,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine.name(),
+            "devices": [asdict(device) for device in weights.devices],
+            "placement": weights.plan.summary(weights.layers),
+            "build": build(),
+            "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
+            "model": {
+                "path": str(weights.path),
+                "name": weights.name,
+                "architecture": weights.architecture,
+                "description": weights.description,
+                "size_bytes": weights.size_bytes,
+                "parameters": weights.n_params,
+                "can_rollback": self._target.sequences[0].can_rollback,
+            },
+        }
 
 
 def exact_mode(sizes: Sequence[int] | None) -> str:
     """Describe exact mode with its batch sizes; `None` or an empty sequence means single tokens."""
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
-
-
-def provenance(target: Target) -> dict[str, Any]:
-    """Return the program, date, machine, build and model as JSON."""
-    weights = target.weights
-    return {
-        "ngramspec": ngramspec.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.name(),
-        "devices": [asdict(device) for device in weights.devices],
-        "placement": weights.plan.summary(weights.layers),
-        "build": build(),
-        "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
-        "model": {
-            "path": str(weights.path),
-            "name": weights.name,
-            "architecture": weights.architecture,
-            "description": weights.description,
-            "size_bytes": weights.size_bytes,
-            "parameters": weights.n_params,
-            "can_rollback": target.sequences[0].can_rollback,
-        },
-    }
 
 
 def load_settings(target: Target) -> dict[str, Any]:

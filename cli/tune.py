@@ -23,7 +23,7 @@ from ngramspec.quants.costs import costs_path, quant_note
 from ngramspec.quants.shape import is_shape, parse_shape, shape_of
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
-from .conditions import Conditions, provenance
+from .conditions import Conditions
 from .console import defer_signals, fail, note, reraise, usage_error
 from .options import DISPLAY, Model
 from .show import Output, command_line, json_option, run_timed
@@ -136,8 +136,7 @@ def tune(
         details=[*conclusions(tuning, advice, applied=is_saved)],
     )
     document = {
-        "load": asdict(load),
-        **provenance(target),
+        **conditions.to_json(command, load),
         "complete": tuning.complete,
         "settings": {"seconds": time_limit, "depth": deep, "least_gain": MIN_GAIN, "false_alarms": CHANCE},
         "present": asdict(tuning.present),
@@ -146,7 +145,6 @@ def tune(
         "together": together.to_json(deep) if together else None,
         "recommended": changes and {"options": flags(changes), "changes": changes, "applied": is_saved},
         "left_out": tuning.left_out,
-        "conditions": conditions.to_json(command),
         "advice": advice,
     }
     output.write(report, document)

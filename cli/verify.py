@@ -16,7 +16,7 @@ from ngramspec.loading.load import find, open_alone, open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
-from .conditions import Conditions, exact_mode, load_settings, provenance
+from .conditions import Conditions, exact_mode, load_settings
 from .console import fail, note, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model
 from .show import Output, command_line, json_option, run_timed
@@ -78,9 +78,7 @@ def verify(
     report = verify_report(command, setup, selfcheck, checks, skipped_prompts)
     document = {
         "selection": {"prompts": str(prompts) if prompts else None},
-        "load": asdict(load),
-        "conditions": conditions.to_json(command),
-        **provenance(target),
+        **conditions.to_json(command, load),
         "complete": selfcheck.complete,
         "verdict": report.headline,
         "settings": {

@@ -111,7 +111,11 @@ def load_prompts(path: Path | None) -> list[Prompt]:
     that it cannot be read, is malformed, or contains no prompts.
     """
     if path is None:
-        prompts = _load_packaged()
+        try:
+            files = sorted(importlib.resources.files(PACKAGE).iterdir(), key=lambda file: file.name)
+        except (ModuleNotFoundError, OSError) as error:
+            raise NGramSpecError("the packaged prompts are missing from this installation") from error
+        prompts = [prompt for file in files if file.name.endswith(".toml") for prompt in _load_file(file, "")]
     elif path.is_dir():
         prompts = _load_folder(path)
     elif path.is_file():
@@ -128,14 +132,6 @@ def load_prompts(path: Path | None) -> list[Prompt]:
             raise NGramSpecError(f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
         keys.add(key)
     return prompts
-
-
-def _load_packaged() -> list[Prompt]:
-    try:
-        files = sorted(importlib.resources.files(PACKAGE).iterdir(), key=lambda file: file.name)
-    except (ModuleNotFoundError, OSError) as error:
-        raise NGramSpecError("the packaged prompts are missing from this installation") from error
-    return [prompt for file in files if file.name.endswith(".toml") for prompt in _load_file(file, "")]
 
 
 def _load_folder(folder: Path) -> list[Prompt]:
@@ -170,9 +166,7 @@ def _load_file(file: Path | Traversable, category: str) -> list[Prompt]:
         content = _validate(_File, data, file.name)
         prompts = [{"category": content.category} | entry for entry in content.prompts]
         return [_validate(Prompt, entry, f"{file.name}, prompt {n}") for n, entry in enumerate(prompts, 1)]
-    if not text.strip():
-        raise NGramSpecError(f"{file.name} is empty")
-    return [Prompt(file.name, category, text=text)]
+    return [_validate(Prompt, {"id": file.name, "category": category, "text": text}, file.name)]
 
 
 def _read(file: Path | Traversable) -> str:

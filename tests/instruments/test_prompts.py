@@ -144,7 +144,7 @@ BAD_JSONL = {
 BAD: dict[str, Mapping[str, str | bytes]] = {
     "bad.toml": BAD_TOML,
     "bad.jsonl": BAD_JSONL,
-    "bad.txt": {"is empty": b" \n", "not UTF-8": b"caf\xe9", "NUL": b"a\0b"},
+    "bad.txt": {"text: must not be empty": b" \n", "not UTF-8": b"caf\xe9", "NUL": b"a\0b"},
 }
 
 
