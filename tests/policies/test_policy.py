@@ -251,6 +251,8 @@ def test_recurring_sizes_choose_prefers_what_recurs_within_its_limits() -> None:
     for _ in range(300):
         times.begin_pass(choose(7, 4.0, 8))
         recurring.record_pass()
+    drafts = [Candidate(0, 1.0, 1, 1.0), Candidate(5, 3.0, 8, 1.6), Candidate(7, 4.0, 8, 1.6)]
+    assert recurring.choose(drafts, times, ALL, 1.0, 9.0, 0.0).length == 7, "the better one of a size"
     assert choose(3, 3.1, 4) == 8, "padded to what recurs"
     assert choose(3, 3.1, 4, max_cost=1.55) == 4, "that would cost too much"
     times.begin_pass(1)
@@ -258,6 +260,19 @@ def test_recurring_sizes_choose_prefers_what_recurs_within_its_limits() -> None:
     for _ in range(300):
         recurring.record_pass()
     assert choose(7, 1.7, 8) == 1, "it no longer recurs"
+
+
+def test_cost_policy_with_restore_keeps_draft_within_its_stake() -> None:
+    curve, certain = known({1: 1.0, 64: 16.75}), draft([0.95] * 15)
+    assert CostPolicy().plan(certain, curve, ALL, RestoreCost(0.1, 0.1))[0] == 1, "always allowed, and the cheapest"
+    assert UnlimitedPolicy().plan(certain, curve, ALL, RestoreCost(0.1, 0.1))[0] > 10
+
+
+@pytest.mark.parametrize(("policy", "longest"), [(CostPolicy(), 1), (UnlimitedPolicy(texts=2), 15)])
+def test_cost_policy_with_two_texts_keeps_drafts_within_its_stake(policy: CostPolicy, longest: int) -> None:
+    times = known({1: 1.0, 64: 16.75}).for_plain(2)
+    plans = policy.for_n_sequences(2).plan_batch([draft([0.95] * 15)] * 2, times, ALL, lambda shape: [sum(shape)])
+    assert plans == [(longest, 1 + longest)] * 2
 
 
 @pytest.mark.parametrize(
