@@ -274,7 +274,7 @@ class _Preparation:
         properties_schema = prepared_schema.get("properties", {})
         if ("properties" not in schema and not names) or not isinstance(properties_schema, Mapping):
             return
-        prepared_schema["properties"] = {**properties_schema, **(dict.fromkeys(names, True) | properties_schema)}
+        prepared_schema["properties"] = {**properties_schema, **dict.fromkeys(names, True), **properties_schema}
         prepared_schema["additionalProperties"] = False
         # llguidance takes the order of properties from the keyword that comes first.
         for key in [key for key in prepared_schema if key in _IN_PLACE]:

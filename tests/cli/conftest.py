@@ -73,6 +73,7 @@ def make_session(target: Target, measured: Path) -> Session:
     settings = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
     decoder = SpeculativeDecoder(target, calibration_folder=measured)
     found = ModelSource(DEMO, DEMO.name)
-    loaded = LoadedModel(target, decoder, None, settings, {}, None)
+    loaded = LoadedModel(target, decoder.drafter, None, settings, {}, None)
+    vars(loaded)["decoder"] = decoder  # with the calibration of all tests
     sampling = SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 1})
     return Session(found, loaded, ChatOptions(settings, sampling, Acceptance(), predict=20))
