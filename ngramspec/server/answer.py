@@ -22,6 +22,7 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.call import Call
 from ngramspec.server.errors import context_length_error, shutdown_error, to_api_error
 from ngramspec.server.json_text import read_arguments
+from ngramspec.server.limits import MAX_EVENTS
 from ngramspec.steps import Step
 
 Kind = Literal["reasoning", "text", "call"]
@@ -230,9 +231,6 @@ class Answer:
 _CANCEL_SECONDS = 5.0
 """Maximum time to wait for a cancelled request, so that it is counted. It ends after the current decode call."""
 
-_MAX_EVENTS = 64
-"""Maximum number of events that are read before other clients have a turn."""
-
 
 @asynccontextmanager
 async def run_answers(call: Call[Any], answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
@@ -331,7 +329,7 @@ class EventQueue:
         """Return waiting events with the numbers of their answers; consecutive steps of an answer are one event."""
         events: list[tuple[int, Event | list[Step]]] = []
         steps: dict[int, list[Step]] = {}  # the last event of each answer, if it is one of steps
-        for _ in range(_MAX_EVENTS):
+        for _ in range(MAX_EVENTS):
             if self._events.empty():
                 break
             number, event = self._events.get_nowait()

@@ -12,19 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
-from ngramspec.server.body import (
-    Body,
-    FieldError,
-    Flag,
-    Items,
-    Name,
-    Text,
-    TextPart,
-    join_parts,
-    parts,
-    tagged,
-    whole,
-)
+from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, TextPart, join_parts, parts, tagged, whole
 from ngramspec.server.call import Call
 from ngramspec.server.chat import (
     EFFORTS,

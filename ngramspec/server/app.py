@@ -19,6 +19,7 @@ from ngramspec.server.call import COUNTERS, Counters
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from ngramspec.server.endpoint import Endpoint, error_response
 from ngramspec.server.errors import ApiError
+from ngramspec.server.limits import MAX_PATH
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.ollama import processes, show, tags, version
 from ngramspec.server.openai_chat import chat_completions
@@ -29,9 +30,6 @@ from ngramspec.server.state import Server
 from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, scale_lora_adapters, slots
 
 Log = Callable[[Counters], None]
-
-
-_MAX_PATH = 100  # maximum number of characters of a path in the log
 
 
 def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
@@ -50,7 +48,7 @@ def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
         finally:
             if log is not None and scope["type"] == "http":
                 counters.method, counters.duration_seconds = scope["method"], time.monotonic() - started_at
-                counters.path = scope["path"][:_MAX_PATH].encode("unicode_escape").decode()
+                counters.path = scope["path"][:MAX_PATH].encode("unicode_escape").decode()
                 log(counters)
 
     return handle

@@ -30,18 +30,7 @@ from pydantic import (
 )
 
 from ngramspec.server.errors import ApiError, bad_field
-
-MAX_VALUES = 400_000
-"""Maximum number of values in JSON, because Python keeps its lock, and the other requests wait, while it is parsed."""
-
-MAX_ITEMS = 10_000
-"""Maximum number of objects in a list: messages, parts of a message, tools."""
-
-MAX_STRINGS = 1024
-"""Maximum number of strings in a list, such as stop strings."""
-
-MAX_CHARACTERS = 16_384
-"""Maximum number of characters of such a list."""
+from ngramspec.server.limits import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
 
 _MAX_INTEGER = 2**31 - 1
 _MAX_QUOTED = 60  # maximum number of characters or digits of a value in an error message

@@ -25,11 +25,9 @@ from ngramspec.grammars.lark import MAX_SIZE, Lark, choice_grammar, lark, patter
 from ngramspec.grammars.worker import worker
 from ngramspec.server.body import Body, FieldError, Flag, Name, Text, check_json, describe_value, texts
 from ngramspec.server.errors import bad_field
+from ngramspec.server.limits import MAX_CHOICES
 
 T = TypeVar("T")
-
-MAX_CHOICES = 100_000
-"""Maximum number of strings in `guided_choice`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.body import MAX_ITEMS, Body, Flag, PromptField, Prompts, Text, check_count, whole
+from ngramspec.server.body import Body, Flag, PromptField, Prompts, Text, check_count, whole
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.json_text import Encoded, JsonResponse
+from ngramspec.server.limits import MAX_ITEMS, MAX_NUMBERS
 from ngramspec.server.openai_completions import read_tokens
 
 Vectors = NDArray[np.float32]
@@ -25,9 +26,6 @@ Vectors = NDArray[np.float32]
 
 NO_LIMIT = 2**31
 """More tokens than any request contains."""
-
-MAX_NUMBERS = 2**23
-"""Maximum number of numbers in a response."""
 
 LARGEST = 32760.0
 """Value that the largest element of a vector gets when it is scaled to 16 bits."""

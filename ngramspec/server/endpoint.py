@@ -18,10 +18,11 @@ from starlette.types import Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
 from ngramspec.server import ollama
-from ngramspec.server.body import MAX_VALUES, B, Body, parse
+from ngramspec.server.body import B, Body, parse
 from ngramspec.server.call import COUNTERS, Call, Counters
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.json_text import JsonResponse
+from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_VALUES
 from ngramspec.server.state import Server
 
 
@@ -108,12 +109,6 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
             raise too_large
     return bytes(body)
 
-
-MAX_DIGITS = 1000
-"""Maximum number of digits of a whole number in the JSON of a request. The time to read them grows with the square."""
-
-LARGE_JSON = 65_536
-"""Size in bytes from which the JSON of a request is read on a thread, which lets the loop of the server run."""
 
 _VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
 """Strings, and the character before each other value except the first of an array or object."""

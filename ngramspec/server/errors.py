@@ -20,6 +20,7 @@ from typing import Any
 from ngramspec.batching.request import ClosedError
 from ngramspec.data import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
 from ngramspec.sampling.distribution import NoTokenLeft
+from ngramspec.server.limits import MAX_MESSAGE
 
 _TYPES = {
     401: "authentication_error",
@@ -31,9 +32,6 @@ _TYPES = {
 
 _FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages"}
 """Field of a request that an error refers to, by the type of the error."""
-
-MAX_MESSAGE = 2000
-"""Maximum number of characters of an error message, which may quote a request or a model file."""
 
 
 class ApiError(Exception):

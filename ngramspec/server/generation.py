@@ -33,7 +33,6 @@ from ngramspec.sampling.settings import (
     parse_samplers,
 )
 from ngramspec.server.body import (
-    MAX_CHARACTERS,
     Body,
     FieldError,
     Flag,
@@ -49,15 +48,9 @@ from ngramspec.server.body import (
 from ngramspec.server.call import Call
 from ngramspec.server.constraints import Constraints, JsonFormat
 from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ANSWERS, MAX_CHARACTERS, MAX_TOKENS
 from ngramspec.server.state import ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
-
-MAX_TOKENS = 65_536
-"""Maximum number of tokens in `logit_bias` and `stop_token_ids`."""
-
-MAX_ANSWERS = 128  # maximum number of answers of a request, which is OpenAI's limit
-
-MAX_ALTERNATIVES = 20  # maximum number of alternatives in the logprobs of a token, which is OpenAI's limit
 
 _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)

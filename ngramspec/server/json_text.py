@@ -11,6 +11,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ngramspec.server.limits import MAX_SENT
+
 _MARK = secrets.token_hex(16)  # no client can know it
 
 
@@ -73,10 +75,6 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-MAX_SENT = 2**20
-"""Number of characters of a response, which are ASCII, from which they are sent, so that no large text is copied."""
 
 
 class JsonResponse(Response):

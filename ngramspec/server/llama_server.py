@@ -16,7 +16,6 @@ from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.request import Request
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import (
-    MAX_ITEMS,
     Body,
     FieldError,
     Flag,
@@ -33,8 +32,9 @@ from ngramspec.server.body import (
 from ngramspec.server.call import Call
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.errors import bad_field
-from ngramspec.server.generation import MAX_ALTERNATIVES, TextGeneration, check_token, make_text_requests
+from ngramspec.server.generation import TextGeneration, check_token, make_text_requests
 from ngramspec.server.json_text import Encoded, JsonResponse
+from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.openai_chat import ChatBody, read_chat
 from ngramspec.server.openai_completions import fill_in_prompt, read_prompts
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
@@ -81,10 +81,6 @@ async def _continue_prompts(call: Call[Any], prompts: Sequence[Sequence[int]], *
         for number, request in enumerate(requests)
     ]
     return await respond(call, NativeReply(call, answers, as_list=as_list or len(requests) > 1))
-
-
-MAX_LOGPROBS = 10_000
-"""Maximum number of alternatives in a response with more than `MAX_ALTERNATIVES` of them for each token."""
 
 
 def _check_sizes(call: Call[Any], requests: Sequence[Request]) -> None:
@@ -160,9 +156,6 @@ class NativeReply(Reply):
 
 
 # --------------------------------------------------------------------------- text to tokens and back
-
-MAX_TEXT = 1_000_000
-"""Maximum number of characters to tokenize."""
 
 
 class _TokenizeBody(Body):

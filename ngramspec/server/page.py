@@ -34,6 +34,7 @@ from ngramspec.server.body import Body, FieldError, Text, describe_value
 from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
 from ngramspec.server.json_text import JsonResponse
+from ngramspec.server.limits import MAX_HIGHLIGHTED, MAX_MARKDOWN
 
 
 def hash_source(text: str) -> str:
@@ -116,10 +117,6 @@ async def markdown(call: Call[_MarkdownBody]) -> Response:
 
 Node = str | list[Any]
 
-MAX_CHARACTERS = 100_000
-"""Maximum number of characters of a rendered text; a longer one remains plain text."""
-
-_MAX_HIGHLIGHTED = 50_000
 _ESCAPABLE = frozenset("*_`~#|.+-$")
 _FORMULA = re.compile(
     r"\$\$.{1,2000}?\$\$|\\\(.{1,2000}?\\\)|\\\[.{1,2000}?\\\]|\$(?![\s$])[^$`\n]{0,2000}?(?<![\s\\])\$(?!\d)",
@@ -136,7 +133,7 @@ def render(source: str, draft_spans: Sequence[Span] = ()) -> tuple[list[Node], i
 
     `draft_spans` are the drafted spans as [start, end), in order; their elements have the class "drafted".
     """
-    if len(source) > MAX_CHARACTERS:
+    if len(source) > MAX_MARKDOWN:
         return [["div", {"class": "plain"}, source]], 0
     starts = [0, *(newline.end() for newline in _NEWLINE.finditer(source)), len(source)]
     elements, last = _Elements(source, draft_spans), 0
@@ -271,7 +268,7 @@ class _Elements:
         return [element for line in _lines(pieces) for element in self._line(line)]
 
     def _highlight(self, code: str, language: str) -> list[tuple[str, str]]:
-        if language and self._highlights and len(code) <= _MAX_HIGHLIGHTED:
+        if language and self._highlights and len(code) <= MAX_HIGHLIGHTED:
             try:
                 return worker.call(highlight, code, language)
             except GrammarError:  # it took too long

@@ -11,7 +11,8 @@ import pytest
 from support.fake_embedder import CountingEmbedder, expected_embeddings
 from support.http import ask, demo_vocabulary, get_error, make_server, run_server, send
 
-from ngramspec.server.embeddings import MAX_NUMBERS, scale_vectors
+from ngramspec.server.embeddings import scale_vectors
+from ngramspec.server.limits import MAX_NUMBERS
 
 OPENAI, NATIVE = "/v1/embeddings", "/embedding"
 

@@ -12,12 +12,20 @@ from support.http import demo_vocabulary, get_error, make_server, send
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
 from ngramspec.server import endpoint
-from ngramspec.server.body import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
-from ngramspec.server.endpoint import MAX_DIGITS
-from ngramspec.server.errors import MAX_MESSAGE
-from ngramspec.server.generation import MAX_ALTERNATIVES, MAX_TOKENS
-from ngramspec.server.llama_server import MAX_LOGPROBS, MAX_TEXT
-from ngramspec.server.openai_completions import MAX_SCORED
+from ngramspec.server.limits import (
+    LARGE_JSON,
+    MAX_ALTERNATIVES,
+    MAX_CHARACTERS,
+    MAX_DIGITS,
+    MAX_ITEMS,
+    MAX_LOGPROBS,
+    MAX_MESSAGE,
+    MAX_SCORED,
+    MAX_STRINGS,
+    MAX_TEXT,
+    MAX_TOKENS,
+    MAX_VALUES,
+)
 
 NATIVE, CHAT = "/completion", "/v1/chat/completions"
 PROMPT = {"prompt": "x"}
@@ -133,7 +141,7 @@ def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) ->
         return parse(*arguments)
 
     monkeypatch.setattr(endpoint, "_parse", note_thread)
-    for size in (10, endpoint.LARGE_JSON):
+    for size in (10, LARGE_JSON):
         assert send(make_server()[0], "/tokenize", {"content": "", "unknown": "x" * size}).status_code == 200
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.http import ask, make_server, send
 
-from ngramspec.server.page import MAX_CHARACTERS, render
+from ngramspec.server.limits import MAX_MARKDOWN
+from ngramspec.server.page import render
 
 TAGS = {"a", "blockquote", "br", "code", "div", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s", "span"}
 TAGS |= {"strong", "table", "tbody", "td", "th", "thead", "tr", "ul"}
@@ -142,7 +143,7 @@ def test_markdown_render_marks_drafted_characters(source: str, start: int, end: 
 
 
 def test_markdown_render_of_very_long_text_returns_plain_text() -> None:
-    source = "*a* " * (MAX_CHARACTERS // 4 + 1)
+    source = "*a* " * (MAX_MARKDOWN // 4 + 1)
     assert render(source)[0] == [["div", {"class": "plain"}, source]]
 
 
