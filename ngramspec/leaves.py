@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import Any
 
 LEAVES = {
-    "NextN head": "ngramspec.llama.head",
-    "branches": "ngramspec.llama.branches",
-    "draft models": "ngramspec.drafting.draft_model.hybrid",
-    "RPC": "ngramspec.llama.rpc",
-    "grammars": "ngramspec.llama.grammar",
-    "schemas": "ngramspec.grammars.json_schema",
-    "memory": "ngramspec.memory.memory",
+    "NextN head": "llama.head",
+    "branches": "llama.branches",
+    "draft models": "drafting.draft_model.hybrid",
+    "RPC": "llama.rpc",
+    "grammars": "llama.grammar",
+    "schemas": "grammars.json_schema",
+    "memory": "memory.memory",
 }
 
 
 def load_leaf(name: str) -> Any:
     """Return the module with which a feature begins."""
-    return import_module(LEAVES[name])
+    return import_module(f"ngramspec.{LEAVES[name]}")

@@ -11,6 +11,8 @@ import re
 
 from support.imports import ROOT, find_imports, find_modules
 
+from ngramspec.leaves import LEAVES as TABLE
+
 CORE = (
     *("request", "steps", "backend", "tokens", "data", "storage", "worker", "machine", "leaves", "model_settings"),
     *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
@@ -66,8 +68,8 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """The modules and packages of each leaf, and the leaves that it needs. A module belongs to its longest name."""
 
-REGISTRATIONS = ("ngramspec.__init__", "ngramspec_cli.app", "ngramspec.server.app")
-"""The public names, every command, and every dialect of the server."""
+REGISTRATIONS = ("ngramspec.__init__", "ngramspec.leaves", "ngramspec_cli.app", "ngramspec.server.app")
+"""The public names, lazy imports of the core, every command, and every dialect of the server."""
 
 VIOLATIONS = {
     "beams": "cli.complete",
@@ -111,6 +113,12 @@ def test_leaves_consist_of_modules_that_exist() -> None:
     names = [name for names, _ in LEAVES.values() for name in names]
     assert not [name for name in names if not any(f"{module}.".startswith(f"{name}.") for module in KNOWN)]
     assert {need for _, needs in LEAVES.values() for need in needs} <= set(LEAVES)
+
+
+def test_table_of_lazy_imports_names_leaves() -> None:
+    names = {name for path in KNOWN.values() for name in re.findall(r'load_leaf\("(.+?)"\)', path.read_text("utf-8"))}
+    assert names == set(TABLE)
+    assert all(find_leaf(f"ngramspec.{module}") for module in TABLE.values())
 
 
 def test_core_is_small_enough_to_be_read() -> None:

@@ -36,7 +36,7 @@ from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, ExactnessSelector
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
-from ngramspec.leaves import load_leaf
+from ngramspec.leaves import LEAVES, load_leaf
 from ngramspec.llama import bindings
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import Cache
@@ -57,7 +57,7 @@ from ngramspec.llama.weights import Weights, set_adapters
 from ngramspec.model_settings import ModelSettings
 from ngramspec.sampling.settings import allow_int_range
 
-LEAVES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
+MAX_BRANCHES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
 
 OWN_STATES = ("deepseek4",)
 """Hybrid architectures whose batches llama.cpp splits as if sequences had separate caches, even in a shared pool."""
@@ -142,10 +142,11 @@ class Target(NativeObject):
         self.exact = settings.exact
         may_branch = (
             texts is None
+            and "branches" in LEAVES
             and self.weights.can_pool
             and not (settings.mtp or self.weights.is_recurrent or self.weights.window)
         )
-        self.n_seq = n_seq or (1 + LEAVES if may_branch and self.weights.on_gpu else 1)
+        self.n_seq = n_seq or (1 + MAX_BRANCHES if may_branch and self.weights.on_gpu else 1)
         self._leaves = self.n_seq - 1 if may_branch else 0
         self.trials = SettingTrials(self.weights)
         n_ctx = choose_context_size(self.weights, settings.ctx_size, self._texts)

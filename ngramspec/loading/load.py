@@ -25,7 +25,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.weight_files import file_of
-from ngramspec.leaves import load_leaf
+from ngramspec.leaves import LEAVES, load_leaf
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.requantize import choose_smollm
 from ngramspec.llama.target import Target
@@ -260,7 +260,7 @@ def open_drafter(
     if not sequence.exact_rollback and target.exact == "on":
         display.note("drafting is off with --exact on: rollbacks can change the rounding on this model")
     memory = state_path = draft_target = None
-    if not settings.no_memory and settings.drafter in REMEMBERING:
+    if not settings.no_memory and settings.drafter in REMEMBERING and "memory" in LEAVES:
         memory = load_leaf("memory").open_memory(
             settings.memory, vocabulary.vocabulary_hash, vocabulary.path, on_note=display.note, keep=remember
         )

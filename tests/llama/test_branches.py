@@ -17,9 +17,9 @@ from support.tiny_models import write_model
 from ngramspec.beams.search import BeamSearch
 from ngramspec.data import TargetError
 from ngramspec.llama.branches import Branch, BranchingSequence
-from ngramspec.llama.target import LEAVES, Target
+from ngramspec.llama.target import MAX_BRANCHES, Target
 
-OPTIONS = {"ctx_size": 512, "threads": 1, "exact": "on", "n_seq": 1 + LEAVES}
+OPTIONS = {"ctx_size": 512, "threads": 1, "exact": "on", "n_seq": 1 + MAX_BRANCHES}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_target_ask_returns_same_logits_as_separate_evaluation(model: Path, sett
 def test_target_ask_removes_branches_before_next_evaluation(target: Target) -> None:
     target.sequences[0].prefill([5, 6, 7])
     target.sequences[0].ask([8, 9], [(0, (10,)), (0, (10, 11)), (1, (12,))])
-    assert target.sequences[0].leaves == LEAVES
+    assert target.sequences[0].leaves == MAX_BRANCHES
     assert target.sequences[0].tokens == [5, 6, 7, 8, 9]
     row = np.array(target.sequences[0].evaluate([13]))
     search = BeamSearch(target, 2)
@@ -89,8 +89,8 @@ def test_target_ask_removes_branches_before_next_evaluation(target: Target) -> N
 
 def test_target_ask_rejects_oversized_branches_and_keeps_state(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     target.sequences[0].prefill([5, 6, 7])
-    with pytest.raises(ValueError, match=f"more than {LEAVES} sequences"):
-        target.sequences[0].ask([8], [(0, (10 + i,)) for i in range(LEAVES + 1)])
+    with pytest.raises(ValueError, match=f"more than {MAX_BRANCHES} sequences"):
+        target.sequences[0].ask([8], [(0, (10 + i,)) for i in range(MAX_BRANCHES + 1)])
     with pytest.raises(ValueError, match="do not fit"):
         target.sequences[0].ask([8] * 60, [(0, (10,) * i) for i in range(1, 6)])
     with pytest.raises(ValueError, match="do not fit"):

@@ -29,7 +29,7 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.llama import target as target_module
 from ngramspec.llama.branches import Branch
-from ngramspec.llama.target import LEAVES, Target
+from ngramspec.llama.target import MAX_BRANCHES, Target
 from ngramspec.models.find import smollm
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exact() -> Iterator[Target]:
-    with Target(DEMO, ctx_size=512, threads=1, exact="on", n_seq=1 + LEAVES) as target:
+    with Target(DEMO, ctx_size=512, threads=1, exact="on", n_seq=1 + MAX_BRANCHES) as target:
         yield target
 
 
