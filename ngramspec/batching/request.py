@@ -112,7 +112,7 @@ class ActiveRequest:
 
     @property
     def is_complete(self) -> bool:
-        """True if its prompt was evaluated and its text has ended, or there is none."""
+        """True if its prompt was evaluated, and its text has ended or does not exist."""
         return self.reader is None and (self.text is None or self.text.stop is not None)
 
     def cancel(self) -> None:

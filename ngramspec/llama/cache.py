@@ -60,7 +60,7 @@ Checkpoints = dict[int, Any]
 
 
 class TokenStates(Protocol):
-    """What a model's own head keeps of a sequence: `HiddenStates` in `ngramspec.llama.head`, where it is loaded."""
+    """States of a sequence that a model's own head needs, which are `HiddenStates` of `ngramspec.llama.head`."""
 
     wanted: bool
 
