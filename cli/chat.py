@@ -72,10 +72,10 @@ def chat(
     saved in a history. Ctrl-C stops an answer and keeps the session. When the context is full, the oldest turns are
     dropped, with a note. Control tokens in messages, such as <|im_end|>, are treated as text.
 
-    In a terminal, Markdown is rendered and reasoning is dimmed. Plain text is shown if the terminal is dumb or narrower
-    than 20 columns, or if NO_COLOR is set. Code can be copied unchanged. The conversation is not saved at the end,
-    unless --keep, --resume or /set keep on is used. Then it is in one file, readable only by you, until the next saved
-    conversation replaces it or /set keep off deletes it.
+    In a terminal, Markdown is rendered and reasoning is dimmed. Plain text is shown if the terminal is dumb or smaller
+    than 20 columns and 10 lines, or if NO_COLOR is set. /copy N copies a block of code unchanged. The conversation is
+    not saved at the end, unless --keep, --resume or /set keep on is used. Then it is in one file, readable only by you,
+    until the next saved conversation replaces it or /set keep off deletes it.
 
     After the answer to -f FILE or -p TEXT, the chat continues if stdin is a terminal. Otherwise that is the only
     message; without it, each line of stdin is a turn. stdout then contains only the answers, and stderr the reasoning.

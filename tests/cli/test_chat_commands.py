@@ -74,6 +74,8 @@ def test_retry_changes_seed_and_edit_replaces_message(session: Session) -> None:
     assert (users(session), session.options.sampling.seed, session.attachments) == (["one", "two"], 2, ["waits"])
     turns = list(session.conversation.turns)
     assert not run(session, "edit", "far too long " * 300)
+    with mock.patch.object(session.target.vocabulary, "chat", side_effect=ModelError("no")):
+        assert not run(session, "retry", "")
     assert (session.conversation.turns, session.options.sampling.seed) == (turns, 2)
     assert run(session, "edit", "short")
     assert users(session) == ["one", "short"]
