@@ -160,7 +160,12 @@ def _join_message(text: str) -> Any:
     """Return the message that Anthropic's client builds from a stream."""
     snapshot: Any = None
     parts: dict[int, bytes] = {}
-    for event in parse_chunks(text):
+    events = parse_chunks(text)
+    blocks = [(event["type"], event["index"]) for event in events if event["type"].startswith("content_block_st")]
+    kinds = ("content_block_start", "content_block_stop")
+    assert blocks == [(kind, index) for index in range(len(blocks) // 2) for kind in kinds]
+    assert [events[i]["type"] for i in (0, -2, -1)] == ["message_start", "message_delta", "message_stop"]
+    for event in events:
         snapshot = accumulate_event(
             event=_MESSAGE_EVENT.validate_python(event), current_snapshot=snapshot, json_bufs=parts
         )
