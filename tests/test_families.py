@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from ngramspec_cli.options import find
 from ngramspec_cli.serve import open_served_model
 from ngramspec_cli.serve_options import ServeOptions
 from support.cli_runner import environment
@@ -30,6 +29,7 @@ from ngramspec.chat.families import FAMILIES, family_of
 from ngramspec.chat.stream import Tool
 from ngramspec.cost import bits, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 import pytest
-from ngramspec_cli.options import find
 from ngramspec_cli.serve import open_served_model
 from ngramspec_cli.serve_options import ServeOptions
 from support.cli_runner import DEMO, environment, run
@@ -27,6 +26,7 @@ from ngramspec.cost import bits, store
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
+from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling

@@ -90,6 +90,7 @@ class ModelDrafter(Drafter):
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self.times = PassTimes()
         self._clock = clock or time.perf_counter
+        self._shared_model = shared_model  # its sequences do not keep it open
         self._free = list(shared_model.sequences[1:]) if shared_model is not None else []
         # Share of recent guesses that were right, given that all before them were, by position in the draft.
         self._rates = [DecayingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
