@@ -44,7 +44,7 @@ from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
 from .serve_options import MAX_EMBEDDED, ServeOptions
 
 if TYPE_CHECKING:
-    from ngramspec.server.call import Counters
+    from ngramspec.server.state import Counters
 
 DRAIN_SECONDS = 8.0
 """Maximum time for running requests after a signal; docker kills a container after 10 s."""

@@ -19,10 +19,10 @@ from ngramspec.batching.request import ActiveRequest, Done, Event, Prefilled, Sc
 from ngramspec.chat.stream import Delta
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.call import Call
 from ngramspec.server.errors import context_length_error, shutdown_error, to_api_error
 from ngramspec.server.json_text import read_arguments
 from ngramspec.server.limits import MAX_EVENTS
+from ngramspec.server.state import Call
 from ngramspec.steps import Step
 
 Kind = Literal["reasoning", "text", "call"]

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
 from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, TextPart, join_parts, parts, tagged, whole
-from ngramspec.server.call import Call
 from ngramspec.server.chat import (
     EFFORTS,
     ChatTask,
@@ -30,6 +29,7 @@ from ngramspec.server.errors import ApiError
 from ngramspec.server.generation import Generation, Stop
 from ngramspec.server.json_text import JsonResponse, dump_arguments, read_arguments
 from ngramspec.server.reply import NAMED, Reply, merge, respond
+from ngramspec.server.state import Call
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.server import anthropic, ollama, openai_chat, responses
 from ngramspec.server.access import Access, CrossOrigin
-from ngramspec.server.call import COUNTERS, Counters
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from ngramspec.server.endpoint import Endpoint, error_response
 from ngramspec.server.errors import ApiError
@@ -26,7 +25,7 @@ from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
-from ngramspec.server.state import Server
+from ngramspec.server.state import COUNTERS, Counters, Server
 from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, scale_lora_adapters, slots
 
 Log = Callable[[Counters], None]

@@ -20,12 +20,11 @@ from ngramspec.request import Request
 from ngramspec.sampling.settings import ReasoningBudget, Sampling, budget_for
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import Body, Content, FieldError, Flag, Items, Name, Text, describe_value, whole
-from ngramspec.server.call import Call
 from ngramspec.server.constraints import JsonFormat, Schema, TextGrammar, run_in_worker
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.generation import Generation, make_request, make_sampling, repeat_with_seeds
 from ngramspec.server.json_text import read_arguments
-from ngramspec.server.state import UNLIMITED, ServedModel
+from ngramspec.server.state import UNLIMITED, Call, ServedModel
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Levels of effort of the APIs, and the names that chat templates support."""

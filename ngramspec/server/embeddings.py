@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
 from ngramspec.server.body import Body, Flag, PromptField, Prompts, Text, check_count, whole
-from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.limits import MAX_ITEMS, MAX_NUMBERS
 from ngramspec.server.openai_completions import read_tokens
+from ngramspec.server.state import Call
 
 Vectors = NDArray[np.float32]
 """Vectors of one text; shape (1, width), or (tokens, width) without pooling."""

@@ -19,11 +19,10 @@ from starlette.types import Receive, Scope, Send
 from ngramspec.data import NGramSpecError
 from ngramspec.server import ollama
 from ngramspec.server.body import B, Body, parse
-from ngramspec.server.call import COUNTERS, Call, Counters
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_VALUES
-from ngramspec.server.state import Server
+from ngramspec.server.state import COUNTERS, Call, Counters, Server
 
 
 @dataclass(frozen=True)

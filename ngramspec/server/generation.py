@@ -45,11 +45,10 @@ from ngramspec.server.body import (
     texts,
     whole,
 )
-from ngramspec.server.call import Call
 from ngramspec.server.constraints import Constraints, JsonFormat
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ANSWERS, MAX_CHARACTERS, MAX_TOKENS
-from ngramspec.server.state import ServedModel
+from ngramspec.server.state import Call, ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 _OPTIONS = options(Sampling)

@@ -29,7 +29,6 @@ from ngramspec.server.body import (
     texts,
     whole,
 )
-from ngramspec.server.call import Call
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.errors import bad_field
 from ngramspec.server.generation import TextGeneration, check_token, make_text_requests
@@ -38,6 +37,7 @@ from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, M
 from ngramspec.server.openai_chat import ChatBody, read_chat
 from ngramspec.server.openai_completions import fill_in_prompt, read_prompts
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
+from ngramspec.server.state import Call
 
 
 class _NativeBody(TextGeneration):

@@ -20,7 +20,6 @@ from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, Tokens, describe_value, whole
-from ngramspec.server.call import Call
 from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, start_chat
 from ngramspec.server.constraints import JsonFormat, Schema
 from ngramspec.server.errors import ApiError, bad_field
@@ -28,7 +27,7 @@ from ngramspec.server.generation import Alternatives, Generation, check_token, m
 from ngramspec.server.json_text import JsonResponse, dump_arguments, encode_json, read_arguments
 from ngramspec.server.openai_completions import fill_in_prompt, read_tokens
 from ngramspec.server.reply import Reply, logprobs_content, respond
-from ngramspec.server.state import ServedModel
+from ngramspec.server.state import Call, ServedModel
 
 # A duration as Go writes it ("1h30m"), or a number of seconds.
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")

@@ -29,7 +29,6 @@ from ngramspec.server.body import (
     tagged,
     whole,
 )
-from ngramspec.server.call import Call
 from ngramspec.server.chat import (
     NO_REASONING,
     ChatTask,
@@ -57,6 +56,7 @@ from ngramspec.server.reply import (
     totals,
     verbose_field,
 )
+from ngramspec.server.state import Call
 
 
 class _Refusal(TextPart):

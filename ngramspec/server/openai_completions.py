@@ -19,14 +19,13 @@ from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import Flag, PromptField, Prompts, Text, check_count, whole
-from ngramspec.server.call import Call
 from ngramspec.server.constraints import ResponseFormat
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.generation import Alternatives, TextGeneration, check_token, make_text_requests, read_logprobs
 from ngramspec.server.json_text import Encoded, encode_json
 from ngramspec.server.limits import MAX_ANSWERS, MAX_SCORED
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
-from ngramspec.server.state import ServedModel
+from ngramspec.server.state import Call, ServedModel
 
 
 def _read_count(value: Any) -> int | bool:

@@ -31,10 +31,10 @@ from starlette.responses import HTMLResponse, Response
 from ngramspec.data import GrammarError
 from ngramspec.grammars.worker import worker
 from ngramspec.server.body import Body, FieldError, Text, describe_value
-from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
 from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.limits import MAX_HIGHLIGHTED, MAX_MARKDOWN
+from ngramspec.server.state import Call
 
 
 def hash_source(text: str) -> str:

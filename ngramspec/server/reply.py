@@ -21,11 +21,10 @@ from ngramspec.data import NGramSpecError, __version__
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Answer, run_answers
-from ngramspec.server.call import COUNTERS, Call
 from ngramspec.server.errors import ApiError, error_body, to_api_error
 from ngramspec.server.json_text import ENCODER, Encoded, JsonResponse, encode_json
 from ngramspec.server.limits import MAX_SENT
-from ngramspec.server.state import ServedModel
+from ngramspec.server.state import COUNTERS, Call, ServedModel
 from ngramspec.steps import Stats
 
 

@@ -49,7 +49,6 @@ from ngramspec.server.body import (
     texts,
     whole,
 )
-from ngramspec.server.call import Call
 from ngramspec.server.chat import (
     EFFORTS,
     NO_REASONING,
@@ -69,6 +68,7 @@ from ngramspec.server.errors import ApiError
 from ngramspec.server.generation import Alternatives, Generation
 from ngramspec.server.json_text import Encoded, JsonResponse, dump_arguments, encode_json
 from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage, read_telemetry, respond
+from ngramspec.server.state import Call
 
 
 def _refuse(problem: str) -> AfterValidator:

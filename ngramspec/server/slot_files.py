@@ -18,9 +18,9 @@ from starlette.responses import Response
 from ngramspec.backend import SequenceModel
 from ngramspec.data import TargetError
 from ngramspec.server.body import Body, Text, describe_value
-from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.json_text import JsonResponse
+from ngramspec.server.state import Call
 from ngramspec.storage import atomic_write
 
 _HEAD = struct.Struct("<8s32sIQ")

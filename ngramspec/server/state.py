@@ -1,18 +1,23 @@
-"""State of the server: the loaded model (`ServedModel`), and what all requests share (`Server`)."""
+"""State of the server: the loaded model (`ServedModel`), what all requests share (`Server`), and a request (`Call`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from starlette.datastructures import Headers
 
 from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Done
 from ngramspec.cpu.thread_governor import ThreadState
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
+from ngramspec.server.body import Body
 from ngramspec.server.errors import ApiError, context_length_error, shutdown_error
 
 EUCLIDEAN = 2  # llama-server's default scaling of embeddings
@@ -87,3 +92,57 @@ class Server:
         if self.model is None:
             raise ApiError(503, "Loading model")
         return self.model
+
+
+# --------------------------------------------------------------------------- requests
+
+COUNTERS = "ngramspec.counters"
+"""Key of a request's counters in its ASGI scope."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Log entry of one HTTP request; it contains no text of a user or a model."""
+
+    method: str = ""
+    path: str = ""  # path of the URL, without its query; other characters than printable ASCII are escaped
+    status: int = 499  # HTTP status; 499 if the client disconnected before the response
+    duration_seconds: float = 0.0  # seconds from the first byte of the request to the last byte of the response
+    prompt_tokens: int = 0  # tokens of all prompts, including cached ones
+    cached_tokens: int = 0  # tokens of the prompts that were in the cache
+    tokens: int = 0  # generated tokens
+    decoded_tokens: int = 0  # generated tokens without the first ones, which come from the logits of the prompts
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    decode_seconds: float = 0.0  # time of decoding, without prefill
+    error: str = ""  # type of the error, if the request failed
+    field: str = ""  # name of the invalid field, or code of the error, if it has one
+
+    def add(self, prompt_tokens: int, done: Done) -> None:
+        """Add the numbers of a finished request to the engine."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += done.n_cached
+        self.tokens += done.stats.generated
+        self.decoded_tokens += done.stats.tokens
+        self.draft_tokens += done.stats.drafted
+        self.accepted_tokens += done.stats.accepted
+        self.decode_seconds += done.seconds
+
+
+B = TypeVar("B", bound=Body)
+
+
+@dataclass
+class Call(Generic[B]):
+    """An HTTP request."""
+
+    server: Server
+    body: B  # JSON of the request
+    data: Mapping[str, Any]  # the same as it came
+    counters: Counters = field(default_factory=Counters)
+    query: Mapping[str, str] = field(default_factory=dict)  # with the parameters of the path
+    headers: Headers = field(default_factory=Headers)
+
+    @cached_property
+    def model(self) -> ServedModel:
+        return self.server.require_model()

@@ -10,12 +10,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from ngramspec.batching.request import Slot
 from ngramspec.server.body import Body, Items, describe_value
-from ngramspec.server.call import Call
 from ngramspec.server.errors import ApiError
 from ngramspec.server.generation import Scale, read_scales
 from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.reply import FINGERPRINT, generation_settings
-from ngramspec.server.state import ServedModel
+from ngramspec.server.state import Call, ServedModel
 
 
 async def health(call: Call[Body]) -> Response:

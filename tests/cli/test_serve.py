@@ -29,7 +29,7 @@ from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server.call import Counters
+from ngramspec.server.state import Counters
 
 STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}

@@ -17,8 +17,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import BadLogits, NoTokenLeft
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.call import Counters
-from ngramspec.server.state import Server
+from ngramspec.server.state import Counters, Server
 from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"

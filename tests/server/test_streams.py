@@ -16,7 +16,7 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import BODIES, make_server, parse_chunks, run_server
 
-from ngramspec.server.call import Counters
+from ngramspec.server.state import Counters
 
 pytestmark = pytest.mark.anyio
 
