@@ -130,3 +130,18 @@ def test_find_connects_workers_of_the_settings(monkeypatch: pytest.MonkeyPatch) 
     load.find(DEMO, LoadSettings())
     load.find(DEMO, LoadSettings(rpc="a:1,b:2"))
     assert asked == [("a:1", "b:2")]
+
+
+def test_tuned_threads_may_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def note(*_: Any, tuned_threads: bool, **more: Any) -> None:
+        asked.append(tuned_threads)
+        raise ModelError("noted")
+
+    monkeypatch.setattr(load, "Target", note)
+    save_tuned(model_tuning_path(DEMO, LoadSettings()), Tuned({"threads": 1, "threads_batch": 1}, 0.8, "2026-11-22"))
+    for threads in (None, 1):
+        with pytest.raises(ModelError, match="noted"):
+            ngramspec.load(DEMO, threads=threads)
+    assert asked == [True, False]
