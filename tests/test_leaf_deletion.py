@@ -88,7 +88,7 @@ class Unregister(ast.NodeTransformer):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             return False
         word = node.value.replace("-", "_")
-        return bool({f"ngramspec.{word}", f"ngramspec_cli.{word}"} & self._gone)
+        return bool({word, f"ngramspec.{word}", f"ngramspec_cli.{word}"} & self._gone)
 
 
 def delete_leaves(root: Path, leaves: set[str]) -> None:

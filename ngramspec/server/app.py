@@ -17,7 +17,7 @@ from ngramspec.server import anthropic, ollama, openai_chat, responses
 from ngramspec.server.access import Access, CrossOrigin
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from ngramspec.server.endpoint import Endpoint, error_response
-from ngramspec.server.errors import ApiError
+from ngramspec.server.errors import ApiError, ollama_error_body
 from ngramspec.server.limits import MAX_PATH
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.ollama import processes, show, tags, version
@@ -83,14 +83,14 @@ ENDPOINTS = (
     Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens, format_error=anthropic.error_body),
     Endpoint(("/v1/responses", "/responses"), responses.responses),
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
-    Endpoint(("/api/chat",), ollama.chat, format_error=ollama.error_body),
-    Endpoint(("/api/generate",), ollama.generate_text, format_error=ollama.error_body),
-    Endpoint(("/api/embed",), ollama_embed, format_error=ollama.error_body),
-    Endpoint(("/api/embeddings",), ollama_embeddings, format_error=ollama.error_body),
-    Endpoint(("/api/tags",), tags, "GET", format_error=ollama.error_body),
-    Endpoint(("/api/ps",), processes, "GET", format_error=ollama.error_body),
-    Endpoint(("/api/show",), show, format_error=ollama.error_body),
-    Endpoint(("/api/version",), version, "GET", format_error=ollama.error_body),
+    Endpoint(("/api/chat",), ollama.chat, format_error=ollama_error_body),
+    Endpoint(("/api/generate",), ollama.generate_text, format_error=ollama_error_body),
+    Endpoint(("/api/embed",), ollama_embed, format_error=ollama_error_body),
+    Endpoint(("/api/embeddings",), ollama_embeddings, format_error=ollama_error_body),
+    Endpoint(("/api/tags",), tags, "GET", format_error=ollama_error_body),
+    Endpoint(("/api/ps",), processes, "GET", format_error=ollama_error_body),
+    Endpoint(("/api/show",), show, format_error=ollama_error_body),
+    Endpoint(("/api/version",), version, "GET", format_error=ollama_error_body),
 )
 
 _RANKS = "this server does not support ranking"

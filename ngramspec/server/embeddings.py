@@ -16,9 +16,9 @@ from starlette.responses import Response
 from ngramspec.llama.embedder import Embedder
 from ngramspec.server.body import Body, Flag, PromptField, Prompts, Text, check_count, whole
 from ngramspec.server.errors import ApiError, bad_field, context_length_error
+from ngramspec.server.generation import read_tokens
 from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.limits import MAX_ITEMS, MAX_NUMBERS
-from ngramspec.server.openai_completions import read_tokens
 from ngramspec.server.state import Call
 
 Vectors = NDArray[np.float32]

@@ -17,9 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
-from ngramspec.server import ollama
 from ngramspec.server.body import B, Body, parse
-from ngramspec.server.errors import ApiError, error_body, to_api_error
+from ngramspec.server.errors import ApiError, error_body, ollama_error_body, to_api_error
 from ngramspec.server.json_text import JsonResponse
 from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_VALUES
 from ngramspec.server.state import COUNTERS, Call, Counters, Server
@@ -83,7 +82,7 @@ def error_response(error: ApiError, endpoint: Endpoint | None, scope: Scope) -> 
     """Return an error as a response in the format of its API, which depends on the path if there is no endpoint."""
     counters: Counters = scope[COUNTERS]
     counters.error, counters.field = error.type, error.param or (error.code if isinstance(error.code, str) else "")
-    default_format = ollama.error_body if scope["path"].startswith("/api/") else error_body
+    default_format = ollama_error_body if scope["path"].startswith("/api/") else error_body
     response = JsonResponse((default_format if endpoint is None else endpoint.format_error)(error), error.status)
     if error.is_final:
         response.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic obey it

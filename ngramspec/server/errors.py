@@ -68,6 +68,11 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"error": fields | error.details}
 
 
+def ollama_error_body(error: ApiError) -> dict[str, Any]:
+    """Return the JSON of an error in Ollama's format."""
+    return {"error": error.message}
+
+
 def bad_field(name: str, message: str) -> ApiError:
     """Return the error for an invalid field; the message must begin with its name."""
     return ApiError(400, message, param=name)

@@ -1,4 +1,4 @@
-"""`Generation`: the fields of a request to the engine that are the same in every API; and `make_request`.
+"""`Generation`: the fields of a request to the engine that all APIs share; `make_request`, and readers of prompts.
 
 Every setting of `Sampling`, and every number of `TextRules`, is a field with the same name, as in llama-server, or with
 the name in other servers. So a field that is added to these is an HTTP field without further code. The fields of a
@@ -20,6 +20,8 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model, model_validator
 
+from ngramspec.data import ModelError
+from ngramspec.fill_in import fill_in
 from ngramspec.request import Request
 from ngramspec.sampling.settings import (
     LARGEST_BIAS,
@@ -38,6 +40,7 @@ from ngramspec.server.body import (
     Flag,
     Items,
     Number,
+    Prompts,
     Text,
     Tokens,
     check_count,
@@ -46,7 +49,7 @@ from ngramspec.server.body import (
     whole,
 )
 from ngramspec.server.constraints import Constraints, JsonFormat
-from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ANSWERS, MAX_CHARACTERS, MAX_TOKENS
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
@@ -377,3 +380,49 @@ def _parse_bias(pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]:
             return [(id, -math.inf if bias is False else float(bias)) for id in tokens]
     pairs = f"pairs of a token or string and a bias from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} (false: never)"
     raise bad_field("logit_bias", f"logit_bias must contain {pairs}, got {describe_value(pair)}")
+
+
+# --------------------------------------------------------------------------- prompts
+
+
+def read_prompts(model: ServedModel, prompts: Prompts | None) -> list[list[int]]:
+    """Return the token ids of each prompt. Control tokens in texts are parsed, because clients write them."""
+    if prompts is None:
+        raise bad_field("prompt", "prompt is missing")
+    check_count("prompt", len(prompts.values), MAX_ANSWERS, "prompts")
+    tokens = [read_tokens(model, prompt, "prompt") for prompt in prompts.values]
+    if not tokens or not all(tokens):
+        raise bad_field("prompt", "prompt must not be empty")
+    return tokens
+
+
+def read_tokens(model: ServedModel, value: str | list[Any], name: str, n_ctx: int | None = None) -> list[int]:
+    """Return the token ids of a prompt: a text, or a list of token ids and texts.
+
+    `name` is the field for error messages, and `n_ctx` the size of the context; `None` means that of a request.
+    """
+    vocabulary = model.vocabulary
+    if isinstance(value, str):
+        model.check_size(len(value), n_ctx)
+        return list(vocabulary.tokenize(value, special=True))
+    room = model.n_ctx if n_ctx is None else n_ctx
+    if len(value) > room:
+        raise context_length_error(len(value), room)
+    tokens: list[int] = []
+    for i, item in enumerate(value):
+        if isinstance(item, str):
+            model.check_size(len(item), n_ctx)
+            tokens += vocabulary.tokenize(item, special=True, add_bos=i == 0)
+        else:
+            tokens.append(check_token(vocabulary, item, name))
+        if len(tokens) > room:
+            raise context_length_error(len(tokens), room)
+    return tokens
+
+
+def fill_in_prompt(model: ServedModel, before: str, after: str, **more: Any) -> list[int]:
+    """Return the prompt for the text between two texts; `more` contains further arguments of `fill_in`."""
+    try:
+        return fill_in(model.vocabulary, before, after, suffix_first=model.suffix_first, **more)
+    except ModelError as error:
+        raise ApiError(400, str(error), type="not_supported_error") from error

@@ -31,11 +31,16 @@ from ngramspec.server.body import (
 )
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.errors import bad_field
-from ngramspec.server.generation import TextGeneration, check_token, make_text_requests
+from ngramspec.server.generation import (
+    TextGeneration,
+    check_token,
+    fill_in_prompt,
+    make_text_requests,
+    read_prompts,
+)
 from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.openai_chat import ChatBody, read_chat
-from ngramspec.server.openai_completions import fill_in_prompt, read_prompts
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
 from ngramspec.server.state import Call
 

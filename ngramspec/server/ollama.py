@@ -22,10 +22,17 @@ from ngramspec.server.answer import Answer
 from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, Tokens, describe_value, whole
 from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, start_chat
 from ngramspec.server.constraints import JsonFormat, Schema
-from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.generation import Alternatives, Generation, check_token, make_text_requests, read_logprobs
+from ngramspec.server.errors import ApiError, bad_field, ollama_error_body
+from ngramspec.server.generation import (
+    Alternatives,
+    Generation,
+    check_token,
+    fill_in_prompt,
+    make_text_requests,
+    read_logprobs,
+    read_tokens,
+)
 from ngramspec.server.json_text import JsonResponse, dump_arguments, encode_json, read_arguments
-from ngramspec.server.openai_completions import fill_in_prompt, read_tokens
 from ngramspec.server.reply import Reply, logprobs_content, respond
 from ngramspec.server.state import Call, ServedModel
 
@@ -33,11 +40,6 @@ from ngramspec.server.state import Call, ServedModel
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
 
 _IMAGES = "images are not supported; this model accepts only text"
-
-
-def error_body(error: ApiError) -> dict[str, Any]:
-    """Return an error in Ollama's format."""
-    return {"error": error.message}
 
 
 # --------------------------------------------------------------------------- the request
@@ -290,7 +292,7 @@ class OllamaReply(Reply):
         return self.encode([self._event()])
 
     def error_chunk(self, error: ApiError) -> str:
-        return self.encode([error_body(error)])
+        return self.encode([ollama_error_body(error)])
 
     def _event(self, text: str = "", **more: Any) -> dict[str, Any]:
         """Return an event with a text; `more` contains reasoning (`thinking`) or `tool_calls`."""

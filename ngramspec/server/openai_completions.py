@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/completions`, with `suffix` and `echo`, and readers of prompts that other endpoints use too."""
+"""OpenAI's `/v1/completions`, with `suffix` and `echo`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, TypeAdapter
 from starlette.responses import Response
 
-from ngramspec.data import ModelError
-from ngramspec.fill_in import fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Flag, PromptField, Prompts, Text, check_count, whole
+from ngramspec.server.body import Flag, PromptField, Text, check_count, whole
 from ngramspec.server.constraints import ResponseFormat
-from ngramspec.server.errors import ApiError, bad_field, context_length_error
-from ngramspec.server.generation import Alternatives, TextGeneration, check_token, make_text_requests, read_logprobs
+from ngramspec.server.errors import bad_field
+from ngramspec.server.generation import (
+    Alternatives,
+    TextGeneration,
+    fill_in_prompt,
+    make_text_requests,
+    read_logprobs,
+    read_prompts,
+)
 from ngramspec.server.json_text import Encoded, encode_json
-from ngramspec.server.limits import MAX_ANSWERS, MAX_SCORED
+from ngramspec.server.limits import MAX_SCORED
 from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
-from ngramspec.server.state import Call, ServedModel
+from ngramspec.server.state import Call
 
 
 def _read_count(value: Any) -> int | bool:
@@ -185,49 +190,3 @@ class CompletionReply(Reply):
             table["top_logprobs"].append(None if entry is None else Encoded([encode_json(top)]))
             table["text_offset"].append(offset)
         return table
-
-
-# --------------------------------------------------------------------------- prompts
-
-
-def read_prompts(model: ServedModel, prompts: Prompts | None) -> list[list[int]]:
-    """Return the token ids of each prompt. Control tokens in texts are parsed, because clients write them."""
-    if prompts is None:
-        raise bad_field("prompt", "prompt is missing")
-    check_count("prompt", len(prompts.values), MAX_ANSWERS, "prompts")
-    tokens = [read_tokens(model, prompt, "prompt") for prompt in prompts.values]
-    if not tokens or not all(tokens):
-        raise bad_field("prompt", "prompt must not be empty")
-    return tokens
-
-
-def read_tokens(model: ServedModel, value: str | list[Any], name: str, n_ctx: int | None = None) -> list[int]:
-    """Return the token ids of a prompt: a text, or a list of token ids and texts.
-
-    `name` is the field for error messages, and `n_ctx` the size of the context; `None` means that of a request.
-    """
-    vocabulary = model.vocabulary
-    if isinstance(value, str):
-        model.check_size(len(value), n_ctx)
-        return list(vocabulary.tokenize(value, special=True))
-    room = model.n_ctx if n_ctx is None else n_ctx
-    if len(value) > room:
-        raise context_length_error(len(value), room)
-    tokens: list[int] = []
-    for i, item in enumerate(value):
-        if isinstance(item, str):
-            model.check_size(len(item), n_ctx)
-            tokens += vocabulary.tokenize(item, special=True, add_bos=i == 0)
-        else:
-            tokens.append(check_token(vocabulary, item, name))
-        if len(tokens) > room:
-            raise context_length_error(len(tokens), room)
-    return tokens
-
-
-def fill_in_prompt(model: ServedModel, before: str, after: str, **more: Any) -> list[int]:
-    """Return the prompt for the text between two texts; `more` contains further arguments of `fill_in`."""
-    try:
-        return fill_in(model.vocabulary, before, after, suffix_first=model.suffix_first, **more)
-    except ModelError as error:
-        raise ApiError(400, str(error), type="not_supported_error") from error
