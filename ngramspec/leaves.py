@@ -11,11 +11,14 @@ from typing import Any
 LEAVES = {
     "NextN head": "llama.head",
     "branches": "llama.branches",
+    "branching loop": "decoding.branches",
     "draft models": "drafting.draft_model.hybrid",
     "RPC": "llama.rpc",
     "grammars": "llama.grammar",
+    "grammar guide": "drafting.grammar",
     "schemas": "grammars.json_schema",
     "memory": "memory.memory",
+    "trace": "policies.traced",
 }
 
 

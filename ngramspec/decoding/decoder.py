@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,11 @@ from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import Drafts, Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
+from ngramspec.leaves import load_leaf
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.request import Request
 from ngramspec.steps import Step
-
-BRANCHES, TRACE = "ngramspec.decoding.branches", "ngramspec.policies.traced"
-"""Modules of features that only some models and requests use."""
 
 
 class SpeculativeDecoder:
@@ -170,7 +167,7 @@ class SpeculativeDecoder:
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
         is_traced = text.request.return_decisions
-        self.loop.policy = import_module(TRACE).with_trace(self.policy) if is_traced else self.policy
+        self.loop.policy = load_leaf("trace").with_trace(self.policy) if is_traced else self.policy
         self.loop.policy.begin()
         text.begin(self.drafts, sequence)
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
@@ -220,6 +217,6 @@ class SpeculativeDecoder:
             times = self.times.for_plain(sizes[0])
             self.drafts.first(text.last)
         if self.sequence.leaves and type(self.loop) is DecodingLoop:
-            self.loop = import_module(BRANCHES).choose_loop(self.loop, self.sequence, self.drafter, times, sizes)
+            self.loop = load_leaf("branching loop").choose_loop(self.loop, self.sequence, self.drafter, times, sizes)
         self.loop.exactness = exactness
         self.loop.prepare(times, sizes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from encodings import utf_8
-from importlib import import_module
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -18,15 +17,13 @@ from ngramspec.backend import Logits, Model, Vocabulary
 from ngramspec.data import NGramSpecError
 from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator
 from ngramspec.drafting.draft import NO_DRAFT, Ask, Chooser, Draft, Drafter, MarginalCost
+from ngramspec.leaves import load_leaf
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.request import GREEDY, Request
 from ngramspec.sampling.distribution import distribution_logprobs, logprobs
 from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, RecordingSampler, Sampler, TokenBanSampler
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import TokenTable, ending_tokens, partial_match_start
-
-GRAMMAR = "ngramspec.drafting.grammar"
-"""Module of the guide that requests with a grammar use."""
 
 
 class Guide(Protocol):
@@ -235,7 +232,7 @@ class Text(DraftedText):
         verifier = RuleVerifier(sampler, how, self._decisions.append if request.return_decisions else None)
         sampler.begin(request.prompt)
         if sampler.grammar is not None:
-            self._guide = import_module(GRAMMAR).GrammarGuide(sampler.grammar)
+            self._guide = load_leaf("grammar guide").GrammarGuide(sampler.grammar)
         return verifier
 
     @property
