@@ -333,6 +333,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"prompt": "x", "samplers": ["magic"]}, "samplers"),
         ({"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "json_schema"),
         ({"prompt": "x", "n_predict": -2}, "n_predict"),
+        ({"prompt": "x", "temperature": 0, "xtc_probability": 0.5}, "xtc_probability"),
     ],
     "/tokenize": [({"content": 5}, "content")],
     "/detokenize": [({"tokens": [-1]}, "tokens")],
