@@ -89,6 +89,7 @@ def test_chat_completions_stream_with_return_progress_reports_prefill() -> None:
     assert told[0]["choices"][0]["delta"]["role"] == "assistant"
     for chunk, processed in zip(told[1:], (2, length), strict=False):
         assert chunk["prompt_progress"] == {"total": length, "cache": 2, "processed": processed}
+    assert sum("prompt_progress" in chunk for chunk in told) == 2
     told, _ = ask(CHATS, CHAT | {"stream": True})
     assert not any("prompt_progress" in chunk for chunk in told)
 
