@@ -332,10 +332,11 @@ class ChatReply(Reply):
                 more = self._totals(with_usage=False)
         elif not choices and "prompt_progress" in more:
             choices.append({"delta": {}})
+        events: list[dict[str, Any]] = []
         if choices and number not in self._begun:
             self._begun.add(number)
-            choices.insert(0, {"delta": {"role": "assistant", "content": None}})
-        events = []
+            begin = {"index": number, "finish_reason": None, "delta": {"role": "assistant", "content": None}}
+            events.append({**self._head, "choices": [begin]})
         for choice in choices:
             fields = {"index": number, "finish_reason": None, **choice}
             events.append({**self._head, "choices": [fields], **more})
