@@ -317,6 +317,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         *((CHAT | {name: value}, name) for name, values in WRONG_ALONE.items() for value in values),
         (CHAT | {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT | {"response_format": BOGUS}, "response_format"),
+        (CHAT | {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ],
     TEXTS: [
         ({}, "prompt"),
