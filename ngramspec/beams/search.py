@@ -27,12 +27,13 @@ from ngramspec.beams.draft import BeamPlan
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError, PromptError
 from ngramspec.decoding.text import TextStream
-from ngramspec.llama.branches import Cells
+from ngramspec.leaves import load_leaf
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
 from ngramspec.tokens import Node, TopLogprobs
 
 if TYPE_CHECKING:
+    from ngramspec.llama.branches import Cells
     from ngramspec.llama.target import Target
 
 DRAFT_MAX = 16  # default maximum number of rounds of a draft
@@ -176,7 +177,8 @@ class BeamSearch:
             times = self.stored.times
             self._plan = BeamPlan(prompt, root, times, self.beams, self.draft_max, self._is_eog)
             self._plan.observe_row(root, likely)
-        cells = Cells(self.target.passes, root, self.target.n_seq, is_windowed=self.target.weights.window > 0)
+        target = self.target
+        cells = load_leaf("branches").Cells(target.passes, root, target.n_seq, is_windowed=target.weights.window > 0)
         try:
             while self._is_open:
                 started_at = clock()
