@@ -93,7 +93,7 @@ def chat(
         source = find(model, load, DISPLAY)
         template_worker.start()
         loaded_model = open_model(source, load)
-        loaded_model.target.vocabulary.check_chat_template()
+        loaded_model.target.vocabulary.chats.check()
     check_sampling(loaded_model.target.vocabulary, sampling_settings)
     reasoning.check(loaded_model.target.vocabulary.chat_template)
     options = ChatOptions(

@@ -15,6 +15,7 @@ from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, s
 from ngramspec.chat.families import AnswerParser, find_open_tag, reasoning_tags
 from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
+from ngramspec.chat.template import ChatPrompt
 from ngramspec.data import NGramSpecError, encode
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.load import LoadedModel, open_resolved
@@ -309,7 +310,7 @@ class Session:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the prompt of a conversation, whose answer `generate` generates."""
-        prompt = self.target.vocabulary.chat(messages, variables=self.options.reasoning.variables)
+        prompt: ChatPrompt = self.target.vocabulary.chats.prompt(messages, variables=self.options.reasoning.variables)
         self._opening = prompt.opening
         return prompt.tokens
 
@@ -337,7 +338,7 @@ class Session:
                 return_decisions=self._trace is not None,
                 prediction=vocabulary.tokenize(self.prediction, add_bos=False) if self.prediction else (),
                 rules=self._rules(prompt),
-                controls=vocabulary.marks,
+                controls=vocabulary.chats.marks,
                 progress=progress,
             )
             # Closing rolls the KV cache back to the emitted tokens.

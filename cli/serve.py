@@ -214,7 +214,7 @@ def open_served_model(
         target.vocabulary.use_chat_template(options.template)
     else:
         try:
-            target.vocabulary.check_chat_template()
+            target.vocabulary.chats.check()
         except ModelError as error:
             note(f"warning: {error}; chats return status 400 unless you set --chat-template or --chat-template-file")
     reasoning.check(target.vocabulary.chat_template)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ngramspec.chat.template import check_variables
-from ngramspec.llama.builtin_template import builtin_names
+from ngramspec.llama.chat_format import builtin_names
 from ngramspec.llama.embedder import Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.sampling.settings import allow_int_range, allow_range, option

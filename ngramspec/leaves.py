@@ -15,6 +15,7 @@ LEAVES = {
     "draft models": "drafting.draft_model.hybrid",
     "RPC": "llama.rpc",
     "grammars": "llama.grammar",
+    "chats": "llama.chat_format",
     "grammar guide": "drafting.grammar",
     "schemas": "grammars.json_schema",
     "memory": "memory.memory",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -39,6 +41,24 @@ def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
         tokens = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
         _ending_tokens_cache[tokenizer] = tokens
     return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control token: its id, and whether it swallows the white space before and after it."""
+
+    token: int
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+NEVER = re.compile(r"(?!)")
+
+
+def make_pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of several texts, the longest first; without texts it matches nothing."""
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else NEVER
 
 
 V = TypeVar("V")

@@ -558,7 +558,7 @@ class Served:
         self._client = opened.enter_context(httpx.Client(base_url=url, timeout=60))
         self.vocabulary = self._models[True].vocabulary
         question = [{"role": "user", "content": QUESTION}]
-        self.opening = self.vocabulary.chat(question, TOOLS).opening
+        self.opening = self.vocabulary.chats.prompt(question, TOOLS).opening
         self._ids = {
             mark: ids[0]
             for mark in dict.fromkeys([*marks, row.end])

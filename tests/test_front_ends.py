@@ -112,7 +112,7 @@ def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
         if front_end == "Llama":
             return completed(parent, settings)
         chats = [{"role": "user", "content": QUESTION}]
-        prompt = target.vocabulary.chat_prompt(chats) if front_end in CHATS else target.vocabulary.tokenize(CODE)
+        prompt = target.vocabulary.chats.tokens(chats) if front_end in CHATS else target.vocabulary.tokenize(CODE)
         stop = [settings["stop"]] if "stop" in settings else ()
         sampling = Sampling(**{name: value for name, value in settings.items() if name != "stop"})
         return "".join(s.text for s in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, stop=stop))

@@ -19,7 +19,7 @@ CORE = (
 )
 """Rooms of the core, without the leaves in them."""
 
-MAX_CORE_LINES = 15_050  # the aim is 13,000
+MAX_CORE_LINES = 14_950  # the aim is 13,000
 
 LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "beams": (("ngramspec.beams", "ngramspec_cli.complete_beams"), ("branches",)),
@@ -31,7 +31,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "memory": (("ngramspec.memory", "ngramspec_cli.memory"), ()),
     "grammars": (("ngramspec.grammars", "ngramspec.llama.grammar", "ngramspec.drafting.grammar"), ()),
     "templates": (
-        ("ngramspec.chat", "ngramspec.llama.builtin_template", "ngramspec_cli.reasoning_options"),
+        ("ngramspec.chat", "ngramspec.llama.chat_format", "ngramspec_cli.reasoning_options"),
         ("grammars",),
     ),
     "chat": (
@@ -76,9 +76,6 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 REGISTRATIONS = ("ngramspec.__init__", "ngramspec.leaves", "ngramspec_cli.app", "ngramspec.server.app")
 """The public names, lazy imports of the core, every command, and every dialect of the server."""
 
-VIOLATIONS = {"templates": "llama.vocabulary"}
-"""Further importers of each leaf, without "ngramspec." and "ngramspec_". This table only shrinks."""
-
 KNOWN = find_modules(ROOT)
 
 
@@ -100,9 +97,8 @@ def test_leaves_are_imported_only_by_their_registration_and_leaves_that_need_the
         allowed = {own, None, *(LEAVES[own][1] if own else ())}
         for target in find_imports(module, path, KNOWN):
             if (leaf := find_leaf(target)) not in allowed and module not in REGISTRATIONS:
-                importers[str(leaf)].add(re.sub("^ngramspec[._]", "", module))
-    found = {leaf: " ".join(sorted(modules)) for leaf, modules in importers.items() if modules}
-    assert found == VIOLATIONS
+                importers[str(leaf)].add(module)
+    assert {leaf: sorted(modules) for leaf, modules in importers.items() if modules} == {}
 
 
 def test_leaves_consist_of_modules_that_exist() -> None:

@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 from jinja2 import Environment
 
 from ngramspec.data import ModelError
+from ngramspec.tokens import NEVER, make_pattern
 
 Values = Mapping[str, Any]
 Render = Callable[[Values], str]
 
-_NEVER = re.compile(r"(?!)")
 _NONE = frozenset[str]()
 _JSON = re.compile(r'["\\\x00-\x1f]')  # characters that JSON always escapes
 _JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # characters that some JSON encoders escape
@@ -141,7 +141,7 @@ class _StringHider:
 
     def __init__(self, source: _Source, stays: re.Pattern[str], hides_keys: bool, visible: frozenset[str]) -> None:
         strings = source.strings
-        self._stays = re.compile(f"{strings.pattern}|{stays.pattern}") if strings is not _NEVER else stays
+        self._stays = re.compile(f"{strings.pattern}|{stays.pattern}") if strings is not NEVER else stays
         self._names, self._controls = source.names, source.controls
         self._hides_keys, self._visible = hides_keys, visible
         self._mark = f"x{secrets.token_hex(8)}x"
@@ -245,12 +245,6 @@ class _StringHider:
     def _name(self, text: str) -> str:
         """Return the name of a text; equal texts have the same, because templates look for strings in lists."""
         return f"{self._mark}{self._numbers.setdefault(text, len(self._numbers))}x"
-
-
-def make_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of several texts, the longest first; without texts it matches nothing."""
-    longest_first = sorted(texts, key=lambda text: (-len(text), text))
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER
 
 
 def _find_strings(source: str) -> tuple[set[str], set[str]]:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
@@ -19,9 +18,9 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
-from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values, make_pattern
+from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values
 from ngramspec.data import ModelError, ShutdownError
-from ngramspec.tokens import Tokenizer
+from ngramspec.tokens import Control, Tokenizer, make_pattern
 from ngramspec.worker import Worker
 
 P = ParamSpec("P")
@@ -53,15 +52,6 @@ class ChatPrompt(NamedTuple):
     @property
     def opening(self) -> str:
         return self.layout.opening
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A control token: its id, and whether it swallows the white space before and after it."""
-
-    token: int
-    lstrip: bool = False
-    rstrip: bool = False
 
 
 class ChatTemplate:

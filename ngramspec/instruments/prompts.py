@@ -220,7 +220,7 @@ def prepare(
             if prompt.text is not None:
                 tokens = tokenizer.tokenize(prompt.text)
             else:
-                tokens = tokenizer.chat_prompt(prompt.messages or ())
+                tokens = tokenizer.chats.tokens(prompt.messages or ())
             if not tokens:
                 raise NGramSpecError("no tokens")
             if n_ctx is not None and len(tokens) + max_tokens > n_ctx:

@@ -1,39 +1,27 @@
-"""`Vocabulary`: the tokenizer of a GGUF file, its chat template, and the samplers and grammars over its tokens."""
+"""`Vocabulary`: the tokenizer of a GGUF file, and the chats, samplers and grammars over its tokens."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import FillInTokens
-from ngramspec.chat.conversation import ToolTemplate, make_assistant_prefill
-from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
-from ngramspec.chat.features import find_features, find_marks, make_turns
-from ngramspec.chat.prompt import make_pattern
-from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import ChatPrompt, ChatTemplate, Control, check_variables, template_variables
 from ngramspec.data import ModelError, TargetError
 from ngramspec.leaves import load_leaf
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.bindings import NativeObject
-from ngramspec.llama.builtin_template import BuiltinTemplate, builtin_names, builtin_text
 from ngramspec.llama.devices import build
 from ngramspec.llama.samplers import DrySamplers, SamplerChain
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from ngramspec.tokens import Control, make_pattern
 
 _SILENT = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # tokens without text
 _MARK = re.compile(r"[<\[][|\uff5c].*..|.*..[|\uff5c][>\]]", re.DOTALL)  # <|start|>, <|tool_call>, [|user|]
@@ -171,55 +159,7 @@ class Vocabulary(NativeObject):
         self._chat_template = template
         for part in _PARTS_OF_TEMPLATE:
             self.__dict__.pop(part.attrname, None)
-        self.check_chat_template()
-
-    def check_chat_template(self) -> None:
-        """Raise a ModelError if the chat template is not valid Jinja, or exceeds a limit when it is compiled."""
-        self._chat.examine(bool)
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the token ids of a conversation up to the beginning of the assistant's next turn, as `chat` does."""
-        return self.chat(messages).tokens
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Tool] = (),
-        variables: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        answered: bool = True,
-        check: Callable[[int], None] | None = None,
-    ) -> ChatPrompt:
-        """Format a conversation for the assistant's next turn (as ChatML if the model has no template).
-
-        Only the template adds control tokens. If a message, a tool, a result or a variable contains the name of one, it
-        is tokenized as text. With `answered`, the prompt ends with the start of the next turn of the assistant. `check`
-        raises an error if a text with that many characters is too long to be tokenized.
-        """
-        check_variables(variables)
-        turns, shown_tools = self._tool_template.adapt(messages, tools)
-        values = template_variables(self._variables(variables)) | {"add_generation_prompt": answered}
-        if shown_tools is not None:
-            values["tools"] = shown_tools
-        prompt = self._chat.prompt(turns, self, values, check)
-        start = missing_turn(self.chat_template, prompt.opening) if answered else ""
-        return self._chat.extend(prompt, [(start, True)], prompt.opening + start, self) if start else prompt
-
-    def continue_answer(
-        self, prompt: ChatPrompt, thoughts: str, text: str, variables: Mapping[str, Any] = MappingProxyType({})
-    ) -> ChatPrompt:
-        """Return a prompt followed by the beginning of its answer: reasoning, which ends if there is text, and text."""
-        adapt, values = self._tool_template.adapt, self._variables(variables)
-        # A client's string must not become part of the template's own text, in which control tokens are parsed.
-        values = {name: value for name, value in values.items() if not isinstance(value, str | list | dict)}
-        (question, _), (answer, _) = adapt(make_turns(False)[:1], ()), adapt(make_turns(bool(thoughts)), ())
-        marks = self._chat.examine(find_marks, question, answer, bool(thoughts), values)
-        pieces = make_assistant_prefill(self.chat_template, prompt.opening, thoughts, text, marks)
-        opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
-        return self._chat.extend(prompt, pieces, opening, self)
-
-    def _variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"enable_thinking": bool(reasoning_tags(self.chat_template)), **variables}
+        self.chats.check()
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -234,40 +174,13 @@ class Vocabulary(NativeObject):
         return max(len(self.piece(token)) for token in range(self.n_vocab))
 
     @cached_property
-    def template_capabilities(self) -> Mapping[str, bool]:
-        """Features of the chat template by llama-server's names; a template that does not work has none."""
-        try:
-            return self._chat.examine(find_features).capabilities()
-        except ModelError:
-            return find_features(_refuse).capabilities()
-
-    @property
-    def allows_parallel_calls(self) -> bool:
-        """True if the chat template can render several calls in one turn."""
-        return self._tool_template.features.parallel
-
-    @cached_property
-    def _tool_template(self) -> ToolTemplate:
-        return ToolTemplate(self.chat_template, self._chat.examine)
-
-    @cached_property
-    def _chat(self) -> ChatTemplate:
-        if self._chat_template in builtin_names():
-            return BuiltinTemplate(self._chat_template, self._controls, self.ends[0])
-        return ChatTemplate(self.chat_template or CHATML, self._controls, *self.ends)
-
-    @cached_property
-    def marks(self) -> frozenset[int]:
-        """Ids of the control tokens that the parsers of answers read; other control tokens are not part of answers."""
-        return frozenset(token for name, token in self.controls.items() if name in MARKS)
-
-    @cached_property
     def controls(self) -> Mapping[str, int]:
         """Ids of the control tokens without text, by their names."""
-        return {name: control.token for name, control in self._controls.items() if not self.piece(control.token)}
+        return {name: control.token for name, control in self.control_tokens.items() if not self.piece(control.token)}
 
     @cached_property
-    def _controls(self) -> dict[str, Control]:
+    def control_tokens(self) -> dict[str, Control]:
+        """All control tokens by their names, those that are text too."""
         self._check_open()
         controls = {}
         for token in range(self.n_vocab):
@@ -283,9 +196,8 @@ class Vocabulary(NativeObject):
     def _found_names(self) -> re.Pattern[str]:
         """Names of the control tokens that llama.cpp finds in every text, because their type is "user-defined"."""
         attribute = partial(llama.llama_vocab_get_attr, self._vocab)
-        return make_pattern(
-            name for name, control in self._controls.items() if len(name) > 1 and not attribute(control.token) & _SILENT
-        )
+        tokens = {name: control.token for name, control in self.control_tokens.items() if len(name) > 1}
+        return make_pattern(name for name, token in tokens.items() if not attribute(token) & _SILENT)
 
     def _is_mark(self, token: int) -> bool:
         """Return True if a user-defined token is a control token: by its role, by its name, or by the template."""
@@ -300,8 +212,12 @@ class Vocabulary(NativeObject):
 
     @cached_property
     def _template_text(self) -> str:
-        template = self.chat_template or CHATML
-        return builtin_text(template) if template in builtin_names() else template
+        return self.chats.template_text if self._chat_template is not None else self.chat_template or ""
+
+    @cached_property
+    def chats(self) -> Any:
+        """Prompts of conversations, as `ngramspec.llama.chat_format.ChatFormat`."""
+        return load_leaf("chats").ChatFormat(self)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -390,10 +306,8 @@ class Vocabulary(NativeObject):
 
 
 _PARTS_OF_TEMPLATE: tuple[Any, ...] = (
-    Vocabulary.template_capabilities,
-    Vocabulary._tool_template,
-    Vocabulary._chat,
-    Vocabulary._controls,
+    Vocabulary.chats,
+    Vocabulary.control_tokens,
     Vocabulary._found_names,
     Vocabulary._template_text,
 )
@@ -417,10 +331,6 @@ def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
         llama.llama_model_free(model)
         raise ModelError(f"{path}: the file has no vocabulary; use one that contains a tokenizer")
     return model, header
-
-
-def _refuse(values: Mapping[str, Any]) -> str:
-    raise ModelError("a template that does not work")
 
 
 # --------------------------------------------------------------------------- draft models

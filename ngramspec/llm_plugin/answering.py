@@ -78,8 +78,8 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     target, vocabulary = model.target, model.target.vocabulary
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
-    chat = vocabulary.chat([m for message in prompt.messages for m in _to_openai(message)], tools)
-    form: dict[str, Any] = {"opening": chat.opening, "parallel": vocabulary.allows_parallel_calls}
+    chat = vocabulary.chats.prompt([m for message in prompt.messages for m in _to_openai(message)], tools)
+    form: dict[str, Any] = {"opening": chat.opening, "parallel": vocabulary.chats.allows_parallel_calls}
     grammar, template = None, vocabulary.chat_template
     if (schema := cast(Any, prompt.schema)) is not None:
         grammar = answer_grammar(tools, json=json_rule(schema), template=template, controls=vocabulary.controls, **form)
@@ -93,7 +93,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
         stop=(options.stop,) if options.stop else (),
-        controls=vocabulary.marks,
+        controls=vocabulary.chats.marks,
     )
     with closing(steps):
         for step in steps:

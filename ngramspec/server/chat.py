@@ -80,7 +80,7 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     if isinstance(task.constraint, JsonFormat) and "response_format" in (vocabulary.chat_template or ""):
         variables["response_format"] = task.constraint.schema or {"type": "object"}
     try:
-        prompt: ChatPrompt = vocabulary.chat(
+        prompt: ChatPrompt = vocabulary.chats.prompt(
             messages,
             task.callable_tools,
             variables,
@@ -93,7 +93,7 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
         content = last.get("content", "")
         # llama-server joins the parts of the continued message with two line ends, and those of others with one.
         text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
-        prompt = vocabulary.continue_answer(prompt, last.get("reasoning_content", ""), text, variables)
+        prompt = vocabulary.chats.continue_answer(prompt, last.get("reasoning_content", ""), text, variables)
     if task.earlier_tokens:
         start = vocabulary.tokenize("")[:1]
         n_skipped = len(start) if prompt.tokens[: len(start)] == start else 0
@@ -131,7 +131,7 @@ def _make_chat_request(call: Call[Any], task: ChatTask) -> tuple[Request, str]:
         _read_budget(model, task, prompt),
         logprobs=task.logprobs,
         post_sampling=task.post_sampling,
-        controls=vocabulary.marks,
+        controls=vocabulary.chats.marks,
         prediction=vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
     return request, prompt.opening
@@ -151,7 +151,7 @@ def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, op
         answer_grammar,
         tools,
         choice=task.tool_choice if is_call_required else "auto",
-        parallel=task.parallel and vocabulary.allows_parallel_calls,
+        parallel=task.parallel and vocabulary.chats.allows_parallel_calls,
         json="" if json_format is None else json_format.make_rule(),
         template=vocabulary.chat_template,
         opening=opening,
@@ -183,7 +183,7 @@ async def start_chat(call: Call[Any], task: ChatTask, n_answers: int = 1) -> lis
     """Return the answers to a task, which are still empty; it raises the same errors as `render_prompt`."""
     request, opening = await asyncio.to_thread(_make_chat_request, call, task)
     vocabulary, tools = call.model.vocabulary, task.callable_tools
-    parallel = task.parallel and vocabulary.allows_parallel_calls
+    parallel = task.parallel and vocabulary.chats.allows_parallel_calls
     return [
         Answer(request, number, AnswerParser(vocabulary.chat_template, tools, opening=opening, parallel=parallel))
         for number, request in enumerate(repeat_with_seeds(request, n_answers))

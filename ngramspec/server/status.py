@@ -77,7 +77,7 @@ async def props(call: Call[Body]) -> Response:
             "webui": call.server.has_page,
             "is_sleeping": False,
             "chat_template": model.vocabulary.chat_template or "",
-            "chat_template_caps": model.vocabulary.template_capabilities,
+            "chat_template_caps": model.vocabulary.chats.capabilities,
             "bos_token": bos,
             "eos_token": eos,
             "build_info": FINGERPRINT,

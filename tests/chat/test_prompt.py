@@ -222,7 +222,7 @@ def injected(vocabulary: Vocabulary, system: str) -> None:
 
     def asked(system: str, user: str) -> list[int]:
         messages: Messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        return vocabulary.chat_prompt(messages)
+        return vocabulary.chats.tokens(messages)
 
     for user in ("Hi there", attack, " <|im_end|>", "<|im_end|> ", "a\n<|im_start|>\nb"):
         assert asked(system, user) == expected(system, user)
@@ -239,13 +239,13 @@ def test_chat_prompt_of_smollm2_equals_manual_prompt() -> None:
     with Vocabulary(resolve("smollm2", {}).path) as vocabulary:
         injected(vocabulary, "You help.")
         # Some ordinary words are control tokens of this vocabulary.
-        prompt = vocabulary.chat_prompt([{"role": "user", "content": "usage: cp <filename> <reponame>"}])
+        prompt = vocabulary.chats.tokens([{"role": "user", "content": "usage: cp <filename> <reponame>"}])
         assert b"cp <filename> <reponame>" in b"".join(map(vocabulary.piece, prompt))
 
 
 def test_chat_prompt_with_space_prefix_vocabulary_equals_plain_tokens(word_vocabulary: Vocabulary) -> None:
     # ChatML consists of ordinary tokens here, as this vocabulary has no template or markers; </s> is a control token.
-    prompt = word_vocabulary.chat_prompt([{"role": "user", "content": "ab </s> a"}])
+    prompt = word_vocabulary.chats.tokens([{"role": "user", "content": "ab </s> a"}])
     plain = word_vocabulary.tokenize("<|im_start|>user\nab </s> a<|im_end|>\n<|im_start|>assistant\n")
     assert prompt == plain
     assert not any(map(word_vocabulary.is_eog, prompt))
@@ -290,7 +290,7 @@ def make_conversation(texts: Mapping[str, str]) -> tuple[list[dict[str, Any]], l
 
 def count_controls(vocabulary: Vocabulary, marks: set[str], texts: Mapping[str, str]) -> Counter[str]:
     """Return the number of tokens of each mark in a prompt; its tokens have the text of the prompt."""
-    prompt = vocabulary.chat(*make_conversation(texts))
+    prompt = vocabulary.chats.prompt(*make_conversation(texts))
     pieces = [vocabulary.display_piece(token).decode("utf-8", "replace") for token in prompt.tokens]
     if "\ufffd" not in "".join(pieces):
         assert "".join(pieces).endswith(prompt.text)

@@ -119,7 +119,7 @@ def test_chat_separates_reasoning_of_each_family(env: dict[str, str], tmp_path: 
     talk = [{"role": "user", "content": "hi"}, answer, {"role": "user", "content": "again"}, answer]
     assert messages(tmp_path / "chat.json") == talk
     # The next prompt is the one that the server makes of these messages.
-    prompt = Vocabulary(model).chat_prompt(talk[:3])
+    prompt = Vocabulary(model).chats.tokens(talk[:3])
     passes = [item for item in read_trace(trace.read_bytes().splitlines()) if isinstance(item, TracedPass)]
     start = [item for item in passes if item.step.batch == 0][1]
     assert (start.step.position, start.context) == (len(prompt), tuple(prompt[-len(start.context) :]))

@@ -29,9 +29,9 @@ from ngramspec.chat.conversation import Conversation, Turn
 from ngramspec.chat.stream import Delta
 from ngramspec.data import ModelError, TargetError
 from ngramspec.instruments.reports.report import Piece
+from ngramspec.llama.chat_format import CHATML
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
-from ngramspec.llama.vocabulary import CHATML
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import SAMPLERS, Sampling, options
 from ngramspec.steps import Step
@@ -74,7 +74,7 @@ def test_retry_changes_seed_and_edit_replaces_message(session: Session) -> None:
     assert (users(session), session.options.sampling.seed, session.attachments) == (["one", "two"], 2, ["waits"])
     turns = list(session.conversation.turns)
     assert not run(session, "edit", "far too long " * 300)
-    with mock.patch.object(session.target.vocabulary, "chat", side_effect=ModelError("no")):
+    with mock.patch.object(session.target.vocabulary.chats, "prompt", side_effect=ModelError("no")):
         assert not run(session, "retry", "")
     assert (session.conversation.turns, session.options.sampling.seed) == (turns, 2)
     assert run(session, "edit", "short")
@@ -157,7 +157,7 @@ def test_prediction_applies_to_next_answer_only(session: Session, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "error", "shown"),
     [
-        ("chat", ModelError("no system\nrole\x1b"), "no system role␛"),
+        ("prompt", ModelError("no system\nrole\x1b"), "no system role␛"),
         ("submit", TargetError("out of order"), "out of order"),
     ],
 )
@@ -165,7 +165,7 @@ def test_ask_after_error_removes_turn(
     session: Session, capsys: Captured, name: str, error: Exception, shown: str
 ) -> None:
     session.decoder.set_drafter(None, session.decoder.policy)
-    owner = session.decoder.sequence if name == "submit" else session.target.vocabulary
+    owner = session.decoder.sequence if name == "submit" else session.target.vocabulary.chats
     with mock.patch.object(owner, name, side_effect=error):
         assert not session.ask("hello")
     assert session.conversation.turns == []
@@ -201,7 +201,7 @@ def test_ask_when_stopped_keeps_answer_and_cache(session: Session, monkeypatch: 
     monkeypatch.setattr(session.view, "show", press)
     assert session.ask("hello")
     assert session.totals.passes <= 1
-    prompt = session.target.vocabulary.chat_prompt([{"role": "user", "content": "hello"}])
+    prompt = session.target.vocabulary.chats.tokens([{"role": "user", "content": "hello"}])
     assert session.target.sequences[0].tokens[: len(prompt)] == prompt
     assert len(session.target.sequences[0].tokens) == len(prompt) + session.totals.generated - 1
 
@@ -209,7 +209,7 @@ def test_ask_when_stopped_keeps_answer_and_cache(session: Session, monkeypatch: 
 def test_next_turn_reuses_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(session, "set", "temp 0")
     session.ask("a question of some length, so that reading it again would show")
-    first = len(target.vocabulary.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
+    first = len(target.vocabulary.chats.tokens([{"role": "user", "content": session.conversation.turns[0].user}]))
     computed = []
     decode = Passes.decode
 
@@ -219,7 +219,7 @@ def test_next_turn_reuses_cache(session: Session, target: Target, monkeypatch: p
 
     monkeypatch.setattr(Passes, "decode", count)
     session.ask("more")
-    whole = len(target.vocabulary.chat_prompt(session.conversation.messages()[:3]))
+    whole = len(target.vocabulary.chats.tokens(session.conversation.messages()[:3]))
     assert sum(computed) <= whole - first
 
 

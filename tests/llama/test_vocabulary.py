@@ -36,7 +36,7 @@ def test_vocabulary_of_file_without_weights_tokenizes_like_the_model(tmp_path: P
         assert alone.is_eog(alone.end_of_turn)
         assert alone.n_vocab == target.vocabulary.n_vocab
         messages = [{"role": "user", "content": "hello"}]
-        assert alone.chat_prompt(messages) == target.vocabulary.chat_prompt(messages)
+        assert alone.chats.tokens(messages) == target.vocabulary.chats.tokens(messages)
     alone.close()
     with pytest.raises(ValueError, match="the vocabulary is closed"):
         alone.tokenize("a")
@@ -94,13 +94,13 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 def test_vocabulary_chat_rejects_reserved_template_variables(demo_vocabulary: Vocabulary) -> None:
     """The template reads no variables; those of the prompt cannot be set."""
-    prompt, first = demo_vocabulary.chat_prompt(TALK), demo_vocabulary.chat_prompt(TALK[:1])
+    prompt, first = demo_vocabulary.chats.tokens(TALK), demo_vocabulary.chats.tokens(TALK[:1])
     assert sum(map(demo_vocabulary.is_eog, prompt[1:])) == 3  # the first may be BOS = EOG
     assert prompt[: len(first) - 4] == first[:-4]  # New turns are only appended.
-    assert demo_vocabulary.chat(TALK, variables={"enable_thinking": False}).tokens == prompt
+    assert demo_vocabulary.chats.prompt(TALK, variables={"enable_thinking": False}).tokens == prompt
     for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
         with pytest.raises(ValueError, match=f"^the chat template's variable '{name}' cannot be set$"):
-            demo_vocabulary.chat(TALK, variables={name: "x"})
+            demo_vocabulary.chats.prompt(TALK, variables={name: "x"})
 
 
 def test_vocabulary_chat_uses_template_of_file_or_chatml(tmp_path: Path) -> None:
@@ -112,15 +112,15 @@ def test_vocabulary_chat_uses_template_of_file_or_chatml(tmp_path: Path) -> None
     for template in (TEMPLATE, "{{ bos_token }}" + TEMPLATE):
         with opened(template) as own:
             assert own.chat_template == template
-            assert own.chat_prompt(TALK) == own.tokenize("<user>Hi<assistant>Yes?<user>Bye")
-            assert own.chat_prompt(TALK).count(1) == 1
+            assert own.chats.tokens(TALK) == own.tokenize("<user>Hi<assistant>Yes?<user>Bye")
+            assert own.chats.tokens(TALK).count(1) == 1
     with opened(None) as bare:
         assert bare.chat_template is None
-        text = b"".join(map(bare.piece, bare.chat_prompt(TALK))).decode()
+        text = b"".join(map(bare.piece, bare.chats.tokens(TALK))).decode()
         assert "user\nHi" in text
         assert text.endswith("assistant\n")
     with opened("{{ raise_exception('no') }}") as refusing, pytest.raises(ModelError, match="rejects"):
-        refusing.chat_prompt(TALK)
+        refusing.chats.tokens(TALK)
 
 
 def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_vocabulary: Vocabulary) -> None:
@@ -131,7 +131,7 @@ def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_v
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "<|im_start|>12"},
     ]
-    prompt = demo_vocabulary.chat(messages, [tool])
+    prompt = demo_vocabulary.chats.prompt(messages, [tool])
     assert '"name": "clock"' in prompt.text
     assert "<tool_response>\n<|im_start|>12\n</tool_response>" in prompt.text
     assert prompt.opening.endswith("<|im_start|>assistant\n")
@@ -192,9 +192,9 @@ def test_tokenize_names_of_user_defined_control_tokens_are_text(marked_vocabular
 def test_continue_answer_equals_tokens_of_whole_text(marked_vocabulary: Vocabulary, text: str) -> None:
     vocabulary = marked_vocabulary
     for content in ("ab", "b\n", " 12 <b> "):
-        prompt = vocabulary.chat([{"role": "user", "content": content}])
+        prompt = vocabulary.chats.prompt([{"role": "user", "content": content}])
         assert prompt.tokens == vocabulary.tokenize(prompt.text, special=True)
-        answer = vocabulary.continue_answer(prompt, "", text)
+        answer = vocabulary.chats.continue_answer(prompt, "", text)
         assert answer.text == prompt.text + text
         assert answer.tokens == vocabulary.tokenize(answer.text, special=True)
 
@@ -203,8 +203,8 @@ def test_continue_answer_with_name_of_control_token_keeps_it_as_text(marked_voca
     vocabulary = marked_vocabulary
     marks = {vocabulary.tokenize(name, special=True, add_bos=False)[-1] for name in MARKS}
     messages = [{"role": "user", "content": "a"}]
-    usual = vocabulary.continue_answer(vocabulary.chat(messages), "", "ab")
-    prompt = vocabulary.continue_answer(vocabulary.chat(messages), "", "a<|turn|>b")
+    usual = vocabulary.chats.continue_answer(vocabulary.chats.prompt(messages), "", "ab")
+    prompt = vocabulary.chats.continue_answer(vocabulary.chats.prompt(messages), "", "a<|turn|>b")
     assert [token for token in prompt.tokens if token in marks] == [token for token in usual.tokens if token in marks]
     assert read(vocabulary, prompt.tokens) == read(vocabulary, usual.tokens).removesuffix("b") + "<|turn|>b"
 

@@ -201,7 +201,7 @@ def answering(*answers: str, stop: StopReason = "eog") -> tuple[NGramSpec, mock.
     )
     told.vocabulary = told
     told.weights.notes = ()
-    told.chat.return_value = ChatPrompt([1, 2, 3], Layout("", [], only_own=True, has_bos=False, opening=""))
+    told.chats.prompt.return_value = ChatPrompt([1, 2, 3], Layout("", [], only_own=True, has_bos=False, opening=""))
     told.is_eog.return_value = False
     told.generate.side_effect = generate
     model = NGramSpec("told")
@@ -222,7 +222,7 @@ def test_llm_plugin_calls_tools_and_sends_results_back() -> None:
     model, told = answering(CALL, "It is 42.")
     chain = model.conversation(tools=[multiply]).chain("What is 6 times 7?")
     assert chain.text() == "Let me see. It is 42."
-    user, call, result = told.chat.call_args_list[1].args[0]
+    user, call, result = told.chats.prompt.call_args_list[1].args[0]
     assert user == {"role": "user", "content": "What is 6 times 7?"}
     assert (call["content"], call["reasoning_content"]) == ("Let me see.", "tools")
     (made,) = call["tool_calls"]
@@ -242,7 +242,7 @@ def test_llm_plugin_returns_incomplete_tool_call_as_text() -> None:
 def test_llm_plugin_with_template_for_single_calls_ends_after_call() -> None:
     model, told = answering(f"{CALL}\n{CALL}", f"{CALL}\n{CALL}")
     assert len(model.prompt("What is 6 times 7?", tools=[multiply]).tool_calls()) == 2
-    told.allows_parallel_calls = False
+    told.chats.allows_parallel_calls = False
     assert len(model.prompt("What is 6 times 7?", tools=[multiply]).tool_calls()) == 1
 
 

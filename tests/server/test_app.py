@@ -39,7 +39,7 @@ def test_chat_completions_returns_message_usage_and_timings() -> None:
     told, _ = ask(CHATS, CHAT, Script(step=3, n_cached=4))
     assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
     tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
-    prompt = len(demo_vocabulary().chat_prompt(CHAT["messages"]))
+    prompt = len(demo_vocabulary().chats.tokens(CHAT["messages"]))
     assert told["usage"] == {
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
@@ -114,7 +114,7 @@ def test_chat_completions_accepts_limit_names_roles_and_content_parts() -> None:
         told, service = ask(CHATS, {"messages": messages, name: 3}, Script(ends=False))
         (request,) = service.requests
         assert (request.max_tokens, told["choices"][0]["finish_reason"]) == (3, "length")
-        assert list(request.prompt) == demo_vocabulary().chat_prompt(plain)
+        assert list(request.prompt) == demo_vocabulary().chats.tokens(plain)
 
 
 def test_completions_accepts_text_tokens_and_lists() -> None:
@@ -482,7 +482,7 @@ def test_models_by_name_returns_entry_or_404() -> None:
 def test_input_tokens_counts_prompt_without_generation() -> None:
     for path, body in ((CHATS, CHAT), ("/v1/responses", {"input": "hi"})):
         told, service = ask(f"{path}/input_tokens", body)
-        expected = len(demo_vocabulary().chat_prompt(CHAT["messages"]))
+        expected = len(demo_vocabulary().chats.tokens(CHAT["messages"]))
         assert told == {"object": "response.input_tokens", "input_tokens": expected}
         assert service.tickets == []
 
@@ -571,7 +571,7 @@ def test_tokenize_and_detokenize_round_trip_text() -> None:
     assert b"".join(bytes(one) if isinstance(one, list) else one.encode() for one in pieces).decode() == "é"
     # The applied and tokenized template equals the prompt.
     applied = tokens(content=ask("/apply-template", CHAT)[0]["prompt"], add_special=False)
-    assert applied == vocabulary.chat_prompt(CHAT["messages"])[-len(applied) :]
+    assert applied == vocabulary.chats.tokens(CHAT["messages"])[-len(applied) :]
 
 
 def test_request_log_contains_counters_reasons_and_no_client_text() -> None:

@@ -21,7 +21,7 @@ def prompt_of(path: str, body: dict[str, Any]) -> list[int]:
 def continued(turns: list[dict[str, Any]]) -> list[int]:
     """Return the prompt of the earlier turns, followed by the tokens of the last message as text."""
     vocabulary = demo_vocabulary()
-    return vocabulary.chat_prompt(turns[:-1]) + vocabulary.tokenize(turns[-1]["content"], add_bos=False)
+    return vocabulary.chats.tokens(turns[:-1]) + vocabulary.tokenize(turns[-1]["content"], add_bos=False)
 
 
 def test_chat_apis_with_assistant_last_message_continue_its_text() -> None:
@@ -39,8 +39,8 @@ def test_chat_apis_with_assistant_last_message_continue_its_text() -> None:
 
 def test_chat_completions_without_continuation_starts_new_turn() -> None:
     vocabulary = demo_vocabulary()
-    assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chat_prompt(TURNS)
-    assert prompt_of(CHATS, {"messages": TURNS, "add_generation_prompt": True}) == vocabulary.chat_prompt(TURNS)
+    assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chats.tokens(TURNS)
+    assert prompt_of(CHATS, {"messages": TURNS, "add_generation_prompt": True}) == vocabulary.chats.tokens(TURNS)
     told, _ = ask("/apply-template", {"messages": [USER], "add_generation_prompt": False})
     assert told["prompt"] == "<|im_start|>user\n2 + 2?<|im_end|>\n"
 
@@ -87,10 +87,10 @@ def test_continuation_formats_reasoning_as_the_template_does() -> None:
 
 def test_chat_prompt_of_gemma_4_starts_missing_model_turn() -> None:
     vocabulary = vocabulary_with("{# <|tool_call> #}{{ messages[0].content ~ '<turn|>\\n' }}")
-    prompt = vocabulary.chat([USER])
+    prompt = vocabulary.chats.prompt([USER])
     assert prompt.text == "2 + 2?<turn|>\n<|turn>model\n"
     assert prompt.opening.endswith("<|turn>model\n")
-    assert vocabulary.chat([USER], answered=False).text == "2 + 2?<turn|>\n"
+    assert vocabulary.chats.prompt([USER], answered=False).text == "2 + 2?<turn|>\n"
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_answer_continues_last_message_of_assistant(dialect: Dialect) -> None:
     vocabulary, begun = demo_vocabulary(), {"role": "assistant", "content": "The answer <|im_end|> is "}
     body = dialect.body(tools=[], **{dialect.messages: [USER, begun]})
     turn, engine = dialect.ask(body, Script("4."))
-    expected = vocabulary.chat_prompt([USER]) + vocabulary.tokenize(begun["content"], add_bos=False)
+    expected = vocabulary.chats.tokens([USER]) + vocabulary.tokenize(begun["content"], add_bos=False)
     assert (turn.text, list(engine.requests[0].prompt)) == ("4.", expected)
 
 

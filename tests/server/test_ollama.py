@@ -214,12 +214,12 @@ def test_ollama_generate_formats_prompt_as_chat_and_continues_context() -> None:
     vocabulary = demo_vocabulary()
     (whole,), service = ask("/api/generate", PROMPT | {"system": "s", "stream": False})
     (request,) = service.requests
-    assert list(request.prompt) == vocabulary.chat_prompt([{"role": "system", "content": "s"}, USER])
+    assert list(request.prompt) == vocabulary.chats.tokens([{"role": "system", "content": "s"}, USER])
     text = vocabulary.tokenize(TEXT, add_bos=False)
     assert whole["context"][: len(request.prompt) + len(text)] == [*request.prompt, *text]
     # The next prompt continues the context, without a second start token.
     _, service = ask("/api/generate", PROMPT | {"context": whole["context"]})
-    assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chat_prompt([USER])[1:]]
+    assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chats.tokens([USER])[1:]]
 
 
 def test_ollama_generate_with_raw_skips_chat_template() -> None:

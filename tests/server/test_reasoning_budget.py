@@ -13,7 +13,8 @@ from support.http import ask, get_error, parse_chunks, send, vocabulary_with
 from support.mock_shared import MockShared
 
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
-from ngramspec.llama.vocabulary import CHATML, Vocabulary
+from ngramspec.llama.chat_format import CHATML
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import ReasoningBudget
 from ngramspec.server.state import ServedModel, Server
 

@@ -235,6 +235,7 @@ class TranscriptReader:
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, special=True)
         if self._uses_template:
-            return self._tokenizer.chat_prompt(prompt)
+            tokens: list[int] = self._tokenizer.chats.tokens(prompt)
+            return tokens
         turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt)
         return self._tokenizer.tokenize("".join(turns) + "<|im_start|>assistant\n", special=True)

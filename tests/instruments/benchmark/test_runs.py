@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -99,7 +100,11 @@ def report_on(benchmark: Benchmark, summaries: Sequence[Summary] | None = None) 
 
 def test_prepare_tokenizes_prompts_and_skips_unusable_ones() -> None:
     class Chatty(MockTarget):
-        def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        @property
+        def chats(self) -> SimpleNamespace:
+            return SimpleNamespace(tokens=self._format)
+
+        def _format(self, messages: Sequence[dict[str, str]]) -> list[int]:
             if messages[0]["role"] == "system":
                 raise ModelError("no system message, please")
             return self.tokenize(messages[0]["content"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,7 +184,11 @@ class Letters:
             text = text[len(mark or "x") :]
         return tokens
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    @property
+    def chats(self) -> SimpleNamespace:
+        return SimpleNamespace(tokens=self._format)
+
+    def _format(self, messages: Sequence[dict[str, str]]) -> list[int]:
         if any(m["role"] == "tool" for m in messages):
             raise ModelError("no tools")
         return self.tokenize(f"[{messages[0]['content']}]")
