@@ -118,7 +118,7 @@ def _to_api_error(error: ValidationError) -> ApiError:
         expected = context.get("expected", "").replace(" or ", ", ").replace("'", "")
         problem = _PROBLEMS[details["type"]].format(**context | {"value": value, "expected": expected})
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
-    # An item of a list has no name of its own.
+    # An item of a list has no name.
     param = name.rpartition("[")[0] if isinstance(path[-1], int) else name
     separator = " " if problem.startswith(("is missing", "must ")) else ": "
     return ApiError(status, f"{name}{separator}{problem}", param=param, is_final=status >= 500)
@@ -203,7 +203,7 @@ Content = Annotated[tuple[TextPart, ...], parts(TEXT_PARTS)]
 
 
 def join_parts(parts: Iterable[TextPart]) -> str:
-    """Return the texts of parts, each on a line of its own."""
+    """Return the texts of parts, one per line."""
     return "\n".join([part.text for part in parts])
 
 

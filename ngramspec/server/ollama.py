@@ -71,7 +71,7 @@ _Images = Annotated[tuple[Any, ...], AfterValidator(_check_images)]
 
 
 def _read_keep_alive(value: Any) -> bool:
-    """Return False if the model is to be unloaded."""
+    """Return False if the client asks to unload the model."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value != 0
     if isinstance(value, str) and _DURATION.fullmatch(value):
