@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DATA = {".css", ".gguf", ".html", ".js", ".json", ".md", ".npz", ".pxd", ".typed"}
+DATA = {".css", ".gguf", ".html", ".js", ".json", ".md", ".npz", ".pxd", ".toml", ".typed"}
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
@@ -128,7 +128,7 @@ def test_wheel_contains_exactly_the_package_files(built: Path) -> None:
     names -= {source.removesuffix(".py") + suffix for source in compiled_modules() for suffix in suffixes}
     for installed, folder, endings in (
         ("ngramspec", "ngramspec", {".py", *DATA}),
-        ("ngramspec_cli", "cli", {".py", ".md"}),
+        ("ngramspec_cli", "cli", {".py", ".toml", ".md"}),
         ("ngramspec_prompts", "prompts", {".py", ".toml", ".md"}),
     ):
         files = {f.relative_to(ROOT / folder).as_posix() for f in (ROOT / folder).rglob("*") if f.suffix in endings}

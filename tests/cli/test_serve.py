@@ -153,7 +153,8 @@ def test_serve_with_lora_scales_per_request_applies_them_to_its_text(env: dict[s
         with ThreadPoolExecutor(len(wanted)) as pool:
             found["together"] = [*pool.map(lambda scales: text(lora=scaled(*scales)), wanted)]
         found["changed"] = http.post("/lora-adapters", json=scaled(0.0, 3.0)).json(), http.get("/lora-adapters").json()
-        found["after"] = text()
+        # A prefix from the cache would be evaluated in other batches, whose rounding changes the text at a scale of 3.
+        found["after"] = text(cache_prompt=False)
         refused = [http.post("/lora-adapters", json=scales) for scales in (scaled(1, 1, 1), {"id": 0}, [3])]
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "lora": scaled(0.5, 0.5)}
         found["statuses"] = [one.status_code for one in (*refused, http.post("/v1/chat/completions", json=chat))]
