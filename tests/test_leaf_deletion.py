@@ -146,7 +146,7 @@ def test_program_without_a_leaf_imports_shows_help_and_decodes(leaf: str, copy: 
     delete_leaves(copy, find_dependents(leaf))
     run(copy, "-c", CHECK)
     run(copy, "-m", "ngramspec_cli.app", "--help")
-    run(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/decoding", "tests/acceptance")
+    run(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/decoding")
 
 
 @pytest.mark.exhaustive
