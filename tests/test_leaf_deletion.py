@@ -171,7 +171,7 @@ def test_core_without_leaves_passes_its_tests(copy: Path) -> None:
     delete_leaves(copy, set(LEAVES))
     check_program(copy)
     out = run_tests(copy, *(f"tests/{room}" for room in ROOMS))
-    # What fails asks for a leaf: a request with a grammar or a trace.
+    # Failed tests ask for a leaf: a request with a grammar or a trace.
     errors = re.findall(r"^\S+:\d+: (?!\w*Warning).*$", out, re.MULTILINE)
     assert [error for error in errors if not re.search(r"/leaves\.py:\d+: KeyError: ", error)] == []
     n_failed = int((re.search(r"(\d+) failed", out) or [0, 0])[1])
