@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts of each category")
     parser.add_argument("-t", "--threads", type=int, default=2)
     options = parser.parse_args()
-    settings = {"n_ctx": 4096, "threads": options.threads}
+    settings = {"ctx_size": 4096, "threads": options.threads}
     results: list[tuple[float, float | None]] = []
     with Target(options.model, **settings) as drafted, Target(options.model, **settings) as plain:
         cases, _ = prepare(drafted.vocabulary, load_prompts(None), options.n, 2048)
