@@ -15,7 +15,6 @@ from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, s
 from ngramspec.chat.families import AnswerParser, find_open_tag, reasoning_tags
 from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
-from ngramspec.chat.template import ChatPrompt
 from ngramspec.data import NGramSpecError, encode
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.load import LoadedModel, open_resolved
@@ -310,7 +309,7 @@ class Session:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the prompt of a conversation, whose answer `generate` generates."""
-        prompt: ChatPrompt = self.target.vocabulary.chats.prompt(messages, variables=self.options.reasoning.variables)
+        prompt = self.target.vocabulary.chats.prompt(messages, variables=self.options.reasoning.variables)
         self._opening = prompt.opening
         return prompt.tokens
 

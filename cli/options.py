@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
+from ngramspec import leaves
 from ngramspec.data import NGramSpecError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.load import Display, find_file
@@ -97,7 +98,7 @@ def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vo
         return Vocabulary(file)
 
 
-def keep(memory: Any, tokens: Sequence[int]) -> None:
+def keep(memory: leaves.Memory | None, tokens: Sequence[int]) -> None:
     """Save an answer for later sessions; a failure prints a warning and does not end the program."""
     if memory is None:
         return

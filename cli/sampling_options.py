@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from ngramspec import leaves
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.leaves import load_leaf
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import Sampling, option, options
@@ -122,7 +122,7 @@ class SamplingOptions:
         text = read_text(value) if isinstance(value, Path) else str(value)
         if not text.strip():
             fail(f"{flags[0]} is empty")
-        return load_leaf("schemas").schema_grammar(text) if "schema" in flags[0] else text
+        return leaves.schema_grammar(text) if "schema" in flags[0] else text
 
 
 def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from support.imports import ROOT, find_imports, find_modules
+from support.imports import ROOT, find_imports, find_modules, find_names
 
-from ngramspec.leaves import LEAVES as TABLE
+from ngramspec.leaves import MODULES
 
 CORE = (
     *("request", "steps", "backend", "tokens", "data", "storage", "worker", "machine", "leaves", "model_settings"),
@@ -108,9 +108,12 @@ def test_leaves_consist_of_modules_that_exist() -> None:
 
 
 def test_table_of_lazy_imports_names_leaves() -> None:
-    names = {name for path in KNOWN.values() for name in re.findall(r'load_leaf\("(.+?)"\)', path.read_text("utf-8"))}
-    assert names == set(TABLE)
-    assert all(find_leaf(f"ngramspec.{module}") for module in TABLE.values())
+    names = {name for path in KNOWN.values() for name in re.findall(r"\bleaves\.(\w+)", path.read_text("utf-8"))}
+    assert names == {"MODULES", *MODULES}
+    assert all(find_leaf(f"ngramspec.{module}") for module in MODULES.values())
+    typed = find_names("ngramspec.leaves", KNOWN["ngramspec.leaves"].read_text("utf-8"))[0]
+    own = {name.removeprefix("ngramspec.") for name in typed if name.startswith("ngramspec.")}
+    assert own == {f"{module}.{name}" for name, module in MODULES.items()}
 
 
 def test_core_is_small_enough_to_be_read() -> None:

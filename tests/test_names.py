@@ -45,6 +45,7 @@ UNDECLARED = {
         "llama_model_n_embd_out": BUILD,
         "llama_vocab_get_suppress_tokens": BUILD,
     },
+    "ngramspec/leaves.py": {"AttributeError": "raised for an unknown name of a leaf"},
     "ngramspec/llama/crash_check.py": {"frozen": FROZEN, "AttributeError": BUILD},
     "ngramspec/llama/devices.py": {"AttributeError": BUILD, "MADV_HUGEPAGE": "only on Linux"},
     "ngramspec/llama/rpc.py": {"AttributeError": BUILD},

@@ -27,7 +27,6 @@ from ngramspec.beams.draft import BeamPlan
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError, PromptError
 from ngramspec.decoding.text import TextStream
-from ngramspec.leaves import load_leaf
 from ngramspec.sampling.distribution import logprobs, top_token
 from ngramspec.steps import Stats, StopReason
 from ngramspec.tokens import Node, TopLogprobs
@@ -178,7 +177,9 @@ class BeamSearch:
             self._plan = BeamPlan(prompt, root, times, self.beams, self.draft_max, self._is_eog)
             self._plan.observe_row(root, likely)
         target = self.target
-        cells = load_leaf("branches").Cells(target.passes, root, target.n_seq, is_windowed=target.weights.window > 0)
+        from ngramspec.llama.branches import Cells
+
+        cells = Cells(target.passes, root, target.n_seq, is_windowed=target.weights.window > 0)
         try:
             while self._is_open:
                 started_at = clock()

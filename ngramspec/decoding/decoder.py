@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec import leaves
 from ngramspec.backend import ExactnessMode, Logits, Progress, Runner, Vocabulary
 from ngramspec.cost.bits import EXACT, Exact, KernelClasses
 from ngramspec.cost.store import StoredTimes
@@ -25,7 +26,6 @@ from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import Drafts, Text
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.leaves import load_leaf
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.request import Request
@@ -167,7 +167,7 @@ class SpeculativeDecoder:
         # The prefill, for the drafter too; the target's logits give the first token.
         began = clock()
         is_traced = text.request.return_decisions
-        self.loop.policy = load_leaf("trace").with_trace(self.policy) if is_traced else self.policy
+        self.loop.policy = leaves.with_trace(self.policy) if is_traced else self.policy
         self.loop.policy.begin()
         text.begin(self.drafts, sequence)
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
@@ -217,6 +217,6 @@ class SpeculativeDecoder:
             times = self.times.for_plain(sizes[0])
             self.drafts.first(text.last)
         if self.sequence.leaves and type(self.loop) is DecodingLoop:
-            self.loop = load_leaf("branching loop").choose_loop(self.loop, self.sequence, self.drafter, times, sizes)
+            self.loop = leaves.choose_loop(self.loop, self.sequence, self.drafter, times, sizes)
         self.loop.exactness = exactness
         self.loop.prepare(times, sizes)

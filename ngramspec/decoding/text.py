@@ -11,13 +11,13 @@ from encodings import utf_8
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from ngramspec import leaves
 from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Model, Vocabulary
 from ngramspec.data import NGramSpecError
 from ngramspec.drafting.acceptance_estimator import AcceptanceEstimator
 from ngramspec.drafting.draft import NO_DRAFT, Ask, Chooser, Draft, Drafter, MarginalCost
-from ngramspec.leaves import load_leaf
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.request import GREEDY, Request
 from ngramspec.sampling.distribution import distribution_logprobs, logprobs
@@ -232,7 +232,7 @@ class Text(DraftedText):
         verifier = RuleVerifier(sampler, how, self._decisions.append if request.return_decisions else None)
         sampler.begin(request.prompt)
         if sampler.grammar is not None:
-            self._guide = load_leaf("grammar guide").GrammarGuide(sampler.grammar)
+            self._guide = leaves.GrammarGuide(sampler.grammar)
         return verifier
 
     @property

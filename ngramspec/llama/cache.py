@@ -343,11 +343,5 @@ def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tup
     """Return the maximum size of a token in the KV cache in bytes.
 
     With 32 layers, 8 KV heads and f16 keys and values of 128 numbers each, it is 32 * 8 * (128 + 128) * 2 = 131 072.
-
-    Args:
-        types: Element types of keys and of values.
-        layers: Number of layers.
-        heads: Number of KV heads in a layer.
-        widths: Widths of keys and of values in a KV head.
     """
     return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))

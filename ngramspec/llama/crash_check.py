@@ -58,14 +58,10 @@ def died(code: int | None) -> bool:
 def verdict(
     kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[ChildEnd], str | None]
 ) -> str:
-    """Return the verdict of a child, which may be cached from an earlier process.
+    """Return the verdict of a child, which may be cached from an earlier process that asked `about` the same.
 
-    Args:
-        kind: Name of the cache folder for verdicts. If it cannot be written, each call runs the child again.
-        about: Bytes that identify everything that the verdict depends on.
-        command: Module to run, and its arguments.
-        patience: Seconds after which the child counts as hanging.
-        judge: Returns the verdict for the end of a child; `None`, which is not cached, means "".
+    If the cache folder `kind` cannot be written, each call runs the child again. After `patience` seconds the child
+    counts as hanging. A verdict `None` of `judge` is not cached, and means "".
     """
     path = cache_folder(kind) / _digest(about)
     checksum, _, cached_verdict = (read_cache(path) or "").partition(" ")

@@ -336,11 +336,8 @@ def in_order(total: int, max_size: int) -> list[int]:
 def equally(lengths: Mapping[int, int], max_size: int, *, neighbours: bool, tail: int) -> list[int]:
     """Return the sizes of batches that contain equally many tokens of each of their sequences.
 
-    Args:
-        lengths: Number of tokens by number of the sequence, at least 1 each.
-        max_size: Maximum number of tokens in a batch, at least 1 for each sequence.
-        neighbours: Whether the sequences of a batch must have consecutive numbers, because their cells are separate.
-        tail: Number of last tokens of a sequence that are never split between batches; 0 means that they may be.
+    `lengths` are by number of the sequence. `neighbours` in a batch have consecutive numbers, because their cells are
+    separate. The last `tail` tokens of a sequence are never split between batches.
     """
     remaining = dict(sorted(lengths.items()))
     sizes = []

@@ -192,17 +192,9 @@ def _shares(settings: ModelSettings) -> tuple[float, ...]:
 
 
 def make_plan(path: Path, settings: ModelSettings, texts: int = 1, reserved: int = 0, margin: int = MARGIN) -> Plan:
-    """Choose the placement of a model.
+    """Choose the placement of a model whose KV cache has `texts` sequences; raise a ModelError if a device is missing.
 
-    Args:
-        path: File of the model.
-        settings: Requested settings.
-        texts: Number of sequences in the KV cache.
-        reserved: Bytes of all GPUs together that stay free for a draft model.
-        margin: Bytes of each GPU that stay free.
-
-    Raises:
-        ModelError: A device does not exist.
+    `reserved` bytes of all GPUs together stay free for a draft model, and `margin` bytes of each.
     """
     gpus = select_gpus(settings)
     headers = _headers(path) if gpus and settings.gpu_layers else []

@@ -257,14 +257,11 @@ class SamplerChain:
         return (self._data_pointer.value - self._start) // CANDIDATE.itemsize, array.size
 
     def _gather(self, logits: NDArray[np.float32], grammar: GrammarState | None) -> int:
-        """Collect the candidates for the chain: all tokens, or only those that it can keep.
+        """Collect the candidates for the chain, all tokens or only those that it can keep; return their number.
 
         If top-k comes first, the candidates are all tokens with a penalty or bias, and the k largest logits among the
         others. The k largest logits after penalties and biases are among these. With a grammar, k allowed tokens
         without a penalty or bias are included.
-
-        Returns:
-            Number of candidates.
         """
         if self._reach is None:
             return self._change(self._candidates.take_all(logits), logits, grammar)

@@ -31,12 +31,12 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec import leaves
 from ngramspec.backend import ExactnessMode, Logits, Part, SequenceModel
 from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, ExactnessSelector
 from ngramspec.cpu.cores import process_load, usable_cores
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
-from ngramspec.leaves import LEAVES, load_leaf
 from ngramspec.llama import bindings
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import Cache
@@ -142,7 +142,7 @@ class Target(NativeObject):
         self.exact = settings.exact
         may_branch = (
             texts is None
-            and "branches" in LEAVES
+            and "BranchingSequence" in leaves.MODULES
             and self.weights.can_pool
             and not (settings.mtp or self.weights.is_recurrent or self.weights.window)
         )
@@ -153,7 +153,7 @@ class Target(NativeObject):
         self._states: list[Any] = []
         if self.weights.has_head:
             width = bindings.width_out(llama, self.weights.handle)
-            self._states = [load_leaf("NextN head").HiddenStates(width) for _ in range(self._texts)]
+            self._states = [leaves.HiddenStates(width) for _ in range(self._texts)]
         self.exactness = ExactnessMode()
         # Rounding is not needed for several sequences.
         self._bits = ExactnessSelector(self.trials, self.trials.sample if texts is None else ())
@@ -172,7 +172,7 @@ class Target(NativeObject):
         if self._states:
             for states in self._states:
                 states.of_prompts = self.exact != "on"
-            self.heads = load_leaf("NextN head").Heads(
+            self.heads = leaves.Heads(
                 self.weights.handle,
                 self._params(self.settings, self._texts * (self.n_ctx + MAX_EVALUATE)),
                 self._states,
@@ -306,7 +306,7 @@ class Target(NativeObject):
         self.returns_early = passes.returns_early
         self.n_ctx = self.vocabulary.n_ctx = n_ctx
         if self._leaves:
-            branching = load_leaf("branches").BranchingSequence
+            branching = leaves.BranchingSequence
             first: CacheSequence = branching(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves)
         else:
             first = CacheSequence(passes, caches[0], n_ctx=n_ctx)

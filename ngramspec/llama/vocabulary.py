@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec import leaves
 from ngramspec.backend import FillInTokens
 from ngramspec.data import ModelError, TargetError
-from ngramspec.leaves import load_leaf
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.devices import build
@@ -215,9 +215,9 @@ class Vocabulary(NativeObject):
         return self.chats.template_text if self._chat_template is not None else self.chat_template or ""
 
     @cached_property
-    def chats(self) -> Any:
-        """Prompts of conversations, as `ngramspec.llama.chat_format.ChatFormat`."""
-        return load_leaf("chats").ChatFormat(self)
+    def chats(self) -> leaves.ChatFormat:
+        """Prompts of conversations."""
+        return leaves.ChatFormat(self)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -244,9 +244,9 @@ class Vocabulary(NativeObject):
         return self.grammars.begin(text)
 
     @cached_property
-    def grammars(self) -> Any:
-        """Compiled grammars over this vocabulary, as `ngramspec.llama.grammar.Grammars`."""
-        return load_leaf("grammars").Grammars(self)
+    def grammars(self) -> leaves.Grammars:
+        """Compiled grammars over this vocabulary."""
+        return leaves.Grammars(self)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
         """Return the samplers that a `Sampling` specifies, for one sequence."""

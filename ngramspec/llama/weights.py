@@ -18,10 +18,9 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 from llama_cpp._ggml import libggml
 
-from ngramspec import machine
+from ngramspec import leaves, machine
 from ngramspec.cpu.cores import logical_cores, physical_cores, usable_cores
 from ngramspec.data import ModelError
-from ngramspec.leaves import load_leaf
 from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import is_recurrent
@@ -91,8 +90,7 @@ class Weights(NativeObject):
         """Return why the model's own head cannot be run here; "" if it can."""
         if any(device.backend == "RPC" for device in devices.devices()):
             return "it is not supported with --rpc"
-        why: str = load_leaf("NextN head").head_missing(self.path)
-        return why
+        return leaves.head_missing(self.path)
 
     def _load(self) -> None:
         params, self.amx_broken = make_model_params(self.settings, all_on_gpu=self.plan.all_on_gpu)

@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, cast
 
+from ngramspec import leaves
 from ngramspec.backend import SharedModel
 from ngramspec.cost.bits import KernelClasses
 from ngramspec.data import ModelError
@@ -25,7 +26,6 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.weight_files import file_of
-from ngramspec.leaves import LEAVES, load_leaf
 from ngramspec.llama.placement import DRAFT_MARGIN
 from ngramspec.llama.requantize import choose_smollm
 from ngramspec.llama.target import Target
@@ -65,8 +65,7 @@ class LoadedModel:
 
     target: Target  # the model
     drafter: Drafter | None  # drafter of its texts; `None` if nothing is drafted
-    # The user's texts for drafting (`ngramspec.memory.Memory`); `None` without a memory.
-    memory: Any
+    memory: leaves.Memory | None  # the user's texts for drafting
     settings: LoadSettings  # settings of the model, including the tuned ones
     tuning: Mapping[str, Any]  # settings that tuning changed
     draft_model: Target | None  # second model that drafts, if there is one
@@ -125,8 +124,7 @@ def find(model: str | os.PathLike[str] | None, settings: LoadSettings, display: 
     It raises the same errors as `load`.
     """
     if settings.rpc is not None:
-        rpc = load_leaf("RPC")
-        rpc.connect(rpc.workers(settings.rpc))
+        leaves.connect(leaves.workers(settings.rpc))
     name = None if model is None else os.fspath(model)
     if settings.hf_repo is not None:
         if name is not None:
@@ -249,7 +247,7 @@ def open_drafter(
     *,
     learn: bool,
     remember: bool = False,
-) -> tuple[Drafter | None, Any, Target | None]:
+) -> tuple[Drafter | None, leaves.Memory | None, Target | None]:
     """Open the drafter (`None` for plain decoding), its memory and the draft model; see `open_resolved`."""
     if settings.no_draft:
         return None, None, None
@@ -260,8 +258,8 @@ def open_drafter(
     if not sequence.exact_rollback and target.exact == "on":
         display.note("drafting is off with --exact on: rollbacks can change the rounding on this model")
     memory = state_path = draft_target = None
-    if not settings.no_memory and settings.drafter in REMEMBERING and "memory" in LEAVES:
-        memory = load_leaf("memory").open_memory(
+    if not settings.no_memory and settings.drafter in REMEMBERING and "open_memory" in leaves.MODULES:
+        memory = leaves.open_memory(
             settings.memory, vocabulary.vocabulary_hash, vocabulary.path, on_note=display.note, keep=remember
         )
         if not learn:
@@ -270,7 +268,7 @@ def open_drafter(
     if target.heads is not None:
         # The cast is valid because a draft model is only evaluated and rolled back, never copied.
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
-        model = load_leaf("draft models").ModelDrafter(target.head, n_vocab=vocabulary.n_vocab, shared_model=shared)
+        model = leaves.ModelDrafter(target.head, n_vocab=vocabulary.n_vocab, shared_model=shared)
     elif source.draft is not None:
         known_notes = target.weights.notes
         draft_target = open_target(
@@ -288,12 +286,11 @@ def open_drafter(
     else:
         name = DEFAULT if settings.drafter == MODEL_ONLY else settings.drafter
         return make_drafter(name, memory=memory, state_path=state_path, vocabulary=vocabulary), memory, None
-    if settings.drafter != MODEL_ONLY:
-        model = load_leaf("draft models").HybridDrafter(model, memory, state_path)
-    return model, memory, draft_target
+    drafter = model if settings.drafter == MODEL_ONLY else leaves.HybridDrafter(model, memory, state_path)
+    return drafter, memory, draft_target
 
 
-def make_model_drafter(target: Vocabulary, model: Target) -> Any:
+def make_model_drafter(target: Vocabulary, model: Target) -> leaves.ModelDrafter:
     """Return a loaded model as a draft model for a target.
 
     A model with several sequences can draft for as many sequences of the target.
@@ -304,4 +301,4 @@ def make_model_drafter(target: Vocabulary, model: Target) -> Any:
             f"{model.weights.path} cannot be used as a draft model: its state cannot be rolled back; use another one"
         )
     shared_model = model if model.texts is not None else None
-    return load_leaf("draft models").ModelDrafter(model.sequences[0], n_vocab=n_common, shared_model=shared_model)
+    return leaves.ModelDrafter(model.sequences[0], n_vocab=n_common, shared_model=shared_model)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ngramspec import leaves
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.leaves import load_leaf
 from ngramspec.model_settings import (
     AUTO,
     DEVICES,
@@ -169,11 +169,11 @@ class LoadSettings(ModelSettings):
         yield from (message for is_broken, message in rules if is_broken)
         try:
             if self.rpc is not None:
-                load_leaf("RPC").workers(self.rpc)
+                leaves.workers(self.rpc)
         except ValueError as error:
             yield f"{{rpc}}: {error}"
         if self.memory is not None:
-            load_leaf("memory").memory_folder(self.memory)
+            leaves.memory_folder(self.memory)
         # The user's classes are constructed only when they are used.
         if is_own_drafter:
             load_class(self.drafter, Drafter)

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from support.numpy_sampler import NumpySampler
 
+from ngramspec import leaves as program
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.leaves import LEAVES
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
@@ -96,7 +96,7 @@ class MockTarget(ModelBase):
         leaves: int = 4,
     ) -> None:
         self.n_vocab = n_vocab = vocabulary.n_vocab if vocabulary is not None else n_vocab
-        self.leaves = leaves if "branching loop" in LEAVES else 0  # without that leaf, nothing branches
+        self.leaves = leaves if "choose_loop" in program.MODULES else 0  # without that leaf, nothing branches
         self.questions = 0
         """Number of questions of all `ask` calls."""
         self.n_ctx = n_ctx

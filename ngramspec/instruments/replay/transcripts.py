@@ -235,7 +235,6 @@ class TranscriptReader:
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, special=True)
         if self._uses_template:
-            tokens: list[int] = self._tokenizer.chats.tokens(prompt)
-            return tokens
+            return self._tokenizer.chats.tokens(prompt)
         turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt)
         return self._tokenizer.tokenize("".join(turns) + "<|im_start|>assistant\n", special=True)
