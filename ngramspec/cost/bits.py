@@ -50,8 +50,6 @@ DEFAULT_LOGIT_SHIFT = 1.0  # assumed change of a logit by batch size if it was n
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Result of a probe."""
-
     depths: tuple[int, ...]  # context lengths of the probe, in tokens
     # Partition of the probed sizes; the sizes of one class agreed bit for bit at every position and every depth.
     classes: tuple[tuple[int, ...], ...]
@@ -59,11 +57,9 @@ class ProbeReport:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Probed sizes, ascending."""
         return tuple(sorted(n for c in self.classes for n in c))
 
     def class_of(self, size: int) -> tuple[int, ...]:
-        """Return the class that contains `size`."""
         return next(c for c in self.classes if size in c)
 
 
@@ -154,7 +150,6 @@ class KernelClasses:
             write_cache_json(self.path, encode(replace(self, path=None)))
 
     def forget(self) -> None:
-        """Delete the results, including the file."""
         self.probe = self.exact_sizes = self.is_chunk_invariant = None
         if self.path is not None:
             with suppress(OSError):
@@ -301,7 +296,6 @@ class ExactnessSelector:
             write_cache_json(self._path, encode(self.comparisons))
 
     def forget(self) -> None:
-        """Delete the comparisons, including the file."""
         self.comparisons = Comparisons()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

@@ -51,7 +51,6 @@ def to_json(curve: PassTimes) -> dict[str, float]:
 
 
 def freeze(curve: PassTimes) -> PassTimes:
-    """Return a fixed copy of the times of a model."""
     return make_fixed_curve({size: curve.ratio(size) for size in range(1, LARGEST + 1)}, curve.change)
 
 

@@ -46,7 +46,6 @@ class Paired:
         return self.interval is not None and self.interval[1] < 1
 
     def __str__(self) -> str:
-        """Return the result in words."""
         if self.interval is None:
             return f"{NO_DIFFERENCE}: {self.pairs} of at least {pairs_needed()} pairs"
         if not (self.is_faster or self.is_slower):

@@ -37,7 +37,6 @@ class StoredTimes:
             self._saved_pairs = self.times.pairs
 
     def forget(self) -> None:
-        """Delete the ratios, including the file."""
         self.times, self._saved_pairs = PassTimes(), 0
         if self.path is not None:
             with suppress(OSError):
@@ -45,7 +44,6 @@ class StoredTimes:
 
 
 def _read(path: Path) -> PassTimes | None:
-    """Return the times in a file; `None` if it has none."""
     try:
         data: Mapping[str, Any] = json.loads(read_cache(path) or "")
         ratios = {int(size): float(ratio) for size, ratio in data["ratios"].items()}

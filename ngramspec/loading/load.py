@@ -119,10 +119,7 @@ def load(
 
 
 def find(model: str | os.PathLike[str] | None, settings: LoadSettings, display: Display = Display()) -> ModelSource:
-    """Connect to the RPC workers, and find, download if necessary, convert if that is faster, and check the files.
-
-    It raises the same errors as `load`.
-    """
+    """Connect to the RPC workers, and find, download if necessary, convert if that is faster, and check the files."""
     if settings.rpc is not None:
         leaves.connect(leaves.workers(settings.rpc))
     name = None if model is None else os.fspath(model)
@@ -188,7 +185,6 @@ def open_resolved(
 def open_alone(
     source: ModelSource, settings: LoadSettings, display: Display = Display(), *, n_seq: int | None = None
 ) -> Target:
-    """Load a model without a drafter, with the settings that tuning saved for it."""
     settings, _ = apply_tuning(source.path, settings, display.note)
     return open_target(source.path, settings.of_target, display, n_seq=n_seq)
 
@@ -291,10 +287,7 @@ def open_drafter(
 
 
 def make_model_drafter(target: Vocabulary, model: Target) -> leaves.ModelDrafter:
-    """Return a loaded model as a draft model for a target.
-
-    A model with several sequences can draft for as many sequences of the target.
-    """
+    """Return a loaded model as a draft model for a target, for as many sequences as it has."""
     n_common = common_tokens(target, model.vocabulary)
     if not model.sequences[0].can_rollback:
         raise ModelError(

@@ -90,7 +90,6 @@ def with_trace(policy: Policy) -> Policy:
 
 
 def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price: MarginalCost | None) -> str:
-    """Return why the draft has `planned` tokens."""
     n, costs, values = len(draft), numbers.costs, numbers.values
     better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]] if values else []
     expensive = [k for k in better if costs[k] > numbers.max_cost]
