@@ -2,15 +2,14 @@
 """Estimates of the probability that the target accepts each guess of a draft, from the outcomes of earlier guesses.
 
 `AcceptanceEstimator` estimates a chain while it grows, or a whole draft of a drafter that makes no estimates.
-`ProbabilityCalibrator` calibrates the probabilities of a source, and `CalibrationTable` compares predicted and observed
-acceptance.
+`ProbabilityCalibrator` calibrates the probabilities of a source.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ngramspec.drafting.draft import Chooser, Draft, MarginalCost
 
@@ -222,55 +221,3 @@ class ProbabilityCalibrator:
         odds = math.log(p / (1.0 - p))
         at = 2 * (min(max(odds, -REACH), REACH - 1e-9) + REACH)
         return int(at), at - int(at)
-
-
-BINS = 10  # number of bins in the reliability table
-
-
-@dataclass(slots=True)
-class CalibrationTable:
-    """Predicted and observed acceptance of draft positions, up to and including the first wrong one of each draft."""
-
-    seen: list[int] = field(default_factory=lambda: [0] * BINS)  # number of positions by bin
-    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)  # sum of the predictions by bin
-    right: list[int] = field(default_factory=lambda: [0] * BINS)  # number of right guesses by bin
-
-    def add(self, proposal: Draft, truth: Sequence[int]) -> None:
-        """Count a proposal, given the tokens that were emitted."""
-        for guess, p, token in zip(proposal.tokens, proposal.acceptance_probs, truth, strict=False):
-            number = min(BINS - 1, int(p * BINS))
-            self.seen[number] += 1
-            self.predicted[number] += p
-            if guess != token:
-                return
-            self.right[number] += 1
-
-    def merge(self, other: CalibrationTable) -> None:
-        """Add the counts of another instance."""
-        for i in range(BINS):
-            self.seen[i] += other.seen[i]
-            self.predicted[i] += other.predicted[i]
-            self.right[i] += other.right[i]
-
-    @property
-    def calibration_error(self) -> float | None:
-        """Expected calibration error: the mean of |predicted - observed| over bins, weighted by their counts.
-
-        (Naeini, Cooper, Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning".)
-        `None` if no position was counted.
-        """
-        wrong = sum(abs(p - r) for p, r in zip(self.predicted, self.right, strict=True))
-        return wrong / sum(self.seen) if any(self.seen) else None
-
-    def to_json(self) -> list[dict[str, float | None]]:
-        """Return for each bin its bounds, the number of predictions, their mean, and the share that was right."""
-        return [
-            {
-                "from": i / BINS,
-                "to": (i + 1) / BINS,
-                "count": count,
-                "predicted": self.predicted[i] / count if count else None,
-                "observed": self.right[i] / count if count else None,
-            }
-            for i, count in enumerate(self.seen)
-        ]

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.drafting.acceptance_estimator import (
-    BINS,
     AcceptanceEstimator,
-    CalibrationTable,
     DecayingRate,
     cell,
     length_class,
@@ -156,20 +154,3 @@ def test_chance_estimator_with_fixed_length_ignores_drawn_tokens() -> None:
     estimates = {record.add_estimates(draft, 6, fixed_length=True).acceptance_probs for draft in drawn}
     assert len(estimates) == 1
     assert len(next(iter(estimates))) == 6
-
-
-def test_reliability_counts_up_to_first_wrong_token() -> None:
-    counts = CalibrationTable()
-    counts.add(Draft((1, 2, 3, 4), acceptance_probs=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
-    counts.add(Draft((1, 2), acceptance_probs=(0.0, 1.0)), [1])
-    assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
-    assert counts.right == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]
-    assert counts.predicted[5] == pytest.approx(1.06)
-    assert counts.calibration_error == pytest.approx((1.0 + 0.06 + 0.05) / 4)
-    cells = counts.to_json()
-    assert [cell["count"] for cell in cells] == counts.seen
-    assert cells[5] == {"from": 0.5, "to": 0.6, "count": 2, "predicted": pytest.approx(0.53), "observed": 0.5}
-    assert cells[1] == {"from": 0.1, "to": 0.2, "count": 0, "predicted": None, "observed": None}
-    counts.add(Draft((7,), acceptance_probs=(1.0,)), [7])
-    assert counts.seen[BINS - 1] == 2
-    assert CalibrationTable().calibration_error is None

@@ -13,7 +13,7 @@ from typing import Any
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, to_json
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import __version__
-from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
+from ngramspec.instruments.replay.replay import BINS, Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports import report as reports
 from ngramspec.instruments.reports.report import OVERALL, Bar, Bars, Report, Section, Table, figure
@@ -27,9 +27,12 @@ def figures(tally: ReplayCounts, curves: Mapping[str, PassTimes]) -> Figures:
 
     `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
     drafts that reach it (`drafts_reaching_position`). Padding of a batch does not count as drafted. Microseconds are
-    CPU time.
+    CPU time. `calibration_error` is the mean of |predicted - observed| over bins, weighted by their counts (Naeini,
+    Cooper, Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning").
     """
     stats = tally.stats
+    bins: list[list[float]] = tally.reliability.T.tolist()
+    n_seen = sum(count for count, _, _ in bins)
     passes, prompt = max(1, stats.passes), max(1, tally.prompt_tokens)
     by_position = zip(stats.accepted_at, stats.drafted_at, strict=True)
     return {
@@ -47,8 +50,17 @@ def figures(tally: ReplayCounts, curves: Mapping[str, PassTimes]) -> Figures:
         "drafts_reaching_position": list(stats.drafted_at),
         "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
         "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
-        "reliability": tally.reliability.to_json(),
-        "calibration_error": tally.reliability.calibration_error,
+        "reliability": [
+            {
+                "from": i / BINS,
+                "to": (i + 1) / BINS,
+                "count": int(count),
+                "predicted": predicted / count if count else None,
+                "observed": right / count if count else None,
+            }
+            for i, (count, predicted, right) in enumerate(bins)
+        ],
+        "calibration_error": sum(abs(p - right) for _, p, right in bins) / n_seen if n_seen else None,
         "speedup": {name: tally.speedup(curve) for name, curve in curves.items()},
     }
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
@@ -26,7 +27,6 @@ from ngramspec.decoding.branches import BranchingLoop
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.loop import Pass
 from ngramspec.decoding.text import DraftedText, Drafts, Plan, Text
-from ngramspec.drafting.acceptance_estimator import CalibrationTable
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.instruments.reports.report import Piece
 from ngramspec.policies.policy import Policy
@@ -39,6 +39,7 @@ Result = TypeVar("Result")
 
 ENDLESS = 1 << 30
 """Context size of the target and limit of an answer: the loop must not know where the record ends."""
+BINS = 10  # number of bins in the reliability table
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +150,21 @@ class ReplayCounts:
     changes: int = 0  # passes whose size differs from that of the previous one
     begin_seconds: float = 0.0  # CPU time of the prefills, in which only the drafter works: it reads the prompts
     work_seconds: float = 0.0  # CPU time of drafting and learning, of drafter and policy
-    reliability: CalibrationTable = field(default_factory=CalibrationTable)  # calibration of the predicted acceptance
+    # Draft positions by bins of the predicted acceptance, shape (3, BINS): their number, the sum of the predictions,
+    # and the number of right guesses. Positions after the first wrong one of a draft do not count.
+    reliability: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, BINS)))
 
     def merge(self, other: ReplayCounts) -> None:
         self.stats.merge(other.stats)
-        self.reliability.merge(other.reliability)
-        for name in ("transcripts", "prompt_tokens", "batches", "changes", "begin_seconds", "work_seconds"):
+        for name in set(self.__dataclass_fields__) - {"stats"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def add_proposal(self, proposal: Draft, truth: Sequence[int]) -> None:
+        """Count the positions of a proposal, sent or not, given the tokens that were emitted."""
+        for guess, p, token in zip(proposal.tokens, proposal.acceptance_probs, truth, strict=False):
+            self.reliability[:, min(BINS - 1, int(p * BINS))] += 1, p, guess == token
+            if guess != token:
+                return
 
     def speedup(self, curve: PassTimes) -> float:
         """Return the cost of the same tokens in one-token passes / the cost of these passes, both by `curve`."""
@@ -227,7 +236,7 @@ class Replay:
                 tally.begin_seconds = time.thread_time() - start
             else:
                 if proposal is not None:
-                    tally.reliability.add(proposal, recording.response[n_emitted : n_emitted + len(proposal)])
+                    tally.add_proposal(proposal, recording.response[n_emitted : n_emitted + len(proposal)])
                 tally.batches[step.batch] += 1
                 tally.changes += step.batch != self._last
                 self._last = step.batch

@@ -132,8 +132,22 @@ def test_replay_of_greedy_text_equals_decoding() -> None:
 def test_replay_reliability_includes_unsent_draft_tokens() -> None:
     tally = replayed(Scripted([11, 12, 13], [99]), [10, 11, 12, 13], most=1)
     assert tally.stats.drafted == 2
-    assert tally.reliability.seen[7] == 4
-    assert tally.reliability.right[7] == 3
+    assert tally.reliability[::2, 7].tolist() == [4, 3]
+
+
+def test_replay_reliability_counts_up_to_first_wrong_token() -> None:
+    counts, other = ReplayCounts(), ReplayCounts()
+    assert figures(counts, {})["calibration_error"] is None
+    counts.add_proposal(Draft((1, 2, 3, 4), acceptance_probs=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
+    other.add_proposal(Draft((1, 2), acceptance_probs=(0.0, 1.0)), [1])
+    counts.merge(other)
+    found = figures(counts, {})
+    assert [cell["count"] for cell in found["reliability"]] == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
+    assert found["reliability"][5] == {"from": 0.5, "to": 0.6, "count": 2, "predicted": 0.53, "observed": 0.5}
+    assert found["reliability"][1] == {"from": 0.1, "to": 0.2, "count": 0, "predicted": None, "observed": None}
+    assert found["calibration_error"] == pytest.approx((1.0 + 0.06 + 0.05) / 4)
+    counts.add_proposal(Draft((7,), acceptance_probs=(1.0,)), [7])
+    assert counts.reliability[0, 9] == 2
 
 
 def test_metered_loop_counts_only_drafting_time(monkeypatch: pytest.MonkeyPatch) -> None:
