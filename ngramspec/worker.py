@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, TypeVar, cast
 from weakref import finalize
 
-SECONDS = 2.0  # maximum processor time of a call
+from ngramspec.data import ShutdownError
+
+SECONDS = 2.0 if sys.platform != "win32" else 10.0  # maximum processor time of a call; on Windows, maximum time
 PATIENCE = 10.0  # maximum time that a call waits for other calls
-_MANY_SECONDS = 10.0  # maximum time of a call on systems that cannot limit processor time
 
 T = TypeVar("T")
 
@@ -30,22 +31,14 @@ class Worker:
     """A child process that runs functions, one at a time; the methods may be called from any thread.
 
     Its messages say that "the grammar" (`subject`) takes too much time to "prepare" (`action`). They are of the class
-    `error`, or `closed_error` for calls that `close` ends or prevents. `memory` limits the address space of the child,
+    `error`, or a ShutdownError for calls that `close` ends or prevents. `memory` limits the address space of the child,
     if the system can do that, and `cache` the arguments and results that are kept for repeated calls, both in bytes.
     """
 
     def __init__(
-        self,
-        subject: str,
-        action: str,
-        error: type[Exception],
-        closed_error: type[Exception],
-        *,
-        memory: int = 4 * 2**30,
-        cache: int = 0,
+        self, subject: str, action: str, error: type[Exception], *, memory: int = 4 * 2**30, cache: int = 0
     ) -> None:
-        self._subject, self._action = subject, action
-        self._error, self._closed_error = error, closed_error
+        self._subject, self._action, self._error = subject, action, error
         self._memory, self._cache = memory, cache
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,8 +84,7 @@ class Worker:
         """End the child; later calls fail until the session ends."""
         self._closed = True
         if (process := self._process) is not None:
-            process.kill()
-            process.wait()
+            _end(process)
 
     def _ensure_running(self) -> subprocess.Popen[bytes] | None:
         is_forked = self._owner != os.getpid()  # a copy of this process must not use its child
@@ -102,7 +94,7 @@ class Worker:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._closed_error("the server is shutting down")
+            raise ShutdownError("the server is shutting down")
 
     def _ask(self, request: bytes) -> bytes:
         self._check_open()
@@ -111,8 +103,7 @@ class Worker:
             return _answer(request)
         if self._closed:
             # `close` may have killed the child since the first look, in which case this is a new one.
-            process.kill()
-            process.wait()  # so that the next call does not take it for a running one
+            _end(process)
             self._check_open()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -124,13 +115,12 @@ class Worker:
         finally:
             if answer is None:  # the child ended, or an interrupt left it in the middle of an answer
                 self._process = None
-                process.kill()
-                process.wait()
+                _end(process)
         if answer is not None:
             return answer
         self._check_open()
         late = process.returncode == _LATE
-        limit = f"more than {_limit():g} s" if late else "too much memory"
+        limit = f"more than {SECONDS:g} s" if late else "too much memory"
         raise self._error(f"{self._subject} takes {limit} to {self._action}")
 
 
@@ -139,17 +129,13 @@ class Worker:
 _LATE = -signal.SIGPROF if sys.platform != "win32" else 1  # exit code of a child that exceeded its time
 
 
-def _limit() -> float:
-    return SECONDS if sys.platform != "win32" else _MANY_SECONDS
-
-
 def _start(memory: int) -> subprocess.Popen[bytes] | None:
     """Start the child; return `None` if it cannot be started."""
     # In a frozen application, the executable is not Python, and would start the application again.
     if not sys.executable or getattr(sys, "frozen", False):
         return None
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
-    command = [sys.executable, "-P", "-m", __name__, str(_limit()), str(memory)]
+    command = [sys.executable, "-P", "-m", __name__, str(SECONDS), str(memory)]
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
@@ -158,6 +144,11 @@ def _start(memory: int) -> subprocess.Popen[bytes] | None:
         return None
     finalize(process, process.kill)
     return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()  # so that the next call does not take it for a running one
 
 
 def _write(stream: IO[bytes], message: bytes) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from support.imports import ROOT, find_modules, find_names, resolve
 
 LAYERS = (
-    ("data", "storage", "tokens", "cpu", "worker", "leaves"),
+    ("data", "storage", "tokens", "cpu", "leaves"),
+    ("worker",),
     ("grammars", "machine", "user_class"),
     ("sampling", "models", "chat"),
     ("backend",),

@@ -18,7 +18,7 @@ from ngramspec.worker import Worker
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    made = Worker("the grammar", "prepare", GrammarError, ShutdownError, memory=2**31)
+    made = Worker("the grammar", "prepare", GrammarError, memory=2**31)
     yield made
     made.close()
 
@@ -34,7 +34,7 @@ def test_worker_call_returns_result_or_raises_error_of_function(worker: Worker) 
 
 
 def test_worker_call_when_repeated_returns_cached_result() -> None:
-    cached = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=1000)
+    cached = Worker("the grammar", "prepare", GrammarError, cache=1000)
     first = cached.call(time.perf_counter_ns)
     assert cached.call(time.perf_counter_ns) == first
     cached.call(str, "x" * 1000)  # This exceeds the cache, which drops the oldest result.

@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import Any
 
 from ngramspec.backend import ExactnessMode, SequenceModel, SharedModel, Vocabulary
-from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Slot
+from ngramspec.batching.request import ActiveRequest, Listener, Report, Slot
 from ngramspec.batching.slots import Slots
 from ngramspec.batching.writer import Result, Scheduler, Writer
 from ngramspec.cost.store import StoredTimes
-from ngramspec.data import NGramSpecError, TargetError
+from ngramspec.data import NGramSpecError, ShutdownError, TargetError
 from ngramspec.decoding.text import Drafts
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import TextIndexSet
@@ -120,7 +120,7 @@ class Engine:
                 self._queue.append(active)
                 self._wake.notify()
         if is_closed:
-            active.finish(ClosedError(CLOSED))
+            active.finish(ShutdownError(CLOSED))
         return active
 
     def set_scales(self, scales: Sequence[float]) -> None:
@@ -147,7 +147,7 @@ class Engine:
                 works.append((*work, future))
                 self._wake.notify()
             else:
-                future.set_exception(ClosedError(CLOSED))
+                future.set_exception(ShutdownError(CLOSED))
         return future
 
     def report(self) -> Report:
@@ -190,7 +190,7 @@ class Engine:
                 self._recover(error)
         for _, future in self._tasks:
             if future.set_running_or_notify_cancel():
-                future.set_exception(ClosedError(CLOSED))
+                future.set_exception(ShutdownError(CLOSED))
         self._stored.save()
         if self._drafter is not None:
             self._drafter.save_state()

@@ -58,10 +58,6 @@ Listener = Callable[[Event], None]
 """Receives all events of a request, in order, on the engine's thread. It must return at once and not raise."""
 
 
-class ClosedError(NGramSpecError):
-    """The engine takes no more requests."""
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Current state of a slot."""

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
 from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values
-from ngramspec.data import ModelError, ShutdownError
+from ngramspec.data import ModelError
 from ngramspec.tokens import Control, Tokenizer, make_pattern
 from ngramspec.worker import Worker
 
@@ -35,8 +35,8 @@ _MAX_TEMPLATES = 8  # templates that the child keeps
 LARGE = 2**18
 """Size in bytes above which a conversation's variables go to `large_worker`, so that the others need not wait."""
 
-worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
-large_worker = Worker("the chat template", "render", ModelError, ShutdownError, memory=_MEMORY)
+worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
+large_worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
 
 
 class ChatPrompt(NamedTuple):

@@ -11,12 +11,12 @@ from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from ngramspec.data import GrammarError, ShutdownError
+from ngramspec.data import GrammarError
 from ngramspec.grammars.lark import Lark, compile_lark
 from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.worker import Worker
 
-worker = Worker("the grammar", "prepare", GrammarError, ShutdownError, cache=8 * 2**20)
+worker = Worker("the grammar", "prepare", GrammarError, cache=8 * 2**20)
 """The worker of this process; its child starts with the first call."""
 
 

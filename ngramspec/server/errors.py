@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ngramspec.batching.request import ClosedError
 from ngramspec.data import GrammarError, ModelError, NGramSpecError, PromptError, ShutdownError
 from ngramspec.sampling.distribution import NoTokenLeft
 from ngramspec.server.limits import MAX_MESSAGE
@@ -102,7 +101,7 @@ def to_api_error(error: Exception, *, started: bool = False) -> ApiError:
     """Map an exception to the error sent to the client; `started` means that the engine had accepted the request."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ClosedError | ShutdownError):
+    if isinstance(error, ShutdownError):
         return shutdown_error()
     if isinstance(error, NoTokenLeft):
         return ApiError(400, str(error))

@@ -11,7 +11,7 @@ import pytest
 from support.fake_service import Script
 from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, parse_chunks, send
 
-from ngramspec.batching.request import ClosedError, Report, Slot
+from ngramspec.batching.request import Report, Slot
 from ngramspec.data import GrammarError, ShutdownError, TargetError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.request import Request
@@ -369,7 +369,6 @@ def test_serve_engine_errors_are_http_errors_before_stream_start() -> None:
     for script, status, kind in (
         (Script(start_error=grammar), 400, "invalid_request_error"),
         (Script(start_error=ValueError("no")), 400, "invalid_request_error"),
-        (Script(start_error=ClosedError("shutting down")), 503, "unavailable_error"),
         (Script(start_error=ShutdownError("shutting down")), 503, "unavailable_error"),
         (Script(error=memory, after=0), 500, "server_error"),
         (Script(error=NoTokenLeft("no token is left"), after=0), 400, "invalid_request_error"),

@@ -18,7 +18,8 @@ from support.http import make_server, send
 from support.mock_shared import MockShared
 from support.tiny_adapters import write_adapter
 
-from ngramspec.batching.request import ClosedError, Done, Event, Started
+from ngramspec.batching.request import Done, Event, Started
+from ngramspec.data import ShutdownError
 from ngramspec.llama.target import Target
 from ngramspec.request import Request
 from ngramspec.server.state import ServedModel, Server
@@ -186,5 +187,5 @@ def test_on_slot_waits_for_running_request_of_the_slot() -> None:
         assert length >= 22
         with pytest.raises(ZeroDivisionError):
             found[2].result(WAIT)
-    with pytest.raises(ClosedError):
+    with pytest.raises(ShutdownError):
         engine.on_slot(0, len).result(WAIT)  # type: ignore[arg-type]
