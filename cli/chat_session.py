@@ -365,7 +365,6 @@ class Session:
             reasoning.reasoning_budget_message,
             tags,
             vocabulary,
-            vocabulary.display_piece,
             prompt=prompt,
             start=find_open_tag(tags, self._opening),
         )

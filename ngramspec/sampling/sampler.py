@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from encodings import utf_8
 from typing import Protocol
 
@@ -134,29 +134,33 @@ class TokenBanSampler(WrappedSampler):
         return remaining
 
 
-class ReasoningCounter:
-    """Counts the tokens of reasoning in one text.
+class BudgetSampler(WrappedSampler):
+    """A sampler that closes a block of reasoning when its budget is used up.
 
-    A block of reasoning that has used up its budget is closed by tokens that are forced one after the other: an
-    optional message, then the closing tag. The count depends only on the tokens of prompt and text, so drafts change
-    nothing. The rules are those of llama.cpp's sampler for reasoning budgets: a budget counts all tokens after the
-    opening tag, each block has the whole budget, and a character is completed before its block is closed. llama.cpp
-    compares tokens; here tags are found in the text, as by the parser of the response, whichever tokens the model
-    writes them with. If a grammar forbids the closing tokens (`can_close`), the block stays open until it allows them.
+    The tokens that close it are forced one after the other: an optional message, then the closing tag. No setting can
+    forbid them; the sampler inside chooses all others. The count depends only on the tokens of prompt and text, so
+    drafts change nothing. The rules are those of llama.cpp's sampler for reasoning budgets: a budget counts all tokens
+    after the opening tag, each block has the whole budget, and a character is completed before its block is closed.
+    llama.cpp compares tokens; here tags are found in the text, as by the parser of the response, whichever tokens the
+    model writes them with. If a grammar forbids the closing tokens, the block stays open until it allows them.
     """
 
-    def __init__(self, budget: ReasoningBudget, can_close: Callable[[Sequence[int]], bool]) -> None:
+    def __init__(self, sampler: Sampler, budget: ReasoningBudget) -> None:
+        super().__init__(sampler)
+        self._budget = budget
+        self._longest = max(len(tag) for block in budget.blocks for tag in (block.start, block.end))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
         self.closing: Sequence[int] = ()  # tokens that must come next; empty means that any token may come
-        self._budget, self._can_close = budget, can_close
-        self._block = budget.open_block  # block at the end of the text; `None` outside reasoning
-        self._left = budget.limit - budget.used  # tokens left in that block
+        self._block = self._budget.open_block  # block at the end of the text; `None` outside reasoning
+        self._left = self._budget.limit - self._budget.used  # tokens left in that block
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._text = ""  # end of the text, which may contain a part of a tag
-        self._longest = max(len(tag) for block in budget.blocks for tag in (block.start, block.end))
         self._close_if_due()
 
     def accept(self, token: int) -> None:
-        """Continue after a token of the text."""
+        super().accept(token)
         if self.closing:
             self.closing = self.closing[1:]
             if not self.closing:
@@ -183,33 +187,10 @@ class ReasoningCounter:
 
     def _close_if_due(self) -> None:
         """Force the closing tokens if the budget is used up, no character is incomplete and the grammar agrees."""
-        due = self._block is not None and self._left <= 0 and not self._decoder.buffer
-        if due and self._block is not None and self._can_close(self._block.closing):
-            self.closing = self._block.closing
-
-
-class BudgetSampler(WrappedSampler):
-    """A sampler that closes a block of reasoning when its budget is used up.
-
-    The sampler inside chooses all tokens except the closing ones, which no setting can forbid.
-    """
-
-    def __init__(self, sampler: Sampler, budget: ReasoningBudget) -> None:
-        super().__init__(sampler)
-        self._budget = budget
-
-    @property
-    def closing(self) -> Sequence[int]:
-        """Tokens that must come next to close reasoning; empty if any token may come."""
-        return self._counter.closing
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._sampler.begin(prompt)
-        self._counter = ReasoningCounter(self._budget, self._can_close)
-
-    def accept(self, token: int) -> None:
-        self._sampler.accept(token)
-        self._counter.accept(token)
+        if self._block is not None and self._left <= 0 and not self._decoder.buffer:
+            closing, grammar = self._block.closing, self.grammar
+            if grammar is None or grammar.count_allowed(closing) == len(closing):
+                self.closing = closing
 
     def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         if not self.closing:
@@ -220,10 +201,6 @@ class BudgetSampler(WrappedSampler):
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         return point_mass(self.closing[0]) if self.closing else self._sampler.distribution(logits)
-
-    def _can_close(self, tokens: Sequence[int]) -> bool:
-        grammar = self._sampler.grammar
-        return grammar is None or grammar.count_allowed(tokens) == len(tokens)
 
 
 class RecordingSampler(WrappedSampler):

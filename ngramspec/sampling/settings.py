@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -426,7 +427,6 @@ def budget_for(
     message: str,
     tags: Mapping[str, str],
     tokenizer: Tokenizer,
-    piece: Callable[[int], bytes],
     *,
     prompt: Sequence[int] = (),
     start: str | None = None,
@@ -443,6 +443,7 @@ def budget_for(
         tag: ReasoningBlock(tag.strip(), end, (*before, *tokenizer.tokenize(end, special=True, add_bos=False)))
         for tag, end in tags.items()
     }
+    piece = tokenizer.display_piece
     used = 0 if start is None else _tokens_after(start.strip(), prompt, piece)
     return ReasoningBudget(limit, tuple(blocks.values()), piece, None if start is None else blocks[start], used)
 
@@ -456,11 +457,6 @@ def _tokens_after(tag: str, prompt: Sequence[int], piece: Callable[[int], bytes]
         start = (text + start)[: len(text) + len(raw)]
         at = start.find(raw)
         if at >= 0:
-            rest, count = sum(sizes) - at - len(raw), 0
-            for size in sizes:
-                rest -= size
-                if rest < 0:
-                    break
-                count += 1
-            return count
+            rest = sum(sizes) - at - len(raw)
+            return sum(end <= rest for end in accumulate(sizes))
     return 0

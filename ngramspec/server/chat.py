@@ -173,7 +173,6 @@ def _read_budget(model: ServedModel, task: ChatTask, prompt: ChatPrompt) -> Reas
         model.reasoning_message if message is None else message,
         tags,
         vocabulary,
-        vocabulary.display_piece,
         prompt=prompt.tokens,
         start=find_open_tag(tags, prompt.opening),
     )

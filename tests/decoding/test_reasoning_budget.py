@@ -25,8 +25,7 @@ def target(peak: float = 6.0) -> MockTarget:
 
 
 def rules(start: str, limit: int = LIMIT) -> TextRules:
-    mock = target()
-    return TextRules(reasoning=budget_for(limit, MESSAGE, {start: END}, mock, mock.piece))
+    return TextRules(reasoning=budget_for(limit, MESSAGE, {start: END}, target()))
 
 
 def common_letter(sampling: Sampling) -> str:

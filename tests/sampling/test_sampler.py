@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from ngramspec.sampling.distribution import distribution_logprobs, gumbel_pick
 from ngramspec.sampling.sampler import (
     BudgetSampler,
     CloseCalls,
-    ReasoningCounter,
     RecordingSampler,
     Sampler,
     TokenBanSampler,
@@ -108,22 +108,18 @@ def closed(
 ) -> str:
     """Return the text of a model that emits `text`, with the forced tokens in brackets."""
     words, written = Words(), list[str]()
-    budget = budget_for(limit, message, tags, words, words.piece, prompt=words.of(*prompt), start=start)
+    budget = budget_for(limit, message, tags, words, prompt=words.of(*prompt), start=start)
     assert budget is not None
-    asked = 0
-
-    def can_close(tokens: Sequence[int]) -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > forbidden_until
-
-    counter, left = ReasoningCounter(budget, can_close), words.of(*text)
-    while left or counter.closing:
-        forced = bool(counter.closing)
-        token = counter.closing[0] if forced else left.pop(0)
+    inside, forbidden = Mock(), [True] * forbidden_until
+    inside.grammar.count_allowed = lambda tokens: 0 if forbidden and forbidden.pop() else len(tokens)
+    sampler, left = BudgetSampler(inside, budget), words.of(*text)
+    sampler.begin(())
+    while left or sampler.closing:
+        forced = bool(sampler.closing)
+        token = sampler.closing[0] if forced else left.pop(0)
         piece = words.piece(token).decode("utf-8", "replace")
         written.append(f"[{piece}]" if forced else piece)
-        counter.accept(token)
+        sampler.accept(token)
     return "".join(written)
 
 
@@ -170,12 +166,12 @@ def test_reasoning_budget_waits_for_whole_character_and_grammar() -> None:
 
 
 def test_reasoning_budget_of_model_without_reasoning_is_none() -> None:
-    assert budget_for(5, "", {}, LETTERS, LETTERS.piece) is None
+    assert budget_for(5, "", {}, LETTERS) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_budget_sampler_draws_closing_tokens_for_any_settings(temperature: float) -> None:
-    budget = budget_for(1, "", {"b": "cd"}, LETTERS, LETTERS.piece)
+    budget = budget_for(1, "", {"b": "cd"}, LETTERS)
     assert budget is not None
     sampling = Sampling(temperature, logit_bias=((2, -np.inf),), top_k=1)
     sampler = BudgetSampler(NumpySampler(sampling, 16), budget)
