@@ -162,28 +162,13 @@ class Model(Protocol):
     def leaves(self) -> int: ...
 
 
-class EvaluatesAtOnce:
-    """The `submit` and `fetch` of a `Model` whose `evaluate` returns when the work is done."""
-
-    returns_early: bool = False
-    _fetched: Logits
-
-    def evaluate(self, tokens: Sequence[int]) -> Logits:
-        raise NotImplementedError
-
-    def submit(self, tokens: Sequence[int]) -> None:
-        self._fetched = self.evaluate(tokens)
-
-    def fetch(self) -> Logits:
-        return self._fetched
-
-
-class ModelBase(EvaluatesAtOnce):
+class ModelBase:
     """The defaults of a `Model` whose cache can be cut anywhere, without checkpoints, owed tokens and stored costs.
 
     A subclass that also implements `Vocabulary` is a whole `Runner`, of which it is the only sequence.
     """
 
+    returns_early: bool = False
     can_rollback: bool = True
     replays: bool = False
     exact_rollback: bool = True
@@ -205,6 +190,15 @@ class ModelBase(EvaluatesAtOnce):
 
     def checkpoint(self) -> None:
         pass
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        raise NotImplementedError
+
+    def submit(self, tokens: Sequence[int]) -> None:
+        self._fetched = self.evaluate(tokens)
+
+    def fetch(self) -> Logits:
+        return self._fetched
 
 
 class Runner(Protocol):

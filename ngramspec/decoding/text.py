@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from encodings import utf_8
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ngramspec import leaves
 from ngramspec.acceptance.rules import TokenDecision, Verdict
@@ -26,16 +26,6 @@ from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import TokenTable, ending_tokens, partial_match_start
 
 
-class Guide(Protocol):
-    """Adapts drafts to what may follow in a text; `GrammarGuide` describes the methods."""
-
-    def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft: ...
-
-    def legal(self, draft: Draft) -> int: ...
-
-    def learn(self, n_sent: int, n_accepted: int, tokens: Sequence[int]) -> None: ...
-
-
 class Drafts:
     """Drafts for the texts of one sequence, one text at a time.
 
@@ -45,7 +35,7 @@ class Drafts:
     # All that the drafter proposed for the current pass, sent or not, with estimates; `None` if it was not asked.
     proposal: Draft | None = None
     is_estimated = False  # whether the proposal has estimates from `estimator`
-    guide: Guide | None = None  # what the text's grammar says of the next tokens; `None`: any may follow
+    guide: leaves.GrammarGuide | None = None  # what the text's grammar says of the next tokens; `None`: any may follow
     ends: Mapping[int, bool] | None = None  # whether a token ends the text; `None`: none does
     # Returns the tokens that must come next to close reasoning; `None` means that there never are any.
     closing: Callable[[], Sequence[int]] | None = None
@@ -61,7 +51,7 @@ class Drafts:
         self,
         prompt: Sequence[int],
         *,
-        guide: Guide | None = None,
+        guide: leaves.GrammarGuide | None = None,
         ends: Mapping[int, bool] | None = None,
         closing: Callable[[], Sequence[int]] | None = None,
         fixed_length: bool = False,
@@ -200,7 +190,7 @@ class Text(DraftedText):
         self._pieces: TokenTable[bytes] = TokenTable(lambda token: display(token) if token in shown else piece(token))
         self._stream = TextStream(request.stop, request.rules.min_tokens, vocabulary.controls if request.stop else {})
         self._pieces.update({token: raw for token, raw in self._stream.pieces.items() if token not in shown})
-        self._guide: Guide | None = None
+        self._guide: leaves.GrammarGuide | None = None
         self._budget: BudgetSampler | None = None  # limits reasoning
         self._calls: CloseCalls | None = None
         self._recorder: RecordingSampler | None = None

@@ -24,7 +24,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.backend import EvaluatesAtOnce, Logits, Part, Progress, SequenceModel
+from ngramspec.backend import Logits, ModelBase, Part, Progress, SequenceModel
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
@@ -84,7 +84,7 @@ HeadRows = tuple[Logits, States]
 """Result of a feed that speaks: the logits after its tokens, and one row with the layer's output after the last one."""
 
 
-class Head(EvaluatesAtOnce):
+class Head(ModelBase):
     """The head of a loaded model for one sequence, in the context that all heads share.
 
     Tokens that the target has evaluated are evaluated with the target's hidden states. Later tokens are evaluated one
@@ -93,7 +93,6 @@ class Head(EvaluatesAtOnce):
     """
 
     max_batch = MAX_EVALUATE
-    can_rollback, replays, exact_rollback, fingerprint, leaves = True, False, True, "", 0
 
     def __init__(self, heads: Heads, states: HiddenStates, number: int) -> None:
         self._heads, self._states = heads, states
@@ -142,12 +141,9 @@ class Head(EvaluatesAtOnce):
         self.tokens.clear()
 
     @property
-    def owed(self) -> int:
+    def owed(self) -> int:  # type: ignore[override]
         """Number of tokens that are evaluated again as soon as the target's states for them are available."""
         return len(self.tokens) - max(self._true, self._first)
-
-    def checkpoint(self) -> None:
-        """Do nothing, because the cache can be cut anywhere."""
 
     # ------------------------------------------------------------------ evaluating
 
