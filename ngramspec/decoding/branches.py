@@ -169,15 +169,8 @@ def choose_branches(
     """Return how many of the branches pay, beginning with the first, and the batch size with them.
 
     The target's answer after a branch is a token of the next pass, where it takes a row. So it is worth
-    ANSWER_TOKENS * (1 - lambda * slope) tokens of this pass.
-
-    Args:
-        branches: Candidates, the most likely first.
-        length: Number of draft tokens that are sent.
-        size: Batch size without branches.
-        price: Price of a draft token.
-        times: Cost of a pass by batch size.
-        sizes: Batch sizes that may be used, ascending.
+    ANSWER_TOKENS * (1 - lambda * slope) tokens of this pass. The most likely branch is the first; without branches,
+    `length` draft tokens are sent in a batch of `size`.
     """
     costs, now = times.optimal_batches(sizes), times.ratio(size)
     plain, plain_cost = costs[1]
@@ -204,10 +197,7 @@ class BranchFinder:
     dynamic programming from averages (Chen et al. 2024, arXiv 2402.12374, section 3.1).
 
     Nodes have numbers: a node of the draft has the number of guesses before it, and side nodes have the numbers after
-    these. The candidates that may follow a node are in the guesser's cells of that number.
-
-    Args:
-        guesser: Made the draft, whose outcome is not known yet.
+    these. The candidates that may follow a node are in the cells of that number of the guesser, which made the draft.
     """
 
     def __init__(self, guesser: Guesser) -> None:
@@ -233,12 +223,8 @@ class BranchFinder:
     ) -> list[SideBranch]:
         """Return branches, the most likely first, each after those that begin its path.
 
-        Args:
-            chances: Probability of each draft token if those before it are right.
-            n_sent: Number of draft tokens that are sent; no branch begins after these.
-            limit: Maximum number of rows.
-            leaves: Maximum number of paths.
-            price: Price of a row; the search ends when no row can pay.
+        `chances` are the probabilities of the draft tokens, each if those before it are right. No branch begins after
+        the `n_sent` tokens that are sent. There are at most `limit` rows and `leaves` paths; each row may pay.
         """
         guesser: Guesser = self._guesser
         reach: cython.double = 1.0
@@ -304,10 +290,7 @@ class BranchFinder:
     def _rate(self, node: cython.int, chance: cython.double, draft_token: cython.int) -> None:
         """Set the probability of each candidate after a node; their sum is at most 1.
 
-        Args:
-            node: Number of the node.
-            chance: Probability of the next draft token, or of the most likely candidate at the end of the draft.
-            draft_token: The next draft token; -1 at the end of the draft.
+        `chance` is that of the next draft token, or at the end of the draft (-1) of the most likely candidate.
         """
         guesser: Guesser = self._guesser
         cell: cython.int = node * CANDIDATES

@@ -1,17 +1,14 @@
-"""`DecodingLoop`: the passes of a model over its texts: draft, plan, evaluate, verify, roll back, learn.
+"""`DecodingLoop`: the passes of a model over its texts.
 
-1. Draft: the drafter proposes a chain of tokens, with an estimate p_i of the probability that the target accepts the
-   i-th token if it accepts all tokens before it.
-2. Plan: the policy chooses the number of these tokens to verify, and a batch size (`ngramspec.policies.policy`).
-3. Evaluate: one pass gives the logits after the last token and after each token of the draft.
-4. Verify: the text grows by the drafted tokens that the target accepts and by one more, so that it is the text of
-   plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
-5. Roll back: the cache is cut after the accepted tokens. A recurrent state cannot be cut and goes back to the
-   checkpoint before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
-6. Learn: the policy learns what the pass yielded, and `PassTimes` how long it took.
+`submit` drafts, plans (`ngramspec.policies.policy`), and begins a pass over the last token of each text and its draft.
+`commit` verifies: a text grows by the draft tokens that the target accepts and by one more, so that it is the text of
+plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`). `report` learns from what the pass yielded and cost.
 
-`submit` makes steps 1 to 3, `commit` steps 4 and 5, `report` step 6. On a GPU, `submit` returns before the work is
-done, and the next pass is submitted before the last one is reported.
+Invariants: after `commit`, the sequence of a text holds `Text.settled` tokens, all of prompt and text but the last. A
+recurrent state cannot be cut. It goes back to the checkpoint before the pass, and the next pass first evaluates the
+tokens since then (`owed`). On a GPU, `submit` returns before the work is done, and the next pass is submitted between
+`commit` and `report`. So `report` reads only its `Pass` and what no `submit` changes: the proposal of `Drafts` and
+`branches` already belong to the next one, and `submit_ahead` restores `PassTimes`.
 """
 
 from __future__ import annotations
@@ -56,31 +53,23 @@ class Pass:
 class DecodingLoop:
     """Makes the passes of one model, decides on every draft, and learns from every pass.
 
-    Args:
-        policy: Decides how many tokens to draft; a `CostPolicy` if several texts share passes.
-        clock: Returns the time in seconds.
-        model: Model of the texts' sequences, if several texts may share a pass.
-
-    Attributes:
-        times: Costs of passes; `None` if nothing is known or learned.
-        sizes: Batch sizes that may be used, ascending.
-        exactness: Batch sizes that do not move logits, and how far others move them.
-        branches: What else the pass planned last evaluates, with `ask`; see `BranchingLoop`.
+    `policy` decides how many tokens to draft; it is a `CostPolicy` if several texts share passes, whose `model` is then
+    given.
     """
 
-    branches: Sequence[object] = ()
+    branches: Sequence[object] = ()  # what else the pass planned last evaluates, with `ask`; see `BranchingLoop`
 
     def __init__(
         self, policy: Policy, clock: Callable[[], float] = time.perf_counter, model: SharedModel | None = None
     ) -> None:
         self.policy = policy
-        self.exactness = ExactnessMode()
+        self.exactness = ExactnessMode()  # batch sizes that do not move logits, and how far others move them
         self.clock, self._model = clock, model
         self._group: SharedTexts | None = None  # of the last pass over several texts
         self.prepare(None, (1,))
 
     def prepare(self, times: PassTimes | None, sizes: Sequence[int]) -> None:
-        """Set the costs of passes, and the batch sizes that may be used, ascending."""
+        """Set the costs of passes, `None` if nothing is known or learned, and the allowed batch sizes, ascending."""
         self.times, self.sizes = times, sizes
         self._plain = no_draft(times.optimal_batches(sizes)[1][0] if times else smallest(1, sizes))
         self._plain_only: Sequence[Plan] = (self._plain,)

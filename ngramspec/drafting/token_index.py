@@ -57,10 +57,8 @@ class TokenIndex:
 
         The arrays are writable buffers of format "i". They are used without a copy or a check, so they must be valid:
         every link is at least `NOWHERE` and less than its position, and every head is at least `NOWHERE` and less than
-        `size`. Adding a token writes into `heads`, and copies the other arrays when they are full.
-
-        Raises:
-            ValueError: The lengths do not match.
+        `size`. Adding a token writes into `heads`, and copies the other arrays when they are full. A ValueError means
+        that the lengths do not match.
         """
         if not 0 <= size <= len(tokens) or len(links) != len(tokens):
             raise ValueError(f"{size} of {len(tokens)} tokens with {len(links)} links are not a valid index")

@@ -1,8 +1,4 @@
-"""`UserDrafter`: a drafter from a user's file (`--drafter FILE.py:Class`), which cannot change the text.
-
-The verifier decides every token, so a draft can only be right or wrong. This class removes token ids that a verifier
-cannot process, and records q, the distribution that each token was drawn from.
-"""
+"""`UserDrafter`: a drafter from a user's file (`--drafter FILE.py:Class`), which cannot change the text."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class UserDrafter(Drafter):
-    """Calls a user's drafter, and checks its drafts.
+    """Calls a user's drafter, removes token ids that a verifier cannot process, and records q of the drawn tokens.
 
     Only `propose` raises the errors of the user's code: when it is called, no emitted token can be lost.
     """

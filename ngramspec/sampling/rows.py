@@ -36,11 +36,7 @@ MIX_B = cython.declare(cython.ulonglong, 0x94D049BB133111EB)
 
 
 class Candidates:
-    """Tokens with logits, in memory that llama.cpp's samplers use; each call replaces the tokens.
-
-    Args:
-        n_vocab: Maximum number of tokens.
-    """
+    """Tokens with logits, in memory that llama.cpp's samplers use; each call replaces the tokens."""
 
     def __init__(self, n_vocab: int) -> None:
         self.data = np.empty(n_vocab, CANDIDATE)
@@ -49,8 +45,7 @@ class Candidates:
     def take_all(self, row: Any) -> cython.Py_ssize_t:
         """Copy a row of logits of shape (n,), float32, in the order of its ids; return n.
 
-        Raises:
-            BadLogits: A logit is nan or +inf, or none is finite.
+        A BadLogits means that a logit is nan or +inf, or none is finite.
         """
         n: cython.Py_ssize_t = row.shape[0]
         if n > self._ids.shape[0]:
@@ -130,10 +125,7 @@ class Candidates:
     def move_to_end(self, count: cython.Py_ssize_t, ids: Any, row: Any) -> cython.Py_ssize_t:
         """Move tokens to the end of the `count` tokens so far, or add them there; return their number.
 
-        Args:
-            count: Number of tokens so far, in the order of their ids.
-            ids: Token ids, ascending, int32.
-            row: Logits of shape (n,), float32.
+        The tokens so far and `ids` (int32) are ascending; `row` contains all logits, shape (n,), float32.
         """
         n: cython.Py_ssize_t = 0
         k: cython.Py_ssize_t = 0
@@ -168,8 +160,7 @@ class Candidates:
     def best(self, first: cython.Py_ssize_t, count: cython.Py_ssize_t) -> cython.int:
         """Return the most likely one of `count` tokens from index `first`, the lowest id among equals.
 
-        Raises:
-            NoTokenLeft: a logit is nan or +inf, or none is finite.
+        A NoTokenLeft means that a logit is nan or +inf, or none is finite.
         """
         top: cython.float = -INFINITY
         token: cython.int = NO_TOKEN
@@ -263,18 +254,11 @@ class CoupledChoice:
 
 
 def append_most_likely(rows: Any, draft: Sequence[int], tokens: Any) -> cython.bint:
-    """Append the most likely token of each row, up to the first that is not the draft's; the lowest id among equals.
+    """Append the most likely token of each row to a list, up to the first one that is not the draft's.
 
-    Args:
-        rows: Logits of shape (n, n_vocab), float32, where row i follows the first i tokens of the draft.
-        draft: Token ids.
-        tokens: List of token ids.
-
-    Returns:
-        True if all appended tokens are the draft's.
-
-    Raises:
-        BadLogits: A logit is nan or +inf, or none is finite; `tokens` has the tokens of the earlier rows.
+    Row i of the logits, float32 of shape (n, n_vocab), follows the first i tokens of the draft. Of equal logits, the
+    lowest id counts. Return True if all appended tokens are the draft's. A BadLogits means that a logit is nan or +inf,
+    or none is finite; the list then has the tokens of the earlier rows.
     """
     n: cython.Py_ssize_t = rows.shape[1]
     for r in range(rows.shape[0]):

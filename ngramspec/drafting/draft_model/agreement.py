@@ -1,10 +1,9 @@
-"""`AgreementModel`: the probability of a guess by n-grams and a draft model, and the expected results of the model.
+"""`AgreementModel`: the probability of a guess by n-grams and a draft model. `plan_call` decides on calls of the model.
 
 At each position, n-grams guess a token at no cost, with a calibrated probability p. The draft model takes time, and
-guesses a token with its own probability m. There are four cases: both guess the same token, the model's guess if they
-differ, the n-grams' guess if they differ, and the model's guess if n-grams have none. In each case the probability is
-mixed from p and m in the domain of log-odds, with weights learnt online. This is logistic mixing, as in compressors of
-the PAQ family (Mahoney 2005, section 3).
+guesses a token with its own probability m. In each case (`CONSENSUS` and the next ones), the probability is mixed from
+p and m in the domain of log-odds, with weights learnt online. This is logistic mixing, as in compressors of the PAQ
+family (Mahoney 2005, section 3).
 
 Example with the initial weights, for p = 0.6 (log-odds 0.41) and m = 0.8 (log-odds 1.39):
 
@@ -12,21 +11,16 @@ Example with the initial weights, for p = 0.6 (log-odds 0.41) and m = 0.8 (log-o
     they differ, the model's     0.0 - 0.3 * 0.41 + 0.7 * 1.39 = 0.85     probability 0.70
     they differ, the n-grams'    -0.7 + 0.6 * 0.41 - 0.5 * 1.39 = -1.15   probability 0.24
 
-So agreement raises 0.6 to 0.88. If they differ, the model's guess is more likely, and it is used.
-
 Before the model is called, only p is known. For each class of p, `Prospects` counts how often the two agreed, and how
 often they were then right. For disagreement it counts the probability class of the chosen guess, and how often the
 guess was right. A single mean of all cases would not suffice: if a draft token costs time, calling the model is useful
 because bad guesses are not sent.
 
-`plan_call` decides if the model is called for a chain of n-gram guesses, and how many of them it reads. The expected
-gain is computed over all possible results of the model. For each result, it is the value of the best chain
-(`ChainValue`), including the cost of the target's decode call. The first token of a draft may cost more than the next
-ten. A likely guess is then worthless unless others follow it.
-
-Example in units of T(1), the time of a one-token decode call, with a throughput of 1 token per T(1). A draft of 1, 2
-or 3 tokens costs 1.0, 1.1 or 1.2 in addition to a plain decode call. A pass of the model takes 0.3. N-grams have one
-guess, with a probability of 0.9:
+`plan_call` computes the expected gain over all possible results of the model. For each result, it is the value of the
+best chain (`ChainValue`), including the cost of the target's decode call. The first token of a draft may cost more than
+the next ten. A likely guess is then worthless unless others follow it. Example in units of T(1), the time of a
+one-token decode call, with a throughput of 1 token per T(1). A draft of 1, 2 or 3 tokens costs 1.0, 1.1 or 1.2 in
+addition to a plain decode call, and a pass of the model 0.3. N-grams have one guess, with a probability of 0.9:
 
     the guess alone                       0.9 - 1.0 = -0.1, so it would not be sent
     with two more guesses of 0.9          0.9 + 0.81 + 0.729 - 1.2 = 1.24

@@ -1,15 +1,4 @@
-"""`HybridDrafter`: one chain of guesses by n-grams and a draft model; probabilities and costs choose between them.
-
-Guesses of n-grams are nearly free, those of a model take time. So a draft is made in these steps:
-
-1. N-grams guess as far as a guess may pay.
-2. If the expected gain of the model exceeds its time, it reads these guesses in one pass, as far as that pays.
-3. The pass shows the model's own guess at each of these positions, and at the next one. If both agree, the guess
-   becomes more certain. If they differ, the more likely guess is used. If it is the model's, the rest of the chain is
-   dropped.
-4. N-grams continue after it, and the model may be called again. So each of them continues the other's chain.
-
-`plan_call` computes the expected gain. An example of these steps, with the probability of each guess:
+"""`HybridDrafter`: one chain of guesses by n-grams, which are nearly free, and by a draft model, which takes time.
 
     n-grams guess                 A 0.90, B 0.60
     the model reads A and B       it guesses A with 0.95, then C with 0.80
@@ -17,8 +6,10 @@ Guesses of n-grams are nearly free, those of a model take time. So a draft is ma
     they differ after A           C is more likely than B, so it replaces B with 0.70, and the rest is dropped
     n-grams continue after A C    D 0.90, so the chain is A C D with the probabilities 0.97, 0.70 and 0.90
 
-A model that checks cheaper guesses before the target is known as staged speculation (Spector and Re 2023, arXiv
-2308.04623). Here the costs decide at which positions the model is used.
+`plan_call` decides before each call whether it pays, and how many guesses the model reads: staged speculation (Spector
+and Re 2023, arXiv 2308.04623). Invariant between calls: `_chain` begins with `n_final` guesses that stay. The guesser
+of the base class has exactly the tokens of `_chain`. From the first call on, the model's cache begins with the text and
+`n_read` tokens of the chain. So a replaced guess ends the chain (`start_chain`), and the next call reads from there.
 """
 
 from __future__ import annotations
@@ -80,8 +71,8 @@ class HybridDrafter(MixtureDrafter):
         super().set_sampling(sampling)
         self.model.set_sampling(sampling)
 
-    def fresh_copy(self) -> HybridDrafter:
-        return HybridDrafter(self.model.fresh_copy(), self._memory)
+    def fresh_copy(self) -> Self:
+        return type(self)(self.model.fresh_copy(), self._memory)
 
     def clone_for_sequence(self) -> Self:
         clone = super().clone_for_sequence()

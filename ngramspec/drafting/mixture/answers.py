@@ -35,12 +35,7 @@ NO_TOKEN = cython.declare(cython.int, -1)
 
 
 class RejectedRowPredictions:
-    """Stores the answers of one text, and corrects the probabilities of candidates by them.
-
-    Attributes:
-        place_token: Answer in place at the position of the last `find_predictions`; NO_TOKEN without an answer.
-        pool_token: Answer after the same context; NO_TOKEN without an answer.
-    """
+    """Stores the answers of one text, and corrects the probabilities of candidates by them."""
 
     def __init__(self, cells: int) -> None:
         self.correction = Correction(cells)  # correction by the accuracy of earlier answers
@@ -53,6 +48,7 @@ class RejectedRowPredictions:
         self._call_numbers = array("q", bytes(8 * PLACES))
         self._tokens_before = array("i", bytes(4 * PLACES * 3))
         self._n_calls = 0
+        # Answers at the position of the last `find_predictions`: in place, and after the same context.
         self.place_token = self.pool_token = NO_TOKEN
 
     def begin(self) -> None:

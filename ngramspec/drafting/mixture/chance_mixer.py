@@ -52,26 +52,19 @@ ABSENT = cython.declare(cython.int, -1)
 class ChanceMixer:
     """Estimates the probability that each guess is right, and learns from the outcomes.
 
-    The constructor accepts the mixer of another sequence that is decoded at the same time. Both then share the weights
-    and biases for tokens.
-
-    Args:
-        cells: Maximum number of guesses that wait for their outcome.
-        sets: Number of weight sets for each expert, and last the number for blending the experts.
-
-    Attributes:
-        states: int32 of shape (cells, SOURCES): state of the guess in each source, or ABSENT.
-        views: int32 of shape (cells, EXPERTS + 1): numbers of the weight sets of the experts and of the blend.
-        facts: int32 of shape (cells, BIASES): numbers of the biases, which are hashes of the facts. They are below
-            FREE_ROOM + TOKEN_ROOM + PAIR_ROOM, and in the part for the kind of the fact.
-        p: float64 of shape (cells,): probability that the guess is right, set by `estimate`.
+    At most `cells` guesses wait for their outcome. `sets` are the numbers of weight sets of each expert, and last of
+    the blend. The mixer shares the weights and biases for tokens with that of a sequence that is decoded at the same
+    time, its `sibling`.
     """
 
     def __init__(self, cells: int, sets: tuple[int, ...], sibling: ChanceMixer | None = None) -> None:
+        # int32 of shape (cells, SOURCES): state of the guess in each source, or ABSENT.
         self.states = array("i", bytes(4 * cells * SOURCES))
+        # int32 of shape (cells, EXPERTS + 1): numbers of the weight sets of the experts and of the blend.
         self.views = array("i", bytes(4 * cells * (EXPERTS + 1)))
+        # int32 of shape (cells, BIASES): numbers of the biases, hashes of the facts in the part for their kind.
         self.facts = array("i", bytes(4 * cells * BIASES))
-        self.p = array("d", bytes(8 * cells))
+        self.p = array("d", bytes(8 * cells))  # float64 of shape (cells,): probabilities, set by `estimate`
         self._inputs = array("d", bytes(8 * cells * (SOURCES + 1)))
         self._outputs = array("d", bytes(8 * cells * EXPERTS))
         # The weights of the expert whose view is a token are in a separate array. `_first_sets` contains the first
@@ -201,21 +194,13 @@ class Correction:
     compressors of the PAQ family (Mahoney 2005, section 4, "APM"), with additive curves as in a generalised additive
     model (Hastie and Tibshirani 1986). Learning steps shrink as a point converges (AdaGrad).
 
-    The constructor accepts the correction of another sequence that is decoded at the same time. Both then share the
-    curves for tokens.
-
-    Args:
-        cells: Maximum number of estimates that wait for their outcome.
-
-    Attributes:
-        facts: int32 of shape (cells, FACTS): numbers of the curves, which are hashes of the facts. They are below
-            CURVES, and below FREE_CURVES for facts without a token.
-        p: float64 of shape (cells,): corrected probability, set by `estimate`.
+    At most `cells` estimates wait for their outcome. The curves for tokens are those of the `sibling`, if there is one.
     """
 
     def __init__(self, cells: int, sibling: Correction | None = None) -> None:
+        # int32 of shape (cells, FACTS): numbers of the curves, hashes of the facts; below FREE_CURVES without a token.
         self.facts = array("i", bytes(4 * cells * FACTS))
-        self.p = array("d", bytes(8 * cells))
+        self.p = array("d", bytes(8 * cells))  # float64 of shape (cells,): corrected probability, set by `estimate`
         self._place = array("d", bytes(8 * cells))
         self._height = array("d", bytes(8 * FREE_CURVES * POINTS))
         self._slope = array("d", [1.0]) * (FREE_CURVES * POINTS)

@@ -8,20 +8,10 @@ At a position of a chain, the candidates are the tokens that any of these source
     MEMORY_LONG    the occurrences in memory at which 5 tokens or more match
 
 Example: the request is the tokens 7 5 6 8 9 5 6 2 3 5 6, and the next position is gathered. Source 0 looks for the last
-token, 6; source 1 for 5 6; source 2 for 3 5 6, which did not occur before. The context 5 6 was followed by 2, and
-before that by 8:
-
-    source    context    seen    count of 2    count of 8    latest
-    0         6          2       1             1             2
-    1         5 6        2       1             1             2
-    2         3 5 6      0       0             0             none
-    3         2 3 5 6    0       0             0             none
-
-So the candidates are 2 and 8, in this order. The longest match has 2 tokens; `best_place` is the position 7 of token 2,
-and `best_token` is 2. Only contexts of 4 tokens are measured beyond their length, up to `LONGEST` tokens.
-
-`ChanceMixer` turns these counts into probabilities. A candidate that all sources have seen often gets a high one. A
-candidate that occurred once, after a context of one token, gets a low one.
+token, 6; source 1 for 5 6; source 2 for 3 5 6, which did not occur before. Both 6 and 5 6 were followed by 2, before
+that by 8. So the candidates are 2 and 8, in this order, each seen once by sources 0 and 1. The longest match has 2
+tokens; `best_place` is the position 7 of token 2, and `best_token` is 2. Only contexts of 4 tokens are measured beyond
+their length, up to `LONGEST` tokens. `ChanceMixer` turns these counts into probabilities.
 """
 
 from __future__ import annotations
@@ -52,11 +42,7 @@ NOWHERE = cython.declare(cython.int, -1)
 
 
 class ContextCounts:
-    """Candidates by position, and their counts in each source at the position gathered last.
-
-    Args:
-        positions: Maximum number of positions in a chain.
-    """
+    """Candidates by position of a chain, and their counts in each source at the position gathered last."""
 
     def __init__(self, positions: int) -> None:
         # int32 of shape (positions,): number of candidates at each position.

@@ -37,18 +37,11 @@ NO_TOKEN = cython.declare(cython.int, -1)
 
 
 class Pointers:
-    """Stores places of one text, and corrects the probabilities of candidates by their predictions.
-
-    Args:
-        cells: Maximum number of candidates that wait for their outcome.
-
-    Attributes:
-        tokens: int32 of shape (POINTERS,): prediction of each place at the position of the last `find_predictions`; -1
-            means that it has no prediction.
-    """
+    """Stores places of one text, and corrects the probabilities of candidates by their predictions."""
 
     def __init__(self, cells: int) -> None:
         self.correction = Correction(cells)  # correction by the accuracy of places
+        # int32 of shape (POINTERS,): prediction of each place at the position of the last `find_predictions`.
         self.tokens = array("i", [NO_TOKEN]) * POINTERS
         self._kinds = array("i", bytes(4 * POINTERS))
         # The first half contains the places of the text, the strongest first. The second half follows them along a
