@@ -14,16 +14,17 @@ from support.imports import ROOT, find_imports, find_modules, find_names
 from ngramspec.leaves import MODULES
 
 CORE = (
-    *("request", "steps", "backend", "tokens", "data", "storage", "worker", "machine", "leaves", "model_settings"),
+    *("request", "steps", "backend", "tokens", "data", "storage", "machine", "leaves", "model_settings"),
     *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
 )
 """Rooms of the core, without the leaves in them."""
 
-MAX_CORE_LINES = 14_950  # the aim is 13,000
+MAX_CORE_LINES = 14_160  # the aim is 13,000
 
 LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "beams": (("ngramspec.beams", "ngramspec_cli.complete_beams"), ("branches",)),
     "branches": (("ngramspec.decoding.branches", "ngramspec.llama.branches"), ()),
+    "baselines": (("ngramspec.drafting.baselines",), ()),
     "draft models": (("ngramspec.drafting.draft_model",), ()),
     "NextN head": (("ngramspec.llama.head",), ()),
     "RPC": (("ngramspec.llama.rpc", "ngramspec_cli.rpc_worker"), ()),
@@ -73,8 +74,11 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """The modules and packages of each leaf, and the leaves that it needs. A module belongs to its longest name."""
 
-REGISTRATIONS = ("ngramspec.__init__", "ngramspec.leaves", "ngramspec_cli.app", "ngramspec.server.app")
-"""The public names, lazy imports of the core, every command, and every dialect of the server."""
+REGISTRATIONS = (
+    *("ngramspec.__init__", "ngramspec.leaves", "ngramspec.drafting.__init__"),
+    *("ngramspec_cli.app", "ngramspec.server.app"),
+)
+"""The public names, lazy imports of the core, every drafter, every command, and every dialect of the server."""
 
 KNOWN = find_modules(ROOT)
 

@@ -72,7 +72,7 @@ def test_decoder_with_grammar_drafts_forced_tokens(method: str, word_vocabulary:
     """If the grammar allows only one token, the loop drafts it, even if nothing in the context predicts it."""
     sampling = Sampling(1.0, seed=3, grammar='root ::= ("a,{a,{a,{a," [bc])+', **OPEN)
     mock = make_model(vocabulary=word_vocabulary, words=(A, B, C, 3 + ord(","), 3 + ord("{")), peak=0.5)
-    decoder = make_decoder(mock, drafter="suffix", policy="fixed", draft_max=8)
+    decoder = make_decoder(mock, drafter="ngram", policy="fixed", draft_max=8)
     emitted, steps = drive(decoder, [7], max_tokens=60, sampling=sampling, acceptance=method)
     text = b"".join(map(word_vocabulary.piece, emitted)).decode()
     assert text.startswith(("a,{a,{a,{a,b", "a,{a,{a,{a,c"))
