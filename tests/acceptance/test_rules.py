@@ -1,9 +1,9 @@
-"""Tests of the rules: the probabilities of acceptance, and the rows that they read.
+"""Tests of the rules: the probabilities of acceptance, the distribution of the output, and the rows that they read.
 
-`test_distributions` covers the distribution of the output, and `decoding/test_same_text.py` the tokens of plain
-decoding. Tests of frequencies use the seeds 0, 1, 2, ... as their sample, so they always pass or always fail. With
-exact sampling, each would fail with probability below `distributions.ALARM`.
-Limit for frequencies (Hoeffding): P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.
+`decoding/test_same_text.py` covers the tokens of plain decoding, and grammars. Tests of frequencies use the seeds 0, 1,
+2, ... as their sample, so they always pass or always fail. With exact sampling, each would fail with probability below
+`distributions.ALARM`. Limit for frequencies (Hoeffding): P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <=
+alarm.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.distributions import ALARM, Path, Text, check_sample, follows, make_next_distribution, next_distribution
+from support.grid import grid
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import make_certain_draft, make_count_drafter, speculate
@@ -33,7 +34,39 @@ if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-PROMPT = [3, 1, 4, 1, 5]
+PROMPT = [3, 1, 2]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all": ALL,
+    "cut": {"top_k": 3, "top_p": 0.9, "min_p": 0.05, "temperature": 1.3},
+    "penalties": {
+        **ALL,
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "repeat_last_n": 3,
+        "logit_bias": ((1, 0.7), (3, -0.5)),
+    },
+}
+
+
+@grid(name=SETTINGS, method=("coupled", "rejection"))
+def test_verifier_with_sampling_settings_follows_target_distribution(name: str, method: str) -> None:
+    """Drafts have two tokens, so that accepted tokens, refused tokens and ends of drafts are all frequent."""
+    mock, texts, counts = MockTarget(4, peak=1.0, seed=11), list[Text](), Counter[int]()
+    sampling = Sampling(**{"temperature": 1.0} | SETTINGS[name])
+    propose = make_count_drafter([{0: 5, 1: 2, 2: 2, 3: 1}, {0: 1, 2: 3, 3: 2}])
+    for seed in range(40):
+        tokens, accepted = speculate(mock, PROMPT, 60, replace(sampling, seed=seed), propose, method)
+        texts.append((PROMPT, tokens))
+        counts.update(accepted)
+    assert all(counts[k] > 15 for k in range(3)), counts
+    assert follows(texts, make_next_distribution(mock, sampling))
+    # At temperature 0, one token has probability 1.
+    greedy = replace(sampling, temperature=0.0)
+    tokens, _ = speculate(mock, PROMPT, 60, greedy, propose, "greedy")
+    law = make_next_distribution(mock, greedy)
+    assert all(law(PROMPT, tokens[:i])[token] == 1 for i, token in enumerate(tokens))
 
 
 def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:

@@ -16,8 +16,8 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.backend import ExactnessMode, Part
-from ngramspec.batching.request import ClosedError, Done, Event, Prefilled, Scored, Slot, Started
-from ngramspec.data import PromptError, TargetError
+from ngramspec.batching.request import Done, Event, Prefilled, Scored, Slot, Started
+from ngramspec.data import PromptError, ShutdownError, TargetError
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import logprobs
@@ -33,10 +33,13 @@ def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None,
     return plain_generate(MockTarget(**settings), prompt, tokens, sampling or Sampling())
 
 
-@grid(sequences=(1, 3, 4), split=(False, True), temperature=(0.9, 0.0))
-def test_engine_with_simultaneous_requests_keeps_text_of_each(sequences: int, split: bool, temperature: float) -> None:
+@grid(sequences=(1, 3, 4), split=(False, True), temperature=(0.9, 0.0), early=(True, False))
+def test_engine_with_simultaneous_requests_keeps_text_of_each(
+    sequences: int, split: bool, temperature: float, early: bool
+) -> None:
+    """If passes return early, the next one overwrites logits that were not fetched yet."""
     begin = threading.Event()
-    model = MockShared(sequences, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
+    model = MockShared(sequences, split=split, early=early, peak=5.0, fails=lambda _: not begin.wait(WAIT))
     with run_engine(model) as engine:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(7))]
         ears = [ask(engine, prompt, sampling=sampling) for prompt, sampling in asked]
@@ -133,9 +136,12 @@ def test_engine_with_known_prefix_reuses_cache() -> None:
         assert ask(engine, [*first, 5], 5).wait().n_cached == 0
 
 
-def test_engine_cancel_ends_only_cancelled_requests() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_engine_cancel_ends_only_cancelled_requests(early: bool) -> None:
     begin, gate = threading.Event(), threading.Event()
-    model = MockShared(2, fails=lambda parts: not begin.wait(WAIT) or (len(parts) == 2 and not gate.wait(WAIT)))
+    model = MockShared(
+        2, early=early, fails=lambda parts: not begin.wait(WAIT) or (len(parts) == 2 and not gate.wait(WAIT))
+    )
     with run_engine(model) as engine:
         asked = prompts(3)
         stays, goes, waits = Ear(), Ear(), Ear()
@@ -231,7 +237,7 @@ def test_engine_stop_drains_or_cancels_and_rejects_new_requests() -> None:
             threading.Timer(0.1, gate.set).start()
             engine.stop(drain=drain)
             assert [ear.wait().reason for ear in ears] == [reason, reason]
-            assert isinstance(ask(engine, [1], 5).wait(), ClosedError)
+            assert isinstance(ask(engine, [1], 5).wait(), ShutdownError)
 
 
 def test_engine_alternates_long_prefill_and_decoding() -> None:
@@ -441,8 +447,8 @@ def test_engine_drops_cancelled_background_work_and_ends_it_at_stop() -> None:
         ear.wait()
         endless = engine.run_between_passes(steps([], "endless", 10**9))
         engine.stop()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ShutdownError):
             endless.result(WAIT)
-        with pytest.raises(ClosedError):
+        with pytest.raises(ShutdownError):
             engine.run_between_passes(steps(told, "late", 1)).result(WAIT)
     assert told == ["kept0"]

@@ -25,7 +25,6 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Drafts
 from ngramspec.drafting.draft import Draft
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.request import Request
@@ -167,38 +166,8 @@ def test_submit_ahead_restores_the_size_of_the_last_pass_even_after_an_error() -
         assert times.last == 1
 
 
-class EarlyShared(MockShared):
-    """Several sequences whose passes return at once; the next pass overwrites logits that were not fetched yet."""
-
-    returns_early = True
-
-    def __init__(self, sequences: int, **settings: Any) -> None:
-        super().__init__(sequences, **settings)
-        for sequence in self.sequences:
-            sequence.returns_early = True
-
-
-@grid(sequences=(1, 3), requests=(1, 2, 5), temperature=(0.0, 0.9))
-def test_engine_with_early_backend_keeps_texts(sequences: int, requests: int, temperature: float) -> None:
-    shared = EarlyShared(sequences, peak=5.0)
-    with run_engine(shared, drafter=MixtureDrafter()) as engine:
-        prompts = [[(7 * i + j * (i + 2)) % 16 for j in range(20 + 5 * i)] for i in range(requests)]
-        left = Ear()
-        cancelled = engine.submit(Request([3, 1, 4, 1, 5], 1000), left)
-        ears = []
-        for i, prompt in enumerate(prompts):
-            ears.append(Ear())
-            engine.submit(Request(prompt, 60, Sampling(temperature, seed=i)), ears[-1])
-            if i == requests // 2:
-                cancelled.cancel()
-        for i, (prompt, ear) in enumerate(zip(prompts, ears, strict=True)):
-            assert ear.wait().reason == "length"
-            assert ear.tokens == plain_generate(MockTarget(peak=5.0), prompt, 60, Sampling(temperature, seed=i))
-        assert left.wait().reason in ("cancelled", "length")
-
-
 def test_engine_with_early_backend_submits_before_reporting_step() -> None:
-    shared = EarlyShared(2)
+    shared = MockShared(2, early=True)
     submitted: list[int] = []
     ear = Ear()
 
@@ -215,7 +184,7 @@ def test_engine_with_early_backend_submits_before_reporting_step() -> None:
 
 def test_engine_with_early_backend_lets_more_texts_than_fit_take_turns() -> None:
     begin = threading.Event()
-    shared = EarlyShared(4, fails=lambda _: not begin.wait(WAIT))
+    shared = MockShared(4, early=True, fails=lambda _: not begin.wait(WAIT))
     with run_engine(shared, drafter=None, exactness=ExactnessMode((1, 2), bit_identical=True)) as engine:
         ears = [ask(engine, [i, 2, 3], 30) for i in range(4)]
         begin.set()

@@ -3,7 +3,7 @@
 With the same seed, greedy, coupled and match emit exactly the tokens of plain decoding. This applies to every setting
 and every kind of end. It applies both to caches that are cut after a refusal and to passes that are evaluated again.
 With rejection, the text has the target's distribution; `support/distributions.py` has the probability of a false alarm.
-`acceptance/test_distributions.py` tests the distribution of plain decoding.
+`acceptance/test_rules.py` tests the distribution of plain decoding.
 """
 
 from __future__ import annotations

@@ -104,49 +104,6 @@ def test_chance_mixer_equals_its_definition(seed: int) -> None:
     assert list(o.token_weights()["bias"][:1]) == pytest.approx([defined.biases[FREE_ROOM]])
 
 
-def mixer(cells: int = 1) -> Any:
-    """Return a mixer whose sources are all absent and in which every fact of every cell has a separate weight."""
-    made = ChanceMixer(cells, (3, 2, 2, 2, 2))
-    for cell in range(cells):
-        set_inputs(made, cell, [ABSENT] * SOURCES, [0] * (EXPERTS + 1), [cell * BIASES + i for i in range(BIASES)])
-    return made
-
-
-def cost(chances: list[float], outcomes: list[bool]) -> float:
-    """Return the cost of the predictions in bits per outcome."""
-    return -sum(math.log2(p if y else 1 - p) for p, y in zip(chances, outcomes, strict=True)) / len(outcomes)
-
-
-def test_chance_mixer_is_calibrated_and_beats_each_source() -> None:
-    """Two sources predict each guess; its true odds are the product of the odds of its two states."""
-    rng, count = random.Random(3), 20_000
-    o = mixer()
-    first, second = [-2.0, -0.5, 0.7, 2.0], [-1.5, 0.0, 2.5]
-    chances, outcomes = [], []
-    by_source: list[list[int]] = [[], []]
-    for _ in range(2 * count):
-        a, b = rng.randrange(4), rng.randrange(3)
-        o.states[0], o.states[6] = 10 + a, 100 + b
-        o.views[0], o.views[1], o.views[4] = rng.randrange(3), rng.randrange(2), rng.randrange(2)
-        chances.append(o.estimate(0))
-        outcomes.append(rng.random() < 1 / (1 + math.exp(-first[a] - second[b])))
-        o.learn(0, outcomes[-1])
-        by_source[0].append(a)
-        by_source[1].append(b)
-    chances, outcomes = chances[count:], outcomes[count:]
-    errors = [0.0] * 10
-    for p, right in zip(chances, outcomes, strict=True):
-        errors[int(p * 10)] += p - right
-    assert sum(map(bool, errors)) > 7
-    assert sum(map(abs, errors)) / count < 0.02
-    for states in by_source:
-        # Alone, each source predicts the true rates of its states.
-        said = states[count:]
-        rates = {state: sum(y for s, y in zip(said, outcomes, strict=True) if s == state) for state in set(said)}
-        alone = [rates[state] / said.count(state) for state in sorted(rates)]
-        assert cost(chances, outcomes) < cost([alone[state] for state in said], outcomes) - 0.05
-
-
 # --------------------------------------------------------------------------- Correction
 
 

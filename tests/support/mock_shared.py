@@ -75,6 +75,7 @@ class MockShared:
         sequences: Number of sequences.
         split: Sequences have separate caches, so a batch contains the same number of tokens of each of its sequences.
         drafts_alone: See `SharedModel`.
+        early: Passes return before their logits are there.
         fails: Function called before each pass; the pass fails if it returns True.
         seconds: Duration of a batch of n tokens on `clock`.
         clock: Clock of all sequences; `None` means a new one.
@@ -87,6 +88,7 @@ class MockShared:
         *,
         split: bool = False,
         drafts_alone: bool = False,
+        early: bool = False,
         fails: Callable[[Sequence[Part]], bool] | None = None,
         seconds: Callable[[int], float] = lambda n: 1e-3 + 1e-5 * n,
         clock: Clock | None = None,
@@ -95,16 +97,16 @@ class MockShared:
         self.clock = clock = clock or Clock()
         self.sequences = [MockSequence(number, seconds=seconds, clock=clock, **settings) for number in range(sequences)]
         for sequence in self.sequences:
-            sequence.owner = self
+            sequence.owner, sequence.returns_early = self, early
         first = self.sequences[0]
         self.n_ctx, self.max_tokens, self.max_rows = first.n_ctx, first.n_batch, first.max_batch
-        self.drafts_alone = drafts_alone
+        self.drafts_alone, self.returns_early = drafts_alone, early
         self.passes: list[list[tuple[int, int]]] = []
         """For each pass, (number of the sequence, number of its tokens) of each of its sequences."""
         self._split, self._fails = split, fails
         self._seconds = seconds
 
-    returns_early = feeds_head = False
+    feeds_head = False
 
     def submit_together(self, parts: Sequence[Part]) -> None:
         self._fetched = self.evaluate_together(parts)

@@ -113,7 +113,7 @@ def rejection_ignores_draft_probabilities(decide: Any, self: Any, row: Any, gues
 
 
 @fault(
-    "acceptance/test_distributions.py::test_verifier_with_sampling_settings_follows_target_distribution",
+    "acceptance/test_rules.py::test_verifier_with_sampling_settings_follows_target_distribution",
     f"{RULES}:_draw",
 )
 def residual_is_not_normalized(_: Any, ids: Any, weights: Any, u: float) -> int:
