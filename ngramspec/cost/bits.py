@@ -186,11 +186,7 @@ def choose_from_one(report: ProbeReport) -> tuple[int, ...]:
 
 
 def choose_class(report: ProbeReport) -> tuple[int, ...]:
-    """Return the kernel class for exact mode: the largest of those that begin at `SMALLEST` or below.
-
-    Without a draft, every pass is padded to the smallest size of the class. Two tokens cost little more than one if
-    drafts pay.
-    """
+    """Return the kernel class for exact mode: the largest of those that begin at `SMALLEST` or below."""
     return max((c for c in report.classes if min(c) <= SMALLEST), key=lambda c: (len(c), -c[0]))
 
 
@@ -225,8 +221,8 @@ class Comparisons:
 class ExactnessSelector:
     """The stored comparisons of a model, and the choice that follows from them.
 
-    `model` is a `ngramspec.llama.setting_trials.SettingTrials`, without whose identity nothing is stored. If drafts may
-    change the last bits, rounding is measured on `text`; an empty one means that it is not.
+    `model` is a `ngramspec.llama.trial.SettingTrials`, without whose identity nothing is stored. If drafts may change
+    the last bits, rounding is measured on `text`, unless it is empty.
     """
 
     def __init__(self, model: Any, text: Sequence[int] = (), folder: Path | None = None) -> None:

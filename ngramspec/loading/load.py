@@ -61,7 +61,7 @@ class Display:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model."""
+    """A loaded model with its drafter and memory; a context manager that closes it."""
 
     target: Target  # the model
     drafter: Drafter | None  # drafter of its texts; `None` if nothing is drafted

@@ -396,7 +396,7 @@ class TextRules:
 
     Rules that vLLM also has are named like its fields. A whole number declared with `option` is an option of `complete`
     and `chat`, a setting of `/set`, a field of every HTTP API, and one of Ollama's `options`, without further code;
-    `complete --beams` rejects it. `ngramspec.decoding.sampler_stack` applies the rules to tokens.
+    `complete --beams` rejects it. `ngramspec.sampling.sampler` applies the rules to tokens.
     """
 
     # Minimum number of tokens before the text may end, by a token or a stop string. Limits have priority: `max_tokens`,
