@@ -78,10 +78,6 @@ class QuantCost:
         """Time of a typical request (see `REQUEST`)."""
         return REQUEST * self.prompt_seconds + ANSWER / self.draft_speed
 
-    @property
-    def precision(self) -> int:
-        return PRECISION.index(self.name)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "size_bytes": self.size_bytes,
@@ -132,20 +128,19 @@ class QuantTiming:
     def costs(self) -> list[QuantCost]:
         """Return the costs of the whole model, ordered by size; empty before the end of the first round."""
         costs = []
-        for name, (size_bytes, output) in self.models.files.items() if self.rounds else ():
-            seconds = {size: self._layers(name, size) + self._output(output, size) for size in SIZES}
-            # A prompt needs the logits of one token.
-            prompt = (self._layers(name, PROMPT) + self._output(output, 1)) / PROMPT
+        for name, (size_bytes, _) in self.models.files.items() if self.rounds else ():
+            seconds = {size: self._seconds(name, size, size) for size in SIZES}
+            prompt = self._seconds(name, PROMPT, 1) / PROMPT  # a prompt needs the logits of one token
             costs.append(QuantCost(name, size_bytes, seconds, prompt, typical_gain(make_fixed_curve(seconds))))
         return sorted(costs, key=lambda cost: cost.size_bytes)
 
-    def _layers(self, name: str, size: int) -> float:
-        return self.layers / self.models.layers * min(self.times[name, size])
-
-    def _output(self, output: str, size: int) -> float:
-        """Return the time of an output layer: that of its model without the one layer in front of it."""
-        layer = min(self.times[self.models.outputs[output], size]) / self.models.layers
-        return max(0.0, min(self.times[output, size]) - layer)
+    def _seconds(self, name: str, size: int, outputs: int) -> float:
+        """Return the time of a pass of the whole model over `size` tokens that computes the logits of `outputs`."""
+        output = self.models.files[name][1]
+        # The model with the output layer has one layer in front of it.
+        front = min(self.times[self.models.outputs[output], outputs]) / self.models.layers
+        layers = self.layers / self.models.layers * min(self.times[name, size])
+        return layers + max(0.0, min(self.times[output, outputs]) - front)
 
 
 def table_section(timing: QuantTiming, costs: Sequence[QuantCost]) -> Section:
@@ -180,8 +175,8 @@ def recommend(costs: Sequence[QuantCost]) -> str:
     if ratio >= FASTER:
         line += f", {ratio:.1f} times as fast as {slowest.name}"
     line += f" for a prompt of {REQUEST:,} tokens and an answer of {ANSWER}"
-    precise = [cost for cost in costs if cost.precision >= MORE_PRECISE]
-    if precise and best.precision < MORE_PRECISE:
+    precise = [cost for cost in costs if PRECISION.index(cost.name) >= MORE_PRECISE]
+    if precise and best not in precise:
         precise_best = _fastest(precise)
         ratio = best.request_seconds / precise_best.request_seconds
         line += f"; more precise: {precise_best.name}, {ratio:.2f} times as fast"
@@ -192,14 +187,11 @@ def _fastest(costs: Sequence[QuantCost]) -> QuantCost:
     """Return the most precise of the usual quantisations that are about as fast as the fastest one."""
     costs = [cost for cost in costs if cost.name in QUANTISATIONS] or costs
     limit = min(cost.request_seconds for cost in costs) / ALIKE
-    return max((cost for cost in costs if cost.request_seconds <= limit), key=lambda cost: cost.precision)
+    return max((cost for cost in costs if cost.request_seconds <= limit), key=lambda cost: PRECISION.index(cost.name))
 
 
 def advise(quantisation: str | None, steepness: float, costs: Sequence[QuantCost]) -> str | None:
-    """Return a note on a quantisation that is slow in batches on this machine; `None` if it is not slow.
-
-    `steepness` is the measured T(4) / T(1) of the model. Without `costs`, those of this shape were not measured.
-    """
+    """Return a note on a quantisation whose T(4) / T(1) is `steepness`, if it is slow here; `costs` may be unknown."""
     if not STEEP <= steepness < 4:  # four passes over one token would be faster, so the measurement was disturbed
         return None
     slow = f"note: a batch of 4 tokens costs {steepness:.1f} times one token here"

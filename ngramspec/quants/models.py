@@ -14,9 +14,9 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import psutil
@@ -33,7 +33,6 @@ PROMPT = 128  # number of tokens in a timed prompt
 
 MIN_LAYER_BYTES = 96 * 2**20  # minimum bytes of the loaded layers as Q4_0: more than most processors cache
 ROWS = 2  # rows of each quantised matrix; llama.cpp does not quantise a matrix with one row
-
 SPARE = 2**30  # bytes of RAM and disk that must stay free
 
 F32, Q4_0 = 0, 2  # ggml.h, enum ggml_type
@@ -41,12 +40,12 @@ F32, Q4_0 = 0, 2  # ggml.h, enum ggml_type
 Part = tuple[str, Sequence[int], int]
 """A model to load: its quantisation, the numbers of its layers in the whole model, and the size of its vocabulary."""
 
-Tensors = dict[str, tuple[int, tuple[int, ...], bytes]]
+Tensors = Mapping[str, tuple[int, tuple[int, ...], bytes]]
 """ggml type, shape (number of columns, then of rows) and the bytes of some rows, which are repeated, by name."""
 
 
-class SyntheticModels:
-    """Models with random weights; `close` frees them and deletes their files.
+class SyntheticModels(AbstractContextManager["SyntheticModels"]):
+    """Models with random weights; the context manager frees them and deletes their files.
 
     A negative `n_gpu_layers` means all, and `depth` is the number of tokens in the context before each pass.
     """
@@ -56,7 +55,7 @@ class SyntheticModels:
     ) -> None:
         self._shape, self._quantisations, self._settings = shape, quantisations, settings
         self._n_gpu_layers, self._depth = n_gpu_layers, depth
-        layer_bytes = sum(_bytes(Q4_0, *size) for size in shape.matrices.values())
+        layer_bytes = sum(_bytes(Q4_0, *size) for size in shape.matrices([0], vocab=0).values())
         # Number of loaded layers; at least two, because half of them have larger types in mixed quantisations.
         self.layers = min(shape.layers, max(2, -(-MIN_LAYER_BYTES // layer_bytes)))
         # Size in bytes of each quantisation, and its output layer, which others with the same type share.
@@ -71,11 +70,11 @@ class SyntheticModels:
         yield "quantising"
         shape, source = self._shape, self._path("source")
         rng = np.random.default_rng(0)
-        tensors: Tensors = {}
-        for name, (columns, _) in self._matrices(range(shape.layers), shape.vocab).items():
+        tensors = {}
+        for name, (columns, _) in shape.matrices(range(shape.layers), shape.vocab).items():
             values = rng.standard_normal((ROWS, columns), np.float32) * np.float32(0.02)
             tensors[name] = F32, (columns, ROWS), values.tobytes()
-        write_gguf(source, make_metadata(shape, shape.layers, shape.vocab), tensors)
+        write_model(source, shape, shape.layers, shape.vocab, tensors)
         for name in self._quantisations:
             self._quantise(source, name)
         parts: dict[str, Part] = {
@@ -83,7 +82,7 @@ class SyntheticModels:
         }
         for output, name in self.outputs.items():
             parts[output] = name, self._spread_layers(name)[:1], shape.vocab
-        self._check_room(sum(map(self._part_bytes, parts.values())))
+        self._check_room(parts.values())
         for number, (name, part) in enumerate(parts.items()):
             yield f"loading {name}"
             self._write_part(path := self._path(f"part{number}"), part)
@@ -96,26 +95,13 @@ class SyntheticModels:
         """Return the time of a pass of a quantisation or output layer; see `TrialContext.seconds`."""
         return self._open[name].trial.seconds(size)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for model in self._open.values():
             model.close()
-        self._open.clear()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _path(self, name: str) -> Path:
         return Path(self._folder.name) / f"{name}.gguf"
-
-    def _matrices(self, layers: Sequence[int], vocab: int) -> dict[str, tuple[int, int]]:
-        """Return (columns, rows) of the matrices of these layers, of the token embeddings and of the output layer."""
-        matrices = {f"blk.{i}.{name}.weight": size for i in layers for name, size in self._shape.matrices.items()}
-        tables = ["token_embd.weight"] if self._shape.tied else ["token_embd.weight", "output.weight"]
-        return dict.fromkeys(tables, (self._shape.embd, vocab)) | matrices
 
     def _quantise(self, source: Path, name: str) -> None:
         path, shape = self._path("quantised"), self._shape
@@ -124,7 +110,7 @@ class SyntheticModels:
         places, contents = read_header(path).places, path.read_bytes()
         rows = self._rows[name] = {}
         size = 4 * shape.embd * (2 * shape.layers + 1)  # of the norms
-        for tensor, (columns, count) in self._matrices(range(shape.layers), shape.vocab).items():
+        for tensor, (columns, count) in shape.matrices(range(shape.layers), shape.vocab).items():
             kind, start = places[tensor]
             rows[tensor] = kind, contents[start : start + _bytes(kind, columns, ROWS)]
             size += _bytes(kind, columns, count)
@@ -137,37 +123,35 @@ class SyntheticModels:
         rows, count = self._rows[name], self._shape.layers
 
         def mixture(layer: int) -> list[int]:
-            return [rows[f"blk.{layer}.{matrix}.weight"][0] for matrix in self._shape.matrices]
+            return [rows[matrix][0] for matrix in self._shape.matrices([layer], vocab=0)]
 
         layers = sorted(range(count), key=mixture)
         return [layers[(2 * i + 1) * count // (2 * self.layers)] for i in range(self.layers)]
 
-    def _part_bytes(self, part: Part) -> int:
-        name, layers, vocab = part
-        matrices = self._matrices(layers, vocab)
-        return sum(_bytes(self._rows[name][tensor][0], *size) for tensor, size in matrices.items())
-
-    def _check_room(self, n_bytes: int) -> None:
+    def _check_room(self, parts: Iterable[Part]) -> None:
+        needed = SPARE
+        for name, layers, vocab in parts:
+            matrices = self._shape.matrices(layers, vocab)
+            needed += sum(_bytes(self._rows[name][tensor][0], *size) for tensor, size in matrices.items())
         free = {"memory": psutil.virtual_memory().available, "disk space": shutil.disk_usage(self._folder.name).free}
         for what, amount in free.items():
-            if amount < n_bytes + SPARE:
+            if amount < needed:
                 raise ModelError(
-                    f"measuring this shape needs {(n_bytes + SPARE) / 2**30:.1f} GiB of {what}, but only"
+                    f"measuring this shape needs {needed / 2**30:.1f} GiB of {what}, but only"
                     f" {amount / 2**30:.1f} GiB are free; pass a smaller shape"
                 )
 
     def _write_part(self, path: Path, part: Part) -> None:
         quantisation, layers, vocab = part
-        matrices = self._matrices(range(len(layers)), vocab)
-        tensors: Tensors = {}
-        for name, original in zip(matrices, self._matrices(layers, vocab), strict=True):
+        matrices, originals = (self._shape.matrices(numbers, vocab) for numbers in (range(len(layers)), layers))
+        tensors: dict[str, tuple[int, tuple[int, ...], bytes]] = {}
+        for (name, size), original in zip(matrices.items(), originals, strict=True):
             kind, rows = self._rows[quantisation][original]
-            tensors[name] = kind, matrices[name], rows
+            tensors[name] = kind, size, rows
         norms = [f"blk.{i}.{name}" for i in range(len(layers)) for name in ("attn_norm", "ffn_norm")]
         ones = np.ones(self._shape.embd, np.float32).tobytes()
-        for name in (*norms, "output_norm"):
-            tensors[f"{name}.weight"] = F32, (self._shape.embd,), ones
-        write_gguf(path, make_metadata(self._shape, len(layers), vocab), tensors)
+        tensors |= {f"{name}.weight": (F32, (self._shape.embd,), ones) for name in (*norms, "output_norm")}
+        write_model(path, self._shape, len(layers), vocab, tensors)
 
 
 def _bytes(kind: int, columns: int, rows: int = 1) -> int:
@@ -175,8 +159,13 @@ def _bytes(kind: int, columns: int, rows: int = 1) -> int:
     return columns // weights * size * rows
 
 
-def make_metadata(shape: Shape, layers: int, vocab: int) -> Mapping[str, str | int | float]:
-    values = {
+def write_model(path: Path, shape: Shape, layers: int, vocab: int, tensors: Tensors) -> None:
+    """Write layers of a shape as a GGUF file, version 3 (see `ngramspec.models.gguf`). Raises OSError."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode("ascii")
+
+    numbers = {
         "block_count": layers,
         "context_length": 4096,
         "embedding_length": shape.embd,
@@ -184,32 +173,19 @@ def make_metadata(shape: Shape, layers: int, vocab: int) -> Mapping[str, str | i
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads,
         **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), shape.head_dim),
-        "attention.layer_norm_rms_epsilon": 1e-6,
         "vocab_size": vocab,
     }
-    named = {f"llama.{name}": value for name, value in values.items()}
-    return {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab", **named}
-
-
-def write_gguf(path: Path, metadata: Mapping[str, str | int | float], tensors: Tensors) -> None:
-    """Write a GGUF file, version 3 (see `ngramspec.models.gguf`); numbers become u32 or f32. Raises OSError."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode("ascii")
-
+    texts = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
+    metadata = [text(key) + struct.pack("<I", 8) + text(value) for key, value in texts.items()]
+    metadata += [text(f"llama.{name}") + struct.pack("<II", 4, number) for name, number in numbers.items()]
+    metadata.append(text("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-6))
     with path.open("wb") as file:
-        file.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
-        for key, value in metadata.items():
-            if isinstance(value, str):
-                content = struct.pack("<I", 8) + text(value)
-            else:
-                content = struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
-            file.write(text(key) + content)
+        file.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata))
         offset = 0
-        for name, (kind, shape, _) in tensors.items():
-            file.write(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset))
-            offset += -(-_bytes(kind, *shape) // 32) * 32
-        for kind, shape, rows in tensors.values():
+        for name, (kind, size, _) in tensors.items():
+            file.write(text(name) + struct.pack(f"<I{len(size)}QIQ", len(size), *size, kind, offset))
+            offset += -(-_bytes(kind, *size) // 32) * 32
+        for kind, size, rows in tensors.values():
             file.write(bytes(-file.tell() % 32))
-            np.resize(np.frombuffer(rows, np.uint8), _bytes(kind, *shape)).tofile(file)
+            np.resize(np.frombuffer(rows, np.uint8), _bytes(kind, *size)).tofile(file)
         file.write(bytes(-file.tell() % 32))

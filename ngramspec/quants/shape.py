@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -48,22 +48,17 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Number of weights in matrices."""
-        tables = self.vocab * self.embd * (1 if self.tied else 2)
-        return tables + self.layers * sum(rows * columns for columns, rows in self.matrices.values())
+        return sum(columns * rows for columns, rows in self.matrices(range(self.layers), self.vocab).values())
 
-    @property
-    def matrices(self) -> Mapping[str, tuple[int, int]]:
-        """Matrices of a layer by llama.cpp's names, each as (columns, rows)."""
+    def matrices(self, layers: Iterable[int], vocab: int) -> dict[str, tuple[int, int]]:
+        """Return (columns, rows) of the tables for a vocabulary and of the matrices of layers, by llama.cpp's names."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "attn_q": (self.embd, queries),
-            "attn_k": (self.embd, keys),
-            "attn_v": (self.embd, keys),
-            "attn_output": (queries, self.embd),
-            "ffn_gate": (self.embd, self.ff),
-            "ffn_up": (self.embd, self.ff),
-            "ffn_down": (self.ff, self.embd),
-        }
+        rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": self.ff, "ffn_up": self.ff}
+        sizes = {name: (self.embd, count) for name, count in rows.items()}
+        sizes |= {"attn_output": (queries, self.embd), "ffn_down": (self.ff, self.embd)}
+        tables = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
+        matrices = {f"blk.{i}.{name}.weight": size for i in layers for name, size in sizes.items()}
+        return dict.fromkeys(tables, (self.embd, vocab)) | matrices
 
 
 NAMES = [field.name for field in fields(Shape)]
@@ -78,10 +73,7 @@ def is_shape(text: str) -> bool:
 
 
 def parse_shape(text: str) -> Shape:
-    """Return the shape of a name in `SHAPES`, or of a list of dimensions; raise a ValueError if it is neither.
-
-    kv_heads, head_dim and tied are optional.
-    """
+    """Return the shape of a name in `SHAPES` or of a list of dimensions; raise a ValueError if it is neither."""
     values: dict[str, Any] = {}
     for item in SHAPES.get(text.lower(), text).split(","):
         name, _, value = item.partition("=")

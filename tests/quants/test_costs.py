@@ -117,8 +117,6 @@ def test_the_gain_from_drafts_follows_the_cost_of_a_batch() -> None:
     assert typical_gain(make_fixed_curve({1: 1.0, 16: 16.0})) == pytest.approx(1.0, abs=0.02), "no draft can gain"
 
 
-# --------------------------------------------------------------------------- conclusions
-
 SHARED: Mapping[str, tuple[int, float, float, float]] = {
     # MiB, tokens/s, T(4) / T(1) and prompt tokens/s of a model with 1.5 billion weights on two cores
     "Q4_0": (886, 38.8, 1.34, 227),

@@ -18,7 +18,7 @@ from ngramspec.model_settings import ModelSettings
 from ngramspec.models.gguf import read_header
 from ngramspec.quants import models as synthetic
 from ngramspec.quants.costs import PRECISION, costs_path
-from ngramspec.quants.models import F32, PROMPT, SyntheticModels, make_metadata, write_gguf
+from ngramspec.quants.models import F32, PROMPT, SyntheticModels, write_model
 from ngramspec.quants.shape import Shape
 
 SHAPES = {
@@ -39,17 +39,11 @@ def quantised(shape: Shape, name: str, folder: Path) -> Path:
     """Write a model whose matrices have all rows, and quantise it with llama.cpp."""
     source, path = folder / "source.gguf", folder / f"{name}.gguf"
     rng = np.random.default_rng(1)
-
-    def tensor(*size: int) -> tuple[int, tuple[int, ...], bytes]:
-        return F32, size, rng.standard_normal(size, np.float32).tobytes()
-
-    tensors = {"token_embd.weight": tensor(shape.embd, shape.vocab), "output_norm.weight": tensor(shape.embd)}
-    if not shape.tied:
-        tensors["output.weight"] = tensor(shape.embd, shape.vocab)
-    for i in range(shape.layers):
-        tensors |= {f"blk.{i}.{part}.weight": tensor(*size) for part, size in shape.matrices.items()}
-        tensors |= {f"blk.{i}.{norm}_norm.weight": tensor(shape.embd) for norm in ("attn", "ffn")}
-    write_gguf(source, make_metadata(shape, shape.layers, shape.vocab), tensors)
+    sizes = shape.matrices(range(shape.layers), shape.vocab)
+    norms = [f"blk.{i}.{norm}_norm" for i in range(shape.layers) for norm in ("attn", "ffn")]
+    sizes |= {f"{norm}.weight": (shape.embd,) for norm in (*norms, "output_norm")}
+    tensors = {name: (F32, size, rng.standard_normal(size, np.float32).tobytes()) for name, size in sizes.items()}
+    write_model(source, shape, shape.layers, shape.vocab, tensors)
     assert quantize(source, path, name)
     return path
 
