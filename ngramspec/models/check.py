@@ -10,7 +10,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 
 from ngramspec.data import ModelError, get_reason
@@ -19,6 +18,7 @@ from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 """Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
 
+_WRONG: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("wrong_files.toml").read_text("utf-8"))
 _EDGE = 1 << 16
 _A, _B = ".lora_a", ".lora_b"
 _MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
@@ -45,13 +45,13 @@ def read_edges(path: Path, size: int) -> bytes:
 
 
 def check_model_file(path: Path) -> GGUFHeader:
-    """Check that `path` is a complete GGUF file of a model that can generate text, split or not; return its header.
-
-    The message of the ModelError for any other file contains its name, what is wrong and what to do.
-    """
+    """Check that `path` is a complete GGUF file of a model that can generate text, split or not; return its header."""
     header = check_complete(path)
-    parts = header.metadata.get("split.count", 0)
-    _check_kind(path, header.metadata.get("general.type"), header.metadata.get("general.architecture"))
+    parts, architecture = header.metadata.get("split.count", 0), header.metadata.get("general.architecture")
+    name = architecture if isinstance(architecture, str) else ""
+    by_type = _WRONG["types"].get(str(header.metadata.get("general.type")))
+    if reason := by_type or _WRONG["architectures"].get("bert" if "bert" in name else name):
+        raise ModelError(f"{path} {reason.format(name)}")
     if isinstance(parts, int) and parts > 1:
         _check_parts(path, parts)
     elif header.tensors == 0:
@@ -78,68 +78,51 @@ def check_values(path: Path, header: GGUFHeader) -> None:
 
 
 def check_adapter_file(path: Path, model: Path) -> None:
-    """Check that `path` is a complete LoRA adapter that llama.cpp can apply to the model in the file `model`.
-
-    llama.cpp itself reports only some errors, and ends the process on the others.
-    """
+    """Check that `path` is a complete LoRA adapter for the model in the file `model`; llama.cpp may crash otherwise."""
     header = check_complete(path, "adapter")
     base = [check_complete(part) for part in parts_of(model)]
-    for key, expected_value in (
-        ("general.type", "adapter"),
-        ("adapter.type", "lora"),
-        ("general.architecture", base[0].metadata.get("general.architecture")),
-    ):
-        value = header.metadata.get(key)
-        if value != expected_value:
-            raise ModelError(
-                f"{path} is not a LoRA adapter for {model.name}: its {key} is {value!r}, not {expected_value!r}"
-            )
+    architecture = base[0].metadata.get("general.architecture")
+    required = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": architecture}
+    for key, wanted in required.items():
+        if (value := header.metadata.get(key)) != wanted:
+            raise ModelError(f"{path} is not a LoRA adapter for {model.name}: its {key} is {value!r}, not {wanted!r}")
     if not isinstance(header.metadata.get("adapter.lora.alpha"), float):
         raise ModelError(f"{path} is not a LoRA adapter: it has no adapter.lora.alpha")
-    if unknown := [kind for kind in header.types if kind not in _MULTIPLIABLE]:
+    if unknown := [kind for kind, _ in header.places.values() if kind not in _MULTIPLIABLE]:
         raise ModelError(f"{path} has tensors of a type that llama.cpp cannot multiply with ({unknown[0]})")
     weights = {name: shape for part in base for name, shape in part.shapes.items()}
-    pairs = {name[: -len(_A)] for name in header.shapes if name.endswith((_A, _B))}
-    if not pairs:
+    shapes, changed = header.shapes, sorted({name[: -len(_A)] for name in header.shapes if name.endswith((_A, _B))})
+    if not changed:
         raise ModelError(f"{path} is not a LoRA adapter: it changes no weights")
-    for name in sorted(pairs):
-        _check_pair(path, model, name, header.shapes, weights)
-
-
-def _check_pair(
-    path: Path, model: Path, name: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Check the two matrices by which an adapter changes one of the model's tensors."""
-    if name not in weights:
-        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which the model does not have")
-    if not (name + _A in shapes and name + _B in shapes):
-        raise ModelError(f"{path} is damaged: it contains only one of the two matrices for {name}; download it again")
-    weight, a, b = ((*shape, 1, 1, 1, 1)[:4] for shape in (weights[name], shapes[name + _A], shapes[name + _B]))
-    if name == "token_embd.weight":  # in this case A has a row for each token
-        fits = (a[1], b[1], a[0]) == (weight[1], weight[0], b[0])
-        if "output.weight" not in weights:
-            raise ModelError(
-                f"{path} changes {name}, which is also the output matrix of {model.name}; llama.cpp cannot apply it"
-            )
-    else:
-        fits = (a[0], b[1], a[1]) == (weight[0], weight[1], b[0])
-    if not (fits and a[2:] == b[2:] == weight[2:]):
-        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which has another shape in the model")
+    for name in changed:
+        if name not in weights:
+            raise ModelError(f"{path} is not for {model.name}: it changes {name}, which the model does not have")
+        if not (name + _A in shapes and name + _B in shapes):
+            what = f"it contains only one of the two matrices for {name}"
+            raise ModelError(f"{path} is damaged: {what}; download it again")
+        weight, a, b = ((*shape, 1, 1, 1, 1)[:4] for shape in (weights[name], shapes[name + _A], shapes[name + _B]))
+        if name == "token_embd.weight":  # in this case A has a row for each token
+            fits = (a[1], b[1], a[0]) == (weight[1], weight[0], b[0])
+            if "output.weight" not in weights:
+                what = f"which is also the output matrix of {model.name}"
+                raise ModelError(f"{path} changes {name}, {what}; llama.cpp cannot apply it")
+        else:
+            fits = (a[0], b[1], a[1]) == (weight[0], weight[1], b[0])
+        if not (fits and a[2:] == b[2:] == weight[2:]):
+            raise ModelError(f"{path} is not for {model.name}: it changes {name}, which has another shape in the model")
 
 
 def check_complete(path: Path, what: str = "model") -> GGUFHeader:
     """Return the header of a complete GGUF file, with or without weights; `what` is the noun for it in messages."""
     try:
         if path.is_dir():
-            names = sorted(file.name for file in path.glob("*.gguf"))
-            if not names:
-                raise ModelError(f"{path} is a folder without .gguf files; pass the path of a .gguf file")
-            raise ModelError(f"{path} is a folder; pass one of its files: {join_names(names, 3)}")
+            if names := sorted(file.name for file in path.glob("*.gguf")):
+                raise ModelError(f"{path} is a folder; pass one of its files: {join_names(names, 3)}")
+            raise ModelError(f"{path} is a folder without .gguf files; pass the path of a .gguf file")
+        if path.is_symlink() and not path.exists():
+            target = path.readlink()
+            raise ModelError(f"{path} is a link to {target}, which does not exist; download the {what} again")
         if not path.exists():
-            if path.is_symlink():
-                raise ModelError(
-                    f"{path} is a link to {path.readlink()}, which does not exist; download the {what} again"
-                )
             raise ModelError(f"no such {what} file: {path}{_suggestion(path)}")
         if not path.is_file():
             raise ModelError(f"{path} is not a regular file; pass a .gguf file")
@@ -153,43 +136,25 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: {get_reason(error)}") from error
-    if size < header.required_bytes:
-        raise ModelError(
-            f"{path} is truncated: it has {size:,} of at least {header.required_bytes:,} bytes; download it again"
-        )
+    if size < (needed := header.required_bytes):
+        raise ModelError(f"{path} is truncated: it has {size:,} of at least {needed:,} bytes; download it again")
     return header
 
 
 def _describe_content(start: bytes) -> str:
     """Describe a file that begins with `start`, as a phrase that follows "it"."""
-    for signature, meaning in _wrong_files()["signatures"].items():
+    for signature, meaning in _WRONG["signatures"].items():
         if start.startswith(bytes.fromhex(signature)):
             return meaning
     # A safetensors file begins with the u64 length of a JSON object, followed by that object.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "looks like a safetensors file; convert it to GGUF first"
-    if not start.strip(b"\0"):
-        return "begins with zeros (an incomplete download?); download it again"
     if start.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
         return "is a web page (a failed download?); download the file itself"
     text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the cut may split a character
     if all(character.isprintable() or character in "\t\r\n\f" for character in text):
         return "looks like a text file"
     return "is binary data of another kind"
-
-
-@cache
-def _wrong_files() -> Mapping[str, Mapping[str, str]]:
-    return tomllib.loads(Path(__file__).with_name("wrong_files.toml").read_text("utf-8"))
-
-
-def _check_kind(path: Path, kind: object, architecture: object) -> None:
-    """Reject GGUF files that cannot generate text."""
-    name = architecture if isinstance(architecture, str) else ""
-    tables = _wrong_files()
-    reason = tables["types"].get(str(kind)) or tables["architectures"].get("bert" if "bert" in name else name)
-    if reason is not None:
-        raise ModelError(f"{path} {reason.format(name)}")
 
 
 def is_companion(header: GGUFHeader) -> bool:

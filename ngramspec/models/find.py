@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.resources
 import importlib.util
 import json
 import os
@@ -23,10 +22,8 @@ MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 SMOLLM = "smollm2"  # name of the model that the extra `smollm` installs
 QUANTISATION = "Q4_0"  # quantisation of its copy, see `ngramspec.llama.requantize`
+DEMO = Path(__file__).resolve().parents[1] / "demo" / "demo.gguf"  # model inside this package
 PREFIXES = (PREFIX, OLLAMA, LM_STUDIO, f"{SMOLLM}:")  # prefixes of names that are not paths
-
-Convert = Callable[[Path], Path]
-"""Function that returns the file to load in place of the installed SmolLM2, such as a copy in another quantisation."""
 
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"  # type of the layer in a manifest that is a GGUF file
 
@@ -45,13 +42,12 @@ def resolve(
     name: str | None,
     env: Mapping[str, str] = os.environ,
     progress: Progress | None = None,
-    convert: Convert = lambda path: path,
+    convert: Callable[[Path], Path] = lambda path: path,
 ) -> ModelSource:
     """Find a model by its name, download it if necessary, and check it.
 
     README.md lists the names. `None` means the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2 if installed, and
-    otherwise the demo model. `env` are environment variables, `progress` is called during downloads, and `convert`
-    chooses the file of `smollm2`. The message of a ModelError is one line with what to do.
+    otherwise the demo model. `convert` returns the file to load in place of the installed SmolLM2, such as a copy.
     """
     if name is None:
         name = env.get(MODEL_VARIABLE)
@@ -104,7 +100,7 @@ def check_model(name: str, path: Path) -> GGUFHeader:
     return header
 
 
-def smollm(convert: Convert = lambda path: path) -> ModelSource | None:
+def smollm(convert: Callable[[Path], Path] = lambda path: path) -> ModelSource | None:
     """Return the model that the extra `smollm` installs; `None` if it is not installed."""
     path = _smollm_file()
     if path is None:
@@ -134,31 +130,22 @@ def _smollm_file() -> Path | None:
 
 def demo_model() -> ModelSource:
     """Return the model inside this package."""
-    path = _demo_file()
-    if not path.is_file():
+    if not DEMO.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
-    return ModelSource(path, path.name, fallback="the small demo model bundled with ngramspec")
-
-
-def _demo_file() -> Path:
-    return Path(str(importlib.resources.files("ngramspec") / "demo" / "demo.gguf"))
-
-
-# --------------------------------------------------------------------------- models on disk
+    return ModelSource(DEMO, DEMO.name, fallback="the small demo model bundled with ngramspec")
 
 
 def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
     """Yield names and files of SmolLM2, of the models in the hub's cache, Ollama and LM Studio, and of others that ran.
 
-    If SmolLM2 was converted, `smollm2` is the copy, and the installed file follows under the name of its quantisation.
-    Companion files of models, such as vision files, are left out, and so are all parts of a split model except the
-    first. A file is opened only if its name may be that of a companion.
+    Companion files, such as vision files, and all parts of a split model except the first are left out. If SmolLM2 was
+    converted, `smollm2` is the copy, and the installed file follows under the name of its quantisation.
     """
     own = _smollm_file()
     own_models = [(SMOLLM, own)] if own else []
     if own and (copy := converted_path(own)).is_file():
         own_models = [(SMOLLM, copy), (_packaged_name(own), own)]
-    listed = {_demo_file()}
+    listed = {DEMO}
     for name, path in chain(own_models, list_cached(env), list_ollama(env), list_lm_studio()):
         split = SPLIT_NAME.match(path.name)
         listed.add(path.resolve())
@@ -178,9 +165,6 @@ def remember_file(path: Path) -> None:
         write_cache(entry, name)
 
 
-# --------------------------------------------------------------------------- other programs' models
-
-
 def find_ollama(name: str, env: Mapping[str, str]) -> Path:
     """Return the file of a model that Ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`, or with a tag."""
     model_name = name.removeprefix(OLLAMA)
@@ -195,18 +179,19 @@ def find_ollama(name: str, env: Mapping[str, str]) -> Path:
 
 
 def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Yield all models that Ollama has pulled: the name, as `find_ollama` accepts it, and the file.
-
-    Ollama stores a manifest for each name, a JSON list of layers. The layer of the model is a file named by its digest.
-    """
+    """Yield all models that Ollama has pulled: the name, as `find_ollama` accepts it, and the file."""
+    # Ollama stores a manifest for each name, a JSON list of layers. The model's layer is a file named by its digest.
     for folder in _ollama_folders(env):
         for manifest in sorted((folder / "manifests").rglob("*")):
-            host, *path = manifest.relative_to(folder / "manifests").parts
-            blob = _blob(manifest, folder / "blobs") if len(path) > 1 and manifest.is_file() else None
-            if blob is not None:
-                *owner, model, tag = path
-                where = [] if host == "registry.ollama.ai" else [host]
-                yield f"{OLLAMA}{'/'.join([*where, *(o for o in owner if o != 'library'), model])}:{tag}", blob
+            try:
+                layers = json.loads(manifest.read_bytes())["layers"]
+                digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
+                host, *owner, model, tag = manifest.relative_to(folder / "manifests").parts
+            except (OSError, ValueError, KeyError, TypeError, StopIteration):
+                continue  # a folder, or a manifest that is broken or of something else
+            if (blob := folder / "blobs" / digest.replace(":", "-")).is_file():
+                where = [part for part in (host, *owner) if part not in ("registry.ollama.ai", "library")]
+                yield f"{OLLAMA}{'/'.join([*where, model])}:{tag}", blob
 
 
 def _ollama_folders(env: Mapping[str, str]) -> list[Path]:
@@ -216,27 +201,15 @@ def _ollama_folders(env: Mapping[str, str]) -> list[Path]:
     return [Path(os.path.expanduser("~/.ollama/models")), Path("/usr/share/ollama/.ollama/models")]
 
 
-def _blob(manifest: Path, blobs: Path) -> Path | None:
-    """Return the file of the layer that contains the model; `None` if there is no such file."""
-    try:
-        layers = json.loads(manifest.read_bytes())["layers"]
-        digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
-        return None
-    blob = blobs / digest.replace(":", "-")
-    return blob if blob.is_file() else None
-
-
 def find_lm_studio(name: str) -> Path:
     """Return the (first) GGUF file of a model that LM Studio has downloaded, chosen as for `hf:` names."""
     model, _, file_or_quant = name.removeprefix(LM_STUDIO).partition(":")
     models = _lm_studio_models()
     if model not in models:
-        has = difflib.get_close_matches(model, models, n=3) or sorted(models)[:12]
-        alternatives = (
-            f"it has {', '.join(has)}" if has else f"no models in {' or '.join(map(str, _lm_studio_folders()))}"
-        )
-        raise ModelError(f"{name}: LM Studio has no model with this name; {alternatives}")
+        close = difflib.get_close_matches(model, models, n=3) or sorted(models)[:12]
+        folders = " or ".join(map(str, _lm_studio_folders()))
+        has = f"it has {', '.join(close)}" if close else f"no models in {folders}"
+        raise ModelError(f"{name}: LM Studio has no model with this name; {has}")
     files = {path.name: path for path in models[model]}
     try:
         return files[choose(files, file_or_quant or None, files)[0]]

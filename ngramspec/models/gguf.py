@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -84,7 +83,6 @@ class GGUFHeader:
     metadata: Mapping[str, Scalar]  # values that are strings, numbers or booleans; no arrays (vocabulary, merges)
     vocabulary: bytes  # hash of the vocabulary (16 bytes): of the texts of all its tokens, each with its length
     required_bytes: int  # minimum bytes of the file for its header and every tensor whose type is in `BLOCKS`
-    types: Mapping[int, int]  # bytes of the file's tensors by ggml type, 0 if `BLOCKS` lacks the type
     shapes: Mapping[str, tuple[int, ...]]  # shapes of the tensors by name, in ggml's order: rows are the last dimension
     places: Mapping[str, tuple[int, int]]  # (ggml type, position of the first byte in the file) of the tensors by name
 
@@ -95,12 +93,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header of a non-empty file that begins with `MAGIC`.
-
-    Raises:
-        ModelError: The header is truncated or not well-formed, or its version or byte order is not supported.
-        OSError: The file cannot be read.
-    """
+    """Read the header of a non-empty file that begins with `MAGIC`; a ModelError means that it is not supported."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _parse(_Reader(path, data))
 
@@ -166,19 +159,19 @@ def _parse(reader: _Reader) -> GGUFHeader:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.corruption_error(f"alignment {alignment!r}")
-    end, types, shapes = 0, Counter[int](), dict[str, tuple[int, ...]]()
-    offsets: dict[str, tuple[int, int]] = {}
+    end, shapes, offsets = 0, dict[str, tuple[int, ...]](), dict[str, tuple[int, int]]()
     for _ in range(tensors):
-        name, shape, kind, offset, size = _tensor(reader)
-        types[kind] += size
-        shapes[name] = shape
-        offsets[name] = kind, offset
-        end = max(end, offset + size)
+        name, count = reader.string(), reader.number(_U32)
+        if count > _MAX_DIMENSIONS:
+            raise reader.corruption_error(f"tensor {name!r} has {count} dimensions")
+        shapes[name] = shape = tuple(reader.number() for _ in range(count))
+        offsets[name] = kind, offset = reader.number(_U32), reader.number()
+        end = max(end, offset + _size(shape, kind)) if kind in BLOCKS else end
     data_start = -(-reader.position // alignment) * alignment
     required_bytes = data_start + end if end else reader.position
     vocabulary = blake2b(tokens, digest_size=16).digest()
     places = {name: (kind, data_start + offset) for name, (kind, offset) in offsets.items()}
-    return GGUFHeader(tensors, metadata, vocabulary, required_bytes, dict(types), shapes, places)
+    return GGUFHeader(tensors, metadata, vocabulary, required_bytes, shapes, places)
 
 
 def _describe_version(version: int) -> str:
@@ -208,22 +201,6 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
     else:  # llama.cpp rejects arrays of arrays too
         raise reader.corruption_error(f"{key!r} is an array of type {item}")
     return None
-
-
-def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int, int]:
-    """Return the next tensor's name, shape, type, offset in the data and size in bytes.
-
-    Offset and size are 0 if the type is unknown.
-    """
-    name = reader.string()
-    count = reader.number(_U32)
-    if count > _MAX_DIMENSIONS:
-        raise reader.corruption_error(f"tensor {name!r} has {count} dimensions")
-    shape = tuple(reader.number() for _ in range(count))
-    kind, offset = reader.number(_U32), reader.number()
-    if kind not in BLOCKS:
-        return name, shape, kind, 0, 0
-    return name, shape, kind, offset, _size(shape, kind)
 
 
 def _size(shape: tuple[int, ...], kind: int) -> int:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +29,6 @@ Progress = Callable[[str, int, int | None], None]
 """Function for the progress of a download: (file name, bytes so far, bytes in all or None if unknown)."""
 
 _NAME = re.compile(PREFIX + r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<wanted>[^:\s][^:]*))?")
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that huggingface_hub accepts as true
 _REPO_PREFIX = "models--"  # prefix of a repository's folder in the cache
 
 _HINT = re.compile("mmproj|imatrix|mtp|eagle3|dflash|dspark")
@@ -48,47 +48,36 @@ _GATED = (
 
 
 def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -> tuple[Path, str]:
-    """Get the GGUF file of an `hf:` name, with all of its parts; return the (first) path and a short name for people.
-
-    Files already in the local cache are not downloaded again. Only the cache is used if the hub cannot be reached,
-    HF_HUB_OFFLINE is set, or the extra `hub` is not installed.
-    """
+    """Return the (first) path of the GGUF file of an `hf:` name, and a short name; download what the cache lacks."""
     match = _NAME.fullmatch(name)
     if match is None:
         repo = f"{PREFIX}owner/repo"
         raise ModelError(f"{name} is not a valid name; use {repo}, {repo}:{PREFERRED_QUANTS[0]} or {repo}:file.gguf")
-    repo, files_in_repo, cached_files = match["repo"], list[str](), dict[str, Path]()
+    repo = match["repo"]
+    folder = _folder_of(repo, env)
+    endpoint, names, offline = _list_files(name, repo, env)
+    cached_files = _gguf_files(folder / _repo_folder_name(repo)) if offline else {}
+    if offline and not cached_files:
+        raise ModelError(f"{name} is not in the local cache and cannot be downloaded: {offline}")
     try:
-        from huggingface_hub import constants
-    except ImportError:
-        endpoint, offline = "", 'the package huggingface_hub is not installed; pip install "ngramspec[hub]"'
-    else:
-        endpoint = (env.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        if env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-            offline = "--offline or HF_HUB_OFFLINE is set"
-        else:
-            files_in_repo, offline = _list_files(name, repo, endpoint)
-    if offline:
-        cached_files = _gguf_files(_folder_of(repo, env) / _repo_folder_name(repo))
-        if not cached_files:
-            raise ModelError(f"{name} is not in the local cache and cannot be downloaded: {offline}")
-        files_in_repo = list(cached_files)
-    try:
-        files = choose(files_in_repo, match["wanted"], cached_files)
+        files = choose(cached_files or names, match["wanted"], cached_files)
     except ModelError as error:
         hint = f" (only the local cache was searched: {offline})" if offline else ""
         raise ModelError(f"{name}: {error}{hint}") from None
-    if cached_files:
-        paths = [cached_files[file] for file in files]
-    else:
-        paths = [_download(name, repo, endpoint, file, _folder_of(repo, env), progress) for file in files]
+    download = partial(_download, name, repo, endpoint, folder, progress)
+    paths = [cached_files[file] if offline else download(file) for file in files]
     return paths[0], f"{repo}:{PurePosixPath(files[0]).name}"
 
 
-def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
-    """Return the paths of all files of a repository and ""; or no paths and why the hub cannot be reached."""
-    from huggingface_hub import HfApi, errors
-
+def _list_files(name: str, repo: str, env: Mapping[str, str]) -> tuple[str, list[str], str]:
+    """Return the hub's address, the paths of all files of a repository, and "" or why they cannot be listed."""
+    try:
+        from huggingface_hub import HfApi, constants, errors
+    except ImportError:
+        return "", [], 'the package huggingface_hub is not installed; pip install "ngramspec[hub]"'
+    endpoint = (env.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    if env.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):  # values that huggingface_hub accepts
+        return endpoint, [], "--offline or HF_HUB_OFFLINE is set"
     try:
         info = HfApi(endpoint=endpoint).model_info(repo, timeout=10.0)  # huggingface_hub's default for other requests
     except errors.HFValidationError as error:
@@ -102,11 +91,11 @@ def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
         ) from error
     except Exception as error:
         # The class of a failed connection depends on the HTTP client that this version of huggingface_hub uses.
-        return [], f"{endpoint} cannot be reached ({_line(error)})"
-    return [sibling.rfilename for sibling in info.siblings or ()], ""
+        return endpoint, [], f"{endpoint} cannot be reached ({_line(error)})"
+    return endpoint, [sibling.rfilename for sibling in info.siblings or ()], ""
 
 
-def _download(name: str, repo: str, endpoint: str, file: str, cache: Path, progress: Progress | None) -> Path:
+def _download(name: str, repo: str, endpoint: str, cache: Path, progress: Progress | None, file: str) -> Path:
     """Return the path of a file, which is downloaded unless the cache contains it and it is current."""
     from huggingface_hub import errors, hf_hub_download
 
@@ -154,9 +143,6 @@ def _bar_class(file: str, progress: Progress | None) -> type:
     return Bar
 
 
-# --------------------------------------------------------------------------- the cache
-
-
 def list_cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     """Yield all models in the cache: the name, as `fetch` accepts it, and the file."""
     for folder in _folders(env):
@@ -169,19 +155,12 @@ def list_cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 def _folders(env: Mapping[str, str]) -> list[Path]:
     """Return the folders of the cache: first that for llama.cpp only, then that which huggingface_hub uses too."""
-    folders = [Path(os.path.expanduser(folder))] if (folder := env.get("LLAMA_CACHE")) else []
-    for name, below in (
-        ("HF_HUB_CACHE", ""),
-        ("HUGGINGFACE_HUB_CACHE", ""),
-        ("HF_HOME", "hub"),
-        ("XDG_CACHE_HOME", "huggingface/hub"),
-    ):
-        if folder := env.get(name):
-            folders.append(Path(os.path.expanduser(folder)) / below)
-            break
-    else:
-        folders.append(Path(os.path.expanduser("~/.cache/huggingface/hub")))
-    return list(dict.fromkeys(folders))
+    shared, below = env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface/hub"
+    for name, folder_below in (("HF_HOME", "hub"), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HUB_CACHE", "")):
+        if env.get(name):  # the last one has priority
+            shared, below = env[name], folder_below
+    folders = [env["LLAMA_CACHE"]] if env.get("LLAMA_CACHE") else []
+    return list(dict.fromkeys(Path(os.path.expanduser(folder)) for folder in (*folders, f"{shared}/{below}")))
 
 
 def _folder_of(repo: str, env: Mapping[str, str]) -> Path:
@@ -195,10 +174,7 @@ def _repo_folder_name(repo: str) -> str:
 
 
 def _gguf_files(repo_folder: Path) -> dict[str, Path]:
-    """Return the .gguf files of a cached repository by their paths in the repository.
-
-    They belong to the main branch, or to another branch if the main one was not downloaded.
-    """
+    """Return the .gguf files of a cached repository's main branch, or of another one, by their paths in it."""
     refs = repo_folder / "refs"
     for ref in (refs / "main", *sorted(refs.glob("*"))):
         try:
@@ -211,17 +187,13 @@ def _gguf_files(repo_folder: Path) -> dict[str, Path]:
     return {}
 
 
-# --------------------------------------------------------------------------- choice of a repository's files
-
-
 def choose(
     paths: Iterable[str], file_or_quant: str | None, local: Mapping[str, Path] = MappingProxyType({})
 ) -> list[str]:
     """Choose the files of a model in a repository, in the order of its parts; `local` are those on this disk by path.
 
-    `file_or_quant` is a file name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M in
-    any case. `None` means one of `PREFERRED_QUANTS`, and otherwise any. If several models match, the first is chosen as
-    in llama.cpp.
+    `file_or_quant` is a file name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M.
+    `None` means one of `PREFERRED_QUANTS`, and otherwise any. Of several matches, the first is chosen, as in llama.cpp.
     """
     models: dict[str, list[str]] = {}  # paths of a model's files in order, by the path of the first
     for file in sorted(path for path in paths if is_model(path, local.get(path))):
@@ -259,10 +231,7 @@ def choose(
 
 
 def is_model(file: str, path: Path | None = None) -> bool:
-    """Return True if a file is a model, and not a companion file such as one for vision.
-
-    Its name decides. If that may be the name of a companion, the header decides if the file is at `path`.
-    """
+    """Return True if a file is a model and not a companion, by its name, or by its header if the name is unclear."""
     name = PurePosixPath(file).name.lower()
     if not name.endswith(".gguf") or not _HINT.search(name):
         return name.endswith(".gguf")
@@ -274,11 +243,8 @@ def is_model(file: str, path: Path | None = None) -> bool:
 
 
 def _filter_by_quant(models: Iterable[str], quant: str) -> list[str]:
-    """Return the models with `quant` as a word in their path; without any, those with a word that ends with it.
-
-    Q2_K_XL matches UD-Q2_K_XL, and Q4_K never matches Q4_K_M. F16 matches BF16, as in llama.cpp, but only if there is
-    no F16.
-    """
+    """Return the models with `quant` as a word in their path; without any, those with a word that ends with it."""
+    # Q2_K_XL matches UD-Q2_K_XL, Q4_K never Q4_K_M, and F16 matches BF16, as in llama.cpp, if there is no F16.
     names, end = list(models), rf"{re.escape(quant)}(?![A-Za-z0-9_])"
     words = (re.compile(pattern, re.IGNORECASE) for pattern in (rf"(?<![A-Za-z0-9]){end}", end))
     return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 import shutil
 import sys
@@ -139,7 +138,7 @@ def test_resolve_rejects_invalid_names(tmp_path: Path) -> None:
 
 
 def test_resolve_without_demo_model_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(importlib.resources, "files", lambda _package: tmp_path)
+    monkeypatch.setattr("ngramspec.models.find.DEMO", tmp_path / "none.gguf")
     with pytest.raises(ModelError, match="demo model is missing"):
         resolve(None, {})
 
@@ -158,9 +157,6 @@ def test_is_model_argument_accepts_model_names_and_gguf_content(tmp_path: Path) 
     assert not is_model_argument("long " * 2000)
 
 
-# --------------------------------------------------------------------------- models on disk
-
-
 HUB = "hub/models--owner--repo-GGUF"
 SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
 
@@ -172,9 +168,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     return tmp_path
-
-
-# --------------------------------------------------------------------------- ollama
 
 
 def pull(folder: Path, name: str, model: bytes) -> Path:
@@ -250,9 +243,6 @@ def test_resolve_rejects_ollama_specific_format(tmp_path: Path, folder: Path, en
         resolve("ollama:llama:4b", env)
 
 
-# --------------------------------------------------------------------------- LM Studio
-
-
 def link(folder: Path, *files: str) -> None:
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -307,9 +297,6 @@ def test_find_lm_studio_rejects_unknown_name(home: Path) -> None:
         find_lm_studio("lmstudio:me/toy")
     with pytest.raises(ModelError, match="lmstudio:me/toy-GGUF:Q2_K: there is no Q2_K"):
         find_lm_studio("lmstudio:me/toy-GGUF:Q2_K")
-
-
-# --------------------------------------------------------------------------- all of them
 
 
 @pytest.fixture

@@ -162,9 +162,6 @@ def test_fetch_of_cached_file_works_without_huggingface_hub(
     assert 'pip install "ngramspec[hub]"' in complaint(f"hf:{REPO}", {"HF_HOME": "/nowhere"})
 
 
-# --------------------------------------------------------------------------- choice of files
-
-
 REPOSITORY = [
     "README.md",
     "config.json",
