@@ -52,28 +52,26 @@ _Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
 def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
     """Return the files below `path` that may contain text, and the skipped files and folders with the reason.
 
-    `path` itself is included even if it is ignored or may be secret; an OSError means that it cannot be read. Links
-    and the folders of version control are not followed. Empty files are left out without a reason.
+    `path` itself is included even if it is ignored or may be secret. Links and the folders of version control are not
+    followed, and empty files are left out without a reason.
     """
     files: dict[Path, Times] = {}
     reasons: dict[Path, str] = {}
-    if path.is_dir():
-        os.scandir(path).close()
-        _walk(path, _rules_above(path), files, reasons)
-    else:
-        _add_file(path, path.stat(), files, reasons)
-    return files, reasons
 
+    def add(file: Path, stat: os.stat_result) -> None:
+        if not os.path.isfile(file):
+            reasons[file] = SPECIAL
+        elif stat.st_size > MAX_BYTES:
+            reasons[file] = HUGE
+        elif stat.st_size:
+            files[file] = stat.st_size, stat.st_mtime_ns
 
-def read_text(path: Path) -> str | None:
-    """Return the text of a file; `None` if it is binary (contains a zero byte). It may raise a UnicodeError."""
-    raw = path.read_bytes()
-    return None if b"\0" in raw and not is_utf16(raw) else utf8(raw)
-
-
-def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], reasons: dict[Path, str]) -> None:
+    if not path.is_dir():
+        add(path, path.stat())
+        return files, reasons
+    os.scandir(path).close()
     # An explicit stack is used, because trees may be deeper than Python's stack.
-    stack = [(folder, rules)]
+    stack = [(path, _rules_above(path))]
     while stack:
         folder, rules = stack.pop()
         rules = (*rules, *_read_rules(folder, folder / ".gitignore"))
@@ -85,30 +83,27 @@ def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], reasons: dict[P
             continue
         inner = []
         for entry in sorted_entries:
-            path = Path(entry.path)
+            child = folder / entry.name
             try:
-                folder_too = entry.is_dir(follow_symlinks=False)
-                if folder_too and path.name in VERSION_CONTROL:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if is_folder and entry.name in VERSION_CONTROL:
                     continue
-                reason = LINK if entry.is_symlink() else _reason(path, rules, folder=folder_too)
-                if reason:
-                    reasons[path] = reason
-                elif folder_too:
-                    inner.append((path, rules))
+                if reason := LINK if entry.is_symlink() else _reason(child, rules, folder=is_folder):
+                    reasons[child] = reason
+                elif is_folder:
+                    inner.append((child, rules))
                 else:
-                    _add_file(path, entry.stat(follow_symlinks=False), files, reasons)
+                    add(child, entry.stat(follow_symlinks=False))
             except OSError:
-                reasons[path] = UNREADABLE
+                reasons[child] = UNREADABLE
         stack += reversed(inner)
+    return files, reasons
 
 
-def _add_file(path: Path, stat: os.stat_result, files: dict[Path, Times], reasons: dict[Path, str]) -> None:
-    if not os.path.isfile(path):
-        reasons[path] = SPECIAL
-    elif stat.st_size > MAX_BYTES:
-        reasons[path] = HUGE
-    elif stat.st_size:
-        files[path] = stat.st_size, stat.st_mtime_ns
+def read_text(path: Path) -> str | None:
+    """Return the text of a file; `None` if it is binary (contains a zero byte). It may raise a UnicodeError."""
+    raw = path.read_bytes()
+    return None if b"\0" in raw and not is_utf16(raw) else utf8(raw)
 
 
 def _rules_above(folder: Path) -> _Rules:
@@ -150,9 +145,6 @@ def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: 
     return SECRET if _SECRETS.match_file("/".join(path.parts[-2:]) + "/" * folder) else None
 
 
-# --------------------------------------------------------------------------- adding and removing
-
-
 @dataclass(frozen=True, slots=True)
 class AddResult:
     """Result of adding files."""
@@ -176,79 +168,71 @@ def add_files(
     """Add files and folders to a memory; `progress` is called with the bytes done and the bytes in all.
 
     Files with the same size and time of modification are not read again. Files that are no longer in the folder, or no
-    longer text, are dropped. Nothing is written until everything has been read. A MemoryFileError means that a path
-    does not exist or contains no text, or the store cannot be used or written.
+    longer text, are dropped. Nothing is written until everything has been read.
     """
-    stored_times = {d.name: (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
+    stored_times = {Path(d.name): (d.size, d.mtime) for d in store.documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
-    all_times: dict[str, Times] = {}
-    left_out: dict[str, str] = {}
+    times: dict[Path, Times] = {}
+    reasons: dict[Path, str] = {}
     for root in roots:
         try:
-            files, passed_over = find_files(root)
+            files, skipped = find_files(root)
         except FileNotFoundError:
             raise MemoryFileError(f"{root}: no such file or folder") from None
         except OSError as error:
             raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
-        all_times.update((str(path), times) for path, times in files.items())
-        left_out.update((str(path), why) for path, why in passed_over.items())
+        times |= files
+        reasons |= skipped
     # One root may be a file that is skipped in another root.
-    reasons_by_name = {name: why for name, why in left_out.items() if name not in all_times}
-    fresh = {name: times for name, times in all_times.items() if stored_times.get(name) != times}
-    texts: dict[str, Document] = {}
-    for name, text in _tokenize_files(fresh, tokenizer, threads, progress):
-        if isinstance(text, str):
-            reasons_by_name[name] = text
+    reasons = {path: reason for path, reason in reasons.items() if path not in times}
+    fresh = {path: file_times for path, file_times in times.items() if stored_times.get(path) != file_times}
+    documents: dict[Path, Document] = {}
+    for path, result in _tokenize_files(fresh, tokenizer, threads, progress):
+        if isinstance(result, str):
+            reasons[path] = result
         else:
-            texts[name] = text
+            documents[path] = result
     for root in roots:
-        if not any(_below(name, root) for name in all_times.keys() - reasons_by_name.keys()):
-            reasons = Counter(why for name, why in reasons_by_name.items() if _below(name, root))
-            raise MemoryFileError(f"{root}: no text files to add{list_skipped(reasons)}")
-    removals = {name for name in stored_times if _is_gone(name, all_times, reasons_by_name, roots)}
-    if texts or removals:
+        if not any(path.is_relative_to(root) for path in times.keys() - reasons.keys()):
+            counts = Counter(reason for path, reason in reasons.items() if path.is_relative_to(root))
+            raise MemoryFileError(f"{root}: no text files to add{list_skipped(counts)}")
+    removals = {path for path in stored_times if _is_gone(path, times, reasons, roots)}
+    if documents or removals:
         # The newest files come last, because chains begin there.
-        store.update(lambda before: [*_without(before, {*texts, *removals}), *texts.values()])
-    n_changed = sum(name in stored_times for name in texts)
+        store.update(lambda before: [*_without(before, {*documents, *removals}), *documents.values()])
+    n_changed = sum(path in stored_times for path in documents)
     return AddResult(
-        new=len(texts) - n_changed,
+        new=len(documents) - n_changed,
         changed=n_changed,
-        unchanged=len(all_times) - len(fresh),
+        unchanged=len(times) - len(fresh),
         removed=len(removals),
-        tokens=total(texts.values()),
-        skipped=Counter(reasons_by_name.values()),
+        tokens=total(documents.values()),
+        skipped=Counter(reasons.values()),
     )
 
 
 def remove_files(store: Store, path: Path) -> int:
     """Drop the file `path`, or all files below it, from a memory, even if they no longer exist; return their number."""
-    root = Path(os.path.abspath(path))
-    names = {d.name for d in store.documents() if d.kind == "file"}
-    removals = {name for name in names if _below(name, root) or _below(name, path.resolve())}
+    roots = Path(os.path.abspath(path)), path.resolve()
+    stored_paths = [Path(d.name) for d in store.documents() if d.kind == "file"]
+    removals = {stored for stored in stored_paths if any(map(stored.is_relative_to, roots))}
     if removals:
         store.update(lambda before: _without(before, removals))
     return len(removals)
 
 
-def _below(name: str, root: Path) -> bool:
-    return Path(name).is_relative_to(root)
+def _without(documents: Sequence[Document], files: set[Path]) -> list[Document]:
+    return [document for document in documents if document.kind != "file" or Path(document.name) not in files]
 
 
-def _without(documents: Sequence[Document], files: set[str]) -> list[Document]:
-    return [document for document in documents if document.kind != "file" or document.name not in files]
-
-
-def _is_gone(name: str, times: Mapping[str, Times], reasons: Mapping[str, str], roots: Sequence[Path]) -> bool:
-    """Return True if a stored file below the roots is no longer text, is not allowed in a memory, or does not exist.
-
-    A stored file that .gitignore names was added by its own name, so it stays.
-    """
-    if name in reasons:
-        return reasons[name] not in (UNREADABLE, IN_GITIGNORE)
-    if name in times or not any(_below(name, root) for root in roots):
+def _is_gone(path: Path, times: Mapping[Path, Times], reasons: Mapping[Path, str], roots: Sequence[Path]) -> bool:
+    """Return True if a stored file below the roots is no longer text, is not allowed in a memory, or does not exist."""
+    # A stored file that .gitignore names was added by its own name, so it stays.
+    if path in reasons:
+        return reasons[path] not in (UNREADABLE, IN_GITIGNORE)
+    if path in times or not any(map(path.is_relative_to, roots)):
         return False
-    unreadable = any(reasons.get(str(folder)) == UNREADABLE for folder in Path(name).parents)
-    return not unreadable and not os.path.isfile(name)
+    return not any(reasons.get(folder) == UNREADABLE for folder in path.parents) and not os.path.isfile(path)
 
 
 def list_skipped(counts: Mapping[str, int]) -> str:
@@ -257,17 +241,17 @@ def list_skipped(counts: Mapping[str, int]) -> str:
 
 
 def _tokenize_files(
-    files: Mapping[str, Times], tokenizer: Tokenizer, threads: int, progress: Progress | None
-) -> Iterator[tuple[str, Document | str]]:
-    """Yield the name of each file with its document, or with the reason why it was skipped."""
+    files: Mapping[Path, Times], tokenizer: Tokenizer, threads: int, progress: Progress | None
+) -> Iterator[tuple[Path, Document | str]]:
+    """Yield each file with its document, or with the reason why it was skipped."""
     stop = Event()
     n_bytes, done = sum(size for size, _ in files.values()), 0
     pool = ThreadPoolExecutor(threads)
     try:
-        results = pool.map(lambda name: _tokenize(name, files[name], tokenizer, stop), files)
-        for name, result in zip(files, results, strict=True):
-            yield name, result
-            done += files[name][0]
+        results = pool.map(lambda path: _tokenize(path, files[path], tokenizer, stop), files)
+        for path, result in zip(files, results, strict=True):
+            yield path, result
+            done += files[path][0]
             if progress is not None:
                 progress(done, n_bytes)
     finally:
@@ -275,9 +259,9 @@ def _tokenize_files(
         pool.shutdown(cancel_futures=True)
 
 
-def _tokenize(name: str, times: Times, tokenizer: Tokenizer, stop: Event) -> Document | str:
+def _tokenize(path: Path, times: Times, tokenizer: Tokenizer, stop: Event) -> Document | str:
     try:
-        text = read_text(Path(name))
+        text = read_text(path)
     except OSError:
         return UNREADABLE
     except UnicodeError:
@@ -289,7 +273,7 @@ def _tokenize(name: str, times: Times, tokenizer: Tokenizer, stop: Event) -> Doc
         if stop.is_set():
             break
         tokens.extend(tokenizer.tokenize(piece, add_bos=False))
-    return Document("file", name, np.frombuffer(tokens, np.int32) if tokens else np.zeros(0, np.int32), *times)
+    return Document("file", str(path), np.array(tokens, np.int32), *times)
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -20,10 +20,7 @@ from ngramspec.storage import config_folder, data_folder, utf8, write_whole
 
 
 class Memory(TextIndexSet):
-    """Texts of earlier sessions, of the user's files, and of this process.
-
-    `indexes` contains those of the store, of the answers that were saved later, and of the texts of this process.
-    """
+    """Texts of earlier sessions, of the user's files, and of this process, whose indexes come last in `indexes`."""
 
     def __init__(
         self, contents: Contents = NOTHING, *, store: Store | None = None, saves_answers: bool = False
@@ -67,8 +64,6 @@ def _indexes(contents: Contents) -> list[TokenIndex]:
     return [index for index in (contents.index, latest) if index is not None and index.size]
 
 
-# --------------------------------------------------------------------------- names
-
 DEFAULT = "default"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -91,9 +86,6 @@ def memory_names() -> list[str]:
     except OSError:
         return []
     return [path.name for path in paths if _NAME.fullmatch(path.name) and Store.all_in(path)]
-
-
-# --------------------------------------------------------------------------- settings
 
 
 def settings_path() -> Path:
@@ -147,10 +139,8 @@ def open_memory(
 ) -> Memory:
     """Return a memory for the tokenizer of a model file: the named one, or the default memory, which need not exist.
 
-    With `keep`, it saves answers for later sessions, if the user has enabled that.
-
-    Raises:
-        NGramSpecError: `name` is given, and the memory contains nothing for this tokenizer.
+    With `keep`, it saves answers for later sessions, if the user has enabled that. An NGramSpecError means that the
+    named memory contains nothing for this tokenizer.
     """
     keep = keep and saves_answers()
     folder = memory_folder(name or DEFAULT)

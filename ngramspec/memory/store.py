@@ -162,10 +162,8 @@ class Store:
                 raise MemoryFileError(f"cannot delete {path}: {error.strerror or error}") from error
 
     def _find_incomplete_files(self) -> list[Path]:
-        """Return incomplete index files of processes that died, because they contain the user's text.
-
-        A file that another process is writing may be among them; it is built again.
-        """
+        """Return incomplete index files of processes that died, because they contain the user's text."""
+        # A file that another process is writing may be among them; it is built again.
         return list(self.path.parent.glob(f"{_prefix(self._index_path)}*.tmp"))
 
     @contextmanager

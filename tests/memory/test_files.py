@@ -137,9 +137,6 @@ def test_read_text_returns_text_or_none_for_binary_content(tmp_path: Path) -> No
             read_text(tmp_path / "file")
 
 
-# --------------------------------------------------------------------------- adding
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "memory")
@@ -242,9 +239,6 @@ def test_add_files_splits_long_texts_into_pieces(store: Store, tmp_path: Path, m
         assert all(len(p) <= 10 and (p.endswith("\n") or p[-1] == "x" or "\n" not in p) for p in pieces)
 
 
-# ---------------------------------------------------------------------- what cannot be added
-
-
 def test_add_files_rejects_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     (tmp_path / "numbers").mkdir()
@@ -267,9 +261,6 @@ def test_add_files_skips_file_deleted_during_indexing(store: Store, folder: Path
     added = add_files(store, deleting, [folder])
     assert added.skipped == {"binary": 1, "unreadable": 1}
     assert texts(store) == {"a.txt": "first"}
-
-
-# ---------------------------------------------------------------------- removing
 
 
 def test_remove_files_removes_only_files_under_path(store: Store, folder: Path, tmp_path: Path) -> None:

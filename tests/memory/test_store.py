@@ -40,9 +40,6 @@ def index_of(store: Store) -> Path:
     return store.path.with_suffix(".index")
 
 
-# ---------------------------------------------------------------------- what is kept
-
-
 def test_store_update_and_append_round_trip_documents(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.update(lambda _: [])
@@ -153,9 +150,6 @@ def test_store_files_are_readable_only_by_user(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0
 
 
-# ---------------------------------------------------------------------- damage
-
-
 def refused(store: Store, *words: str) -> None:
     """Check that the store is rejected with an error that names the file, and that no attempt to write changes it."""
     before = store.path.read_bytes()
@@ -229,9 +223,6 @@ def test_store_in_unwritable_folder_raises_and_memory_keeps_answer(tmp_path: Pat
     assert memory.indexes[-1].size == 4
 
 
-# ---------------------------------------------------------------------- many processes
-
-
 @POSIX
 def test_store_with_two_writers_and_a_reader_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LONG_JOURNAL", 60)
@@ -287,9 +278,6 @@ def test_store_append_waiting_for_writer_ends_on_ctrl_c(tmp_path: Path) -> None:
             store.append([1])
         timer.join()
     assert time.monotonic() - began < store_module.PATIENCE / 2
-
-
-# ---------------------------------------------------------------------- sudden ends
 
 
 @POSIX
@@ -362,9 +350,6 @@ def test_store_write_without_disk_space_keeps_contents(tmp_path: Path, what: str
     assert store.path.read_bytes() == before
 
 
-# ---------------------------------------------------------------------- Memory
-
-
 def test_memory_keep_saves_answers_only_if_enabled(tmp_path: Path) -> None:
     store = make_filled_store(tmp_path / "filled")
     memory = Memory(store.read())
@@ -385,9 +370,6 @@ def test_memory_keep_saves_answers_only_if_enabled(tmp_path: Path) -> None:
     memory.add_text([7])
     assert len(answers(store)) == 1
     assert held(Memory(store.read())) == [[4, 5, 6, -1], []]
-
-
-# ---------------------------------------------------------------------- a store that others rewrite
 
 
 def test_memory_refresh_loads_updates_of_other_processes(tmp_path: Path) -> None:
@@ -438,9 +420,6 @@ def test_memory_refresh_with_damaged_file_keeps_old_contents(tmp_path: Path) -> 
     store.update(lambda _: [make_document("a", [5, 5])])
     memory.refresh()
     assert held(memory)[0] == [5, 5, -1]
-
-
-# ---------------------------------------------------------------------- the settings file
 
 
 @pytest.mark.parametrize("text", ['# mine\n  "save_answers"=false # so far\n', "# save_answers = true\n", "\n\n"])
