@@ -64,7 +64,7 @@ def verify(
         )
     except ValueError as error:
         usage_error(f"-n/--predict: {error}")
-    if strict and selfcheck.exact_sizes is None and target.sequences[0].can_rollback:
+    if strict and selfcheck.kernels.exact_sizes is None and target.sequences[0].can_rollback:
         note("comparing the logits of batch sizes; this happens once per model and machine")
     conditions = Conditions(target, files.label, load.exact)
     note(f"checking for up to {time_limit:g} seconds")
@@ -72,7 +72,7 @@ def verify(
     checks = list_checks(selfcheck)
     own = {"--prompts": prompts, "-n": predict, "--time-limit": time_limit, "-s": seed}
     command = command_line("verify", [model], own, replace(load, no_memory=False))
-    mode = exact_mode(selfcheck.exact_sizes) if strict else "default mode"
+    mode = exact_mode(selfcheck.kernels.exact_sizes) if strict else "default mode"
     limits = f"up to {predict} tokens per text, seed {seed}"
     setup = [*conditions.lines, f"{mode}; drafter {selfcheck.drafter}, drafts always verified; {limits}"]
     report = verify_report(command, setup, selfcheck, checks, skipped_prompts)
@@ -87,10 +87,10 @@ def verify(
             "seconds": time_limit,
             "seed": seed,
             "exact": strict,
-            "exact_sizes": selfcheck.exact_sizes,
+            "exact_sizes": selfcheck.kernels.exact_sizes,
             **load_settings(target),
         },
-        "probe": encode(selfcheck.probe_report),
+        "probe": encode(selfcheck.kernels.probe),
         "checks": [asdict(check) for check in checks],
         "texts": [_finite(asdict(pair)) for pair in selfcheck.pairs],
         "rollbacks": [_finite(asdict(test)) for test in selfcheck.rollbacks],

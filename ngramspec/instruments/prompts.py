@@ -104,11 +104,10 @@ def _validate(kind: Any, data: object, where: str) -> Any:
 
 
 def load_prompts(path: Path | None) -> list[Prompt]:
-    """Return all prompts of a file or folder, sorted by file name, and within a file in the given order.
+    """Return all prompts of a file or folder, in the order of names and of the file; `None` means the packaged ones.
 
-    `None` means the packaged prompts. In a folder, hidden files, subfolders, empty files, files that are not UTF-8
-    text, and files named README or LICENCE/LICENSE are skipped. An NGramSpecError means that there is no such file, or
-    that it cannot be read, is malformed, or contains no prompts.
+    In a folder, hidden files, subfolders, empty files, files that are not UTF-8 text, and files named README or
+    LICENCE/LICENSE are skipped.
     """
     if path is None:
         try:
@@ -119,7 +118,7 @@ def load_prompts(path: Path | None) -> list[Prompt]:
     elif path.is_dir():
         prompts = _load_folder(path)
     elif path.is_file():
-        prompts = _load_file(path, path.stem)
+        prompts = [*_load_file(path, path.stem)]
     else:
         raise NGramSpecError(f"no such file or folder of prompts: {path}")
     where = path or PACKAGE
@@ -150,23 +149,32 @@ def _load_folder(folder: Path) -> list[Prompt]:
     return prompts
 
 
-def _load_file(file: Path | Traversable, category: str) -> list[Prompt]:
-    """Return the prompts of one file; `category` is used for a raw text."""
+def _load_file(file: Path | Traversable, category: str) -> Iterator[Prompt]:
+    """Yield the prompts of one file; `category` is used for a raw text."""
+    name = file.name
     try:
         text = _read(file)
     except UnicodeError as error:
-        raise NGramSpecError(f"{file.name} is {error}") from error
-    if file.name.endswith(".jsonl"):
-        return list(_parse_jsonl(text, file.name))
-    if file.name.endswith(".toml"):
+        raise NGramSpecError(f"{name} is {error}") from error
+    if name.endswith(".jsonl"):
+        # splitlines() would also split at U+2028 and other characters that JSON strings may contain.
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise NGramSpecError(f"{name}, line {number} is not valid JSON: {error}") from error
+            yield _validate(Prompt, entry, f"{name}, line {number}")
+    elif name.endswith(".toml"):
         try:
-            data = tomllib.loads(text)
+            content = _validate(_File, tomllib.loads(text), name)
         except tomllib.TOMLDecodeError as error:
-            raise NGramSpecError(f"{file.name} is not valid TOML: {error}") from error
-        content = _validate(_File, data, file.name)
-        prompts = [{"category": content.category} | entry for entry in content.prompts]
-        return [_validate(Prompt, entry, f"{file.name}, prompt {n}") for n, entry in enumerate(prompts, 1)]
-    return [_validate(Prompt, {"id": file.name, "category": category, "text": text}, file.name)]
+            raise NGramSpecError(f"{name} is not valid TOML: {error}") from error
+        for number, entry in enumerate(content.prompts, 1):
+            yield _validate(Prompt, {"category": content.category} | entry, f"{name}, prompt {number}")
+    else:
+        yield _validate(Prompt, {"id": name, "category": category, "text": text}, name)
 
 
 def _read(file: Path | Traversable) -> str:
@@ -178,19 +186,6 @@ def _read(file: Path | Traversable) -> str:
     if "\0" in text:
         raise UnicodeError("not text (it holds NUL bytes)")
     return text
-
-
-def _parse_jsonl(text: str, where: str) -> Iterator[Prompt]:
-    # splitlines() would also split at U+2028 and other characters that JSON strings may contain.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{where}, line {number}"
-        try:
-            data = json.loads(line)
-        except ValueError as error:
-            raise NGramSpecError(f"{place} is not valid JSON: {error}") from error
-        yield _validate(Prompt, data, place)
 
 
 class Case(NamedTuple):
@@ -208,11 +203,7 @@ SkippedPrompt = dict[str, str]
 def prepare(
     tokenizer: Vocabulary, prompts: Iterable[Prompt], max_tokens: int, n_ctx: int | None
 ) -> tuple[list[Case], list[SkippedPrompt]]:
-    """Tokenize prompts, and skip those that the chat template rejects or that are too long for the context.
-
-    `max_tokens` are generated after each prompt, and `None` as `n_ctx` means no limit. An NGramSpecError means that all
-    prompts were skipped.
-    """
+    """Return the prompts as tokens, and those that the template rejects or that are too long for a context."""
     cases: list[Case] = []
     skipped_prompts: list[SkippedPrompt] = []
     for prompt in prompts:

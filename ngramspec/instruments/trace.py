@@ -90,10 +90,7 @@ BrokenLine = tuple[int, str, bool]
 
 
 class TraceWriter:
-    """Writer of a trace, which truncates the file first. Each pass is flushed to the operating system by `add`.
-
-    An NGramSpecError means that the file cannot be opened or written.
-    """
+    """Writer of a trace, which truncates the file first. Each pass is flushed to the operating system by `add`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path

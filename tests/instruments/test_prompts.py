@@ -174,9 +174,6 @@ def test_load_prompts_rejects_missing_empty_and_unreadable_paths(
         load_prompts(file)
 
 
-# --------------------------------------------------------------------------- packaged prompts
-
-
 FILES = sorted((Path(__file__).parents[2] / "prompts").glob("*.toml"))
 PROMPTS = [prompt for path in FILES for prompt in load_prompts(path)]
 RAW = {"code-continuation", "prose"}

@@ -120,11 +120,8 @@ def compare(
     sampling: Sampling,
     acceptance: Acceptance | None = None,
 ) -> Iterator[Pair]:
-    """Generate with both sides for each case, in alternating order, and yield the pairs of answers.
-
-    Neither side has the prompt in its cache. Each side generates only once, because a drafter would know the text of a
-    second run.
-    """
+    """Generate with both sides for each case, in alternating order, and yield the pairs of answers."""
+    # Each side generates only once, because a drafter would know the text of a second run.
     for number, case in enumerate(cases):
         before = server.ask(case.tokens, max_tokens, sampling) if number % 2 else None
         decoder.sequence.clear()

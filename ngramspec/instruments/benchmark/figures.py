@@ -13,7 +13,7 @@ from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE, Paired, compare_pairs, 
 from ngramspec.instruments.benchmark.runs import Benchmark, Kind, Run
 from ngramspec.instruments.prompts import SkippedPrompt, format_skipped
 from ngramspec.instruments.reports import report as reports
-from ngramspec.instruments.reports.report import OVERALL, Bar, Report, Section, Table, figure, limit_lines
+from ngramspec.instruments.reports.report import OVERALL, Bar, Bars, Report, Section, Table, figure, limit_lines
 from ngramspec.steps import Stats
 
 Round = dict[Kind, Run]
@@ -61,11 +61,8 @@ class Summary:
 
 
 def summarise(runs: Sequence[Run], policies: Sequence[str] = ("cost",)) -> list[Summary]:
-    """Return the summaries of each policy by category, in order of appearance, the overall one last.
-
-    A policy without a finished round has none. Noise is reported as an overall gain of any policy with a probability of
-    at most `CHANCE`, and as a gain of any category with the same one.
-    """
+    """Return the summaries of each policy with a finished round by category, the overall one last."""
+    # Noise is an overall gain of any policy with a probability of at most `CHANCE`, and a gain of any category too.
     summaries = []
     for policy in policies:
         rounds: dict[tuple[str, str, int], Round] = {}
@@ -122,11 +119,6 @@ def _ratio(round_: Round, above: Kind, below: Kind) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def find_overall(summaries: Iterable[Summary], policy: str) -> Summary | None:
-    """Return the overall summary of a policy; `None` if none of its rounds is finished."""
-    return next((s for s in summaries if (s.policy, s.category) == (policy, OVERALL)), None)
-
-
 def describe_gain(overall: Summary | None, n_policies: int = 1) -> str:
     """Return what the runs of one of several policies show about its gain."""
     if overall is None or overall.ratio is None:
@@ -136,15 +128,6 @@ def describe_gain(overall: Summary | None, n_policies: int = 1) -> str:
     if overall.gain.interval is None:
         return f"{NO_DIFFERENCE}: {overall.gain.pairs} of at least {pairs_needed(chance=CHANCE / n_policies)} pairs"
     return f"{overall.gain} with drafts as without" if overall.is_clear else str(overall.gain)
-
-
-# --------------------------------------------------------------------------- the report
-
-ABOUT = (
-    "Medians over prompts and repeats. ratio: drafted / plain speed of two consecutive runs, if anything was drafted."
-    f" gain: interval for the ratio from a sign test over these pairs; {UNCLEAR!r} if it may be noise."
-)
-"""Explanation of the columns."""
 
 
 def benchmark_report(
@@ -162,7 +145,7 @@ def benchmark_report(
     ordered = sorted(summaries, key=lambda s: s.category == OVERALL)
     rows = {f"{s.category}, {s.policy}" if len(policies) > 1 else s.category: s for s in ordered}
     table = _speeds(rows, benchmark)
-    bars = reports.gains("Tokens per second, drafted / plain: median of pairs", [*_bars(rows)])
+    bars = Bars("Tokens per second, drafted / plain: median of pairs", [*_bars(rows)])
     notes = []
     if not benchmark.complete:
         notes.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
@@ -170,9 +153,9 @@ def benchmark_report(
         notes.append(f"the texts are not expected to be the same: {caveat}")
     if benchmark.drafted.drafter is None:
         notes.append("drafting is off: plain decoding was compared with itself, so the ratios show the noise")
-    gains, verdicts = [], []
+    gains, verdicts, totals = [], [], {s.policy: s for s in summaries if s.category == OVERALL}
     for policy in policies:
-        overall = find_overall(summaries, policy)
+        overall = totals.get(policy)
         gain = describe_gain(overall, len(policies))
         gains.append(f"{policy}: {gain}" if len(policies) > 1 else gain)
         same = f"output identical on {overall.identical} of {overall.prompts} prompts" if overall else ""
@@ -226,7 +209,11 @@ def _sections(rows: Rows, benchmark: Benchmark, speeds: list[reports.Figure]) ->
             rates = s.acceptance_rate, s.share_of_passes_without_draft
             passes.append([name, f"{s.tokens_per_pass:.2f}", *(figure(rate, ".0%") for rate in rates)])
         speeds.append(Table(headings, passes, totals=totals))
-    yield Section("Speed-up", ABOUT, speeds)
+    about = (
+        "Medians over prompts and repeats. ratio: drafted / plain speed of two consecutive runs, if anything was"
+        f" drafted. gain: interval for the ratio from a sign test over these pairs; {UNCLEAR!r} if it may be noise."
+    )
+    yield Section("Speed-up", about, speeds)
     if any(s.exact_price for s in rows.values()):
         prices = [
             [name, speed(s.default), speed(s.plain), figure(s.exact_price, ".2f", "x")] for name, s in rows.items()

@@ -23,13 +23,9 @@ Figures = dict[str, Any]
 
 
 def figures(tally: ReplayCounts, curves: Mapping[str, PassTimes]) -> Figures:
-    """Return the figures of a replay as JSON.
-
-    `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
-    drafts that reach it (`drafts_reaching_position`). Padding of a batch does not count as drafted. Microseconds are
-    CPU time. `calibration_error` is the mean of |predicted - observed| over bins, weighted by their counts (Naeini,
-    Cooper, Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning").
-    """
+    """Return the figures of a replay as JSON; microseconds are CPU time, and padding does not count as drafted."""
+    # `calibration_error` is the mean of |predicted - observed| over bins, weighted by their counts (Naeini, Cooper,
+    # Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning").
     stats = tally.stats
     bins: list[list[float]] = tally.reliability.T.tolist()
     n_seen = sum(count for count, _, _ in bins)
@@ -75,9 +71,6 @@ def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, PassTi
     return {category: figures(tally, curves) for category, tally in [*tallies.items(), (OVERALL, total)]}
 
 
-# --------------------------------------------------------------------------- several curves
-
-
 class CurveComparison:
     """The replay of recordings, grouped by category, with one replay per cost curve."""
 
@@ -103,10 +96,7 @@ class CurveComparison:
             yield recording
 
     def document(self) -> Figures:
-        """Return all counts as JSON, with the keys of the harness for other drafters.
-
-        Results are named DRAFTER@CURVE, by the curve that the policy used, and contain the speedups by all curves.
-        """
+        """Return all counts as JSON, with the keys of the harness for other drafters; results are DRAFTER@CURVE."""
         finished_recordings = self._recordings[: self.done]
         return {
             "complete": self.done == len(self._recordings),
@@ -118,8 +108,6 @@ class CurveComparison:
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
         }
 
-
-# --------------------------------------------------------------------------- the report
 
 MEASURED_CURVE = "measured"  # name of the curve with the costs of a model on this machine
 
@@ -134,9 +122,8 @@ def replay_report(
 ) -> Report:
     """Return the report on a replay.
 
-    `document` is that of `CurveComparison` with the options of the replay as "settings" and the "command". `total`
-    counts the conversations of the input, also those that were not replayed. `vocabulary` is the name of the tokenizer,
-    and `sources` describes cost curves, except those in `CURVES`.
+    `document` is that of `CurveComparison` with the "settings" and the "command". `total` counts the conversations of
+    the input, and `sources` describes cost curves, except those in `CURVES`.
     """
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
@@ -204,7 +191,7 @@ def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
     }
     where = f"on the curve {next(iter(results))}" if len(results) == 1 else "by cost curve"
     bars = [Bar(name, gain, None, None, f"{gain:.3f}x") for name, gain in gains.items()]
-    return reports.gains(f"Tokens per second, drafted / plain, {where}", bars)
+    return Bars(f"Tokens per second, drafted / plain, {where}", bars)
 
 
 def _sections(name: str, rows: Mapping[str, Figures], document: Figures, source: str | None) -> Iterator[Section]:

@@ -53,10 +53,7 @@ class Recording:
 
 
 class RecordedTarget(ModelBase):
-    """A model without weights: it counts tokens, and its clock follows a cost curve, in units of T(1).
-
-    No token ends a generation. Without `piece`, tokens have no text.
-    """
+    """A model without weights that ends no generation; its clock follows a cost curve, in units of T(1)."""
 
     n_ctx = ENDLESS
     n_vocab = 0
@@ -197,11 +194,7 @@ class TimedLoop(BranchingLoop):
 
 
 class Replay:
-    """A replay of recordings with one drafter (`None` means plain decoding) and one policy.
-
-    The policy uses the cost curve of the simulated passes. A ValueError means that the drafter or the policy reads
-    logits, which a record lacks, or that `SpeculativeDecoder` rejects them.
-    """
+    """A replay with one drafter (`None` means plain decoding) and one policy, which drafts by the given curve."""
 
     def __init__(
         self,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from html import escape
 from pathlib import Path
 from textwrap import wrap
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from jinja2 import Environment
 
-from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Table, escape_controls
+from ngramspec.instruments.reports.report import Bars, Lines, Passage, Report, Table, escape_controls
 
 _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
 
@@ -52,8 +51,6 @@ def _cell(text: str) -> str:
     return escape_controls(text).translate(_SPECIAL)
 
 
-# --------------------------------------------------------------------------- HTML
-
 _FOLDER = Path(__file__).parent
 
 _STYLE = (_FOLDER / "chart.css").read_text("utf-8").strip()
@@ -78,92 +75,92 @@ WIDTH = 760
 _CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
 _MAX_NAME = 30
-_RANGE = 1.2  # minimum end of an axis as a multiple of its start, so that noise does not fill a chart
+_RANGE = 1.2  # minimum end of an axis of ratios, so that noise does not fill a chart
+_TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24  # edges of a line chart
 
 
 def svg(report: Report) -> str:
     """Return an SVG file with the chart, the title and the origin of a report."""
-    height, shapes = _bars(report.bars, top=64)
+    picture = _make_picture(xmlns="http://www.w3.org/2000/svg", width=str(WIDTH))
+    SubElement(picture, "title").text = escape_controls(report.title)
+    SubElement(picture, "style").text = _STYLE
+    ground = _draw(picture, "rect", "ground", width=WIDTH)
+    _text(picture, 24, 32, report.title, "ink title")
+    _text(picture, 24, 52, report.bars.about, "dim")
+    height = _draw_bars(picture, report.bars, top=64)
     for text in (f"{report.origin}; {report.command}", *report.notes):
         for line in wrap(escape_controls(text), 104, break_on_hyphens=False):
             height += 16
-            shapes.append(_text(24, height, line, "dim small"))
-    whole, elements = height + 16, "\n".join(shapes)
-    return f"""\
-<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" width="{WIDTH}" height="{whole}"\
- viewBox="0 0 {WIDTH} {whole}">
-<title>{escape(escape_controls(report.title))}</title>
-<style>
-{_STYLE}
-</style>
-<rect class="ground" width="{WIDTH}" height="{whole}"/>
-{_text(24, 32, report.title, "ink title")}
-{_text(24, 52, report.bars.about, "dim")}
-{elements}
-</svg>
-"""
+            _text(picture, 24, height, line, "dim small")
+    for element in (picture, ground):
+        element.set("height", str(height + 16))
+    return _to_text(picture, height + 16) + "\n"
 
 
 def _chart(figure: Bars | Lines) -> str:
     """Return a chart for a page that contains `_STYLE`."""
-    height, shapes = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
-    about = escape(escape_controls(figure.about))
-    start_tag = f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{about}">'
-    return "\n".join([start_tag, *shapes, "</svg>"])
+    picture = _make_picture(**{"aria-label": escape_controls(figure.about)})
+    height = _draw_bars(picture, figure, top=12) if isinstance(figure, Bars) else _draw_lines(picture, figure)
+    return _to_text(picture, height)
 
 
-# --------------------------------------------------------------------------- bars
+def _make_picture(**attributes: str) -> Element:
+    return Element("svg", {"class": "chart", "role": "img"} | attributes)
 
 
-def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
-    """Return the height and the elements of a bar chart."""
+def _to_text(picture: Element, height: float) -> str:
+    picture.set("viewBox", f"0 0 {WIDTH} {height:g}")
+    indent(picture, "")
+    return tostring(picture, "unicode")
+
+
+def _draw(parent: Element, tag: str, kind: str, text: str = "", **attributes: float | str) -> Element:
+    """Add an SVG element; an underscore in the name of an attribute stands for a hyphen."""
+    values = {
+        name.replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else str(value)
+        for name, value in attributes.items()
+    }
+    element = SubElement(parent, tag, {"class": kind} | values)
+    element.text = escape_controls(text)
+    return element
+
+
+def _text(parent: Element, x: float, y: float, text: str, kind: str, anchor: str = "start") -> None:
+    _draw(parent, "text", kind, text, x=x, y=y, text_anchor=anchor)
+
+
+def _draw_bars(picture: Element, figure: Bars, top: int) -> int:
+    """Draw a bar chart, and return the height at which it ends."""
     names = [_short(bar.name) for bar in figure.bars]
     left = 36 + _CHARACTER * max(map(len, names), default=0)
     right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
-    base = figure.even[0] if figure.even else 0.0
-    ends = [base, _RANGE * base, *(end for bar in figure.bars for end in (bar.value, bar.low, bar.high) if end)]
-    scale = max(60.0, right - left) / ((max(ends) - min(ends)) or 1.0)
+    ends = [1.0, _RANGE, *(end for bar in figure.bars for end in (bar.value, bar.low, bar.high) if end)]
+    scale = max(60.0, right - left) / (max(ends) - min(ends))
 
     def place(value: float) -> float:
         return left + scale * (value - min(ends))
 
-    below = top + _ROW * len(figure.bars)
-    shapes: list[str] = []
     for number, (name, bar) in enumerate(zip(names, figure.bars, strict=True)):
-        shapes += _bar(bar, name, left, top + _ROW * number, place, base)
-    if figure.even:
-        at = place(base)
-        shapes.append(f'<line class="even" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{below}"/>')
-        shapes.append(_text(at, below + 14, figure.even[1], "dim small", "middle"))
-    return below + (24 if figure.even else 8), shapes
+        middle = top + _ROW * (number + 0.5)
+        kind = "other" if bar.other else "loss" if round(bar.value, 2) < 1 else "gain"
+        start, end = sorted((place(1.0), place(bar.value)))
+        _text(picture, left - 8, middle + 4.5, name, "ink", "end")
+        rect = _draw(picture, "rect", kind, x=start, y=middle - _BAR / 2, width=end - start, height=_BAR, rx=2)
+        SubElement(rect, "title").text = escape_controls(f"{bar.name}: {bar.label}")
+        if bar.low is not None and bar.high is not None:
+            low, high = place(bar.low), place(bar.high)
+            end = max(end, high)
+            for x1, x2, half in ((low, high, 0), (low, low, 4), (high, high, 4)):
+                _draw(picture, "line", "spread", x1=x1, y1=middle - half, x2=x2, y2=middle + half)
+        _text(picture, end + 8, middle + 4.5, bar.label, "dim")
+    at, below = place(1.0), top + _ROW * len(figure.bars)
+    _draw(picture, "line", "even", x1=at, y1=top, x2=at, y2=below)
+    _text(picture, at, below + 14, "plain decoding", "dim small", "middle")
+    return below + 24
 
 
-def _bar(bar: Bar, name: str, edge: float, top: float, place: Callable[[float], float], base: float) -> Iterator[str]:
-    middle, below = top + _ROW / 2, top + _ROW / 2 + 4.5
-    kind = "other" if bar.other else "loss" if round(bar.value, 2) < base else "gain"
-    start, end = sorted((place(base), place(bar.value)))
-    yield _text(edge - 8, below, name, "ink", "end")
-    title = escape(escape_controls(f"{bar.name}: {bar.label}"))
-    yield (
-        f'<rect class="{kind}" x="{start:.1f}" y="{middle - _BAR / 2:.1f}" width="{end - start:.1f}"'
-        f' height="{_BAR}" rx="2"><title>{title}</title></rect>'
-    )
-    if bar.low is not None and bar.high is not None:
-        low, high = place(bar.low), place(bar.high)
-        end = max(end, high)
-        yield f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
-        for x in (low, high):
-            yield f'<line class="spread" x1="{x:.1f}" y1="{middle - 4}" x2="{x:.1f}" y2="{middle + 4}"/>'
-    yield _text(end + 8, below, bar.label, "dim")
-
-
-# --------------------------------------------------------------------------- lines
-
-_TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24
-
-
-def _lines(figure: Lines) -> tuple[int, list[str]]:
-    """Return the height and the elements of a line chart."""
+def _draw_lines(picture: Element, figure: Lines) -> int:
+    """Draw a line chart, and return the height at which it ends."""
     points = [point for line in figure.series.values() for point in line] or [(0.0, 0.0)]
     counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
     across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
@@ -176,35 +173,29 @@ def _lines(figure: Lines) -> tuple[int, list[str]]:
             _BOTTOM - (_BOTTOM - _TOP) * (y - up[0]) / (up[-1] - up[0]),
         )
 
-    shapes: list[str] = []
     for y in up:
         _, at = place(across[0], y)
-        shapes.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
-        shapes.append(_text(_LEFT - 8, at + 4, f"{y:g}", "dim small", "end"))
+        _draw(picture, "line", "grid", x1=_LEFT, y1=at, x2=_RIGHT, y2=at)
+        _text(picture, _LEFT - 8, at + 4, f"{y:g}", "dim small", "end")
     for x in across:
-        shapes.append(_text(place(x, up[0])[0], _BOTTOM + 18, f"{x:g}", "dim small", "middle"))
-    shapes.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 38, figure.across, "dim", "middle"))
-    shapes.append(
-        f'<text class="dim" text-anchor="middle" transform="translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)">'
-        f"{escape(escape_controls(figure.up))}</text>"
-    )
+        _text(picture, place(x, up[0])[0], _BOTTOM + 18, f"{x:g}", "dim small", "middle")
+    _text(picture, (_LEFT + _RIGHT) / 2, _BOTTOM + 38, figure.across, "dim", "middle")
+    turn = f"translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)"
+    _draw(picture, "text", "dim", figure.up, text_anchor="middle", transform=turn)
     height = _BOTTOM + 52
     for number, (name, line) in enumerate(figure.series.items()):
         kind = f"line{number % 5}"
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
-        shapes.append(f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>')
+        _draw(picture, "polyline", kind, style="fill: none", stroke_width=2, points=path)
         for point in line:
             x, y = place(*point)
-            about = f"{escape(escape_controls(name))}: {point[0]:g}, {point[1]:.4g}"
-            shapes.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{about}</title></circle>')
+            circle = _draw(picture, "circle", kind, cx=x, cy=y, r=3.5)
+            SubElement(circle, "title").text = f"{escape_controls(name)}: {point[0]:g}, {point[1]:.4g}"
         if len(figure.series) > 1:
-            shapes.append(
-                f'<line class="{kind}" x1="{_LEFT}" y1="{height - 4}" x2="{_LEFT + 24}" y2="{height - 4}"'
-                ' stroke-width="2"/>'
-            )
-            shapes.append(_text(_LEFT + 32, height, name, "dim"))
+            _draw(picture, "line", kind, x1=_LEFT, y1=height - 4, x2=_LEFT + 24, y2=height - 4, stroke_width=2)
+            _text(picture, _LEFT + 32, height, name, "dim")
             height += 18
-    return height, shapes
+    return height
 
 
 def _ticks(minimum: float, maximum: float, whole: bool) -> list[float]:
@@ -216,13 +207,6 @@ def _ticks(minimum: float, maximum: float, whole: bool) -> list[float]:
     step = max(1, step) if whole else step
     first, last = math.floor(minimum / step + 1e-9), math.ceil(maximum / step - 1e-9)
     return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
-
-
-# --------------------------------------------------------------------------- text
-
-
-def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(escape_controls(text))}</text>'
 
 
 def _short(name: str) -> str:

@@ -42,12 +42,10 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A bar chart, from top to bottom."""
+    """A chart of speeds relative to plain decoding, from top to bottom; bars begin at 1."""
 
     about: str  # short description of the values
     bars: Sequence[Bar]
-    # Value and label of the line for neither gain nor loss, from which bars begin; `None` means 0, without a line.
-    even: tuple[float, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +99,6 @@ class Report:
     details: Sequence[str] = ()  # further lines for the terminal; the last one contains the headline
 
 
-# --------------------------------------------------------------------------- drafted texts
-
 Piece = Callable[[int], bytes]
 """Function that returns the bytes of a token."""
 
@@ -111,10 +107,7 @@ Texts = Mapping[str, tuple[str, Sequence["Step"]]]
 
 
 def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
-    """Yield the text of a step, token by token.
-
-    Rejected tokens were never decoded as part of the text, so incomplete characters in them become U+FFFD.
-    """
+    """Yield the text of a step, token by token; incomplete characters in rejected tokens become U+FFFD."""
     # If the text ended inside its draft, it has no token at index `accepted`: the rest was not rejected, only unread.
     for i, text in enumerate(step.pieces):
         is_rejected = i == step.accepted and step.draft_remainder
@@ -132,8 +125,6 @@ def draft_section(about: str, texts: Texts, piece: Piece) -> Section:
         passages.append(Passage(f"{category}: {name}", merged_spans))
     return Section("Drafts", about, passages)
 
-
-# --------------------------------------------------------------------------- figures and sections of several reports
 
 OVERALL = "overall"  # name of the row for all categories together
 
@@ -153,11 +144,6 @@ MAX_LISTED = 10  # differences, skipped prompts or broken lines in a report; --j
 def limit_lines(lines: Sequence[str], rest: str) -> list[str]:
     """Return the first `MAX_LISTED` of many lines and a line with their number, which ends with `rest`."""
     return [*lines[:MAX_LISTED], f"{len(lines)} {rest}"] if len(lines) > MAX_LISTED else list(lines)
-
-
-def gains(about: str, bars: Sequence[Bar]) -> Bars:
-    """Return a bar chart of speeds relative to plain decoding."""
-    return Bars(about, bars, even=(1.0, "plain decoding"))
 
 
 def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
@@ -194,8 +180,6 @@ def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None
     chart = Lines("Cost of a pass", "tokens in the pass", "relative to one token", series, base=1.0)
     return Section("Cost of a pass", about, [chart, Table(["tokens", *series], rows)])
 
-
-# --------------------------------------------------------------------------- texts of models and files
 
 CONTROLS: Mapping[int, int] = {
     **{number: 0x2400 + number for number in range(0x20) if chr(number) not in "\n\t"},

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ngramspec.backend import Logits, Model, Runner
-from ngramspec.cost.bits import LONG, POSITIONS, SHORT, SIZES, KernelClasses, ProbeReport, probe
+from ngramspec.cost.bits import LONG, POSITIONS, SHORT, SIZES, KernelClasses, probe
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import GrammarError
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -38,9 +38,8 @@ _ROLLBACK_SHARE, _PROBE_SHARE, _READING_SHARE = 0.15, 0.25, 0.4
 class SelfCheck:
     """The checks, which run while `run` is consumed. If the caller stops early, the results so far remain.
 
-    Long prompts are cut at the start, and slow models emit fewer than `max_tokens`. The minimum work of each check may
-    take longer than `seconds`, which do not include the comparison of batch sizes for exact mode. `exact` means that
-    the target runs with its exact settings, so that everything must be equal bit for bit.
+    The minimum work of each check may take longer than `seconds`, which do not include the comparison of batch sizes.
+    `exact` means that the target runs with its exact settings, so that everything must be equal bit for bit.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class SelfCheck:
         self.seconds_by_check: defaultdict[Name, float] = defaultdict(float)
         self.complete = False
         self._clock = clock
-        self._kernels = KernelClasses.load(self.sequence, calibration_folder)
+        self.kernels = KernelClasses.load(self.sequence, calibration_folder)  # with the result of the probe, if needed
         keeper = LogitsRecorder(self.sequence)
         options: dict[str, Any] = {"policy": "fixed", "exact": "off", "times": PassTimes()}
         if exact:
-            options |= {"exact": "on", "kernels": self._kernels}
+            options |= {"exact": "on", "kernels": self.kernels}
         self.plain, self.drafted = (
             SpeculativeDecoder(
                 keeper, vocabulary=target.vocabulary, drafter=name, calibration_folder=calibration_folder, **options
@@ -101,33 +100,22 @@ class SelfCheck:
                 yield "batch sizes"
                 with self._blame("greedy"):
                     start = self._clock()
-                    self._kernels.ensure_exact(self.sequence)
+                    self.kernels.ensure_exact(self.sequence)
                     self._start += self._clock() - start  # not included in the time limit
             if not self._texts_broken:
                 yield from self._check_texts()
         self.complete = True
 
-    @property
-    def probe_report(self) -> ProbeReport | None:
-        """Result of the batch-size probe; `None` if it was not needed."""
-        return self._kernels.probe
-
-    @property
-    def exact_sizes(self) -> tuple[int, ...] | None:
-        """Batch sizes of exact mode; `None` before they are known."""
-        return self._kernels.exact_sizes
-
     def bound(self) -> float:
         """Return how far batch sizes move a logit, measured by a probe at the first call; 0 in exact mode."""
         if self.exact:
             return 0.0
-        report = self._kernels.probe
-        if report is None:
+        if self.kernels.probe is None:
             # A batch of these sizes costs about two passes.
             passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
             fits_both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
-            report = self._kernels.probe = probe(self.sequence, (SHORT, LONG) if fits_both else (SHORT,))
-        return report.max_difference
+            self.kernels.probe = probe(self.sequence, (SHORT, LONG) if fits_both else (SHORT,))
+        return self.kernels.probe.max_difference
 
     @property
     def _texts_broken(self) -> bool:
@@ -225,8 +213,6 @@ class SelfCheck:
             self._pass = (self._clock() - start) / (2 * pair.tokens)
 
 
-# --------------------------------------------------------------------------- rollback
-
 # The size of a full draft comes first, because time may run out before the end of the list.
 BATCHES = (5, 2, 1, 16)  # sizes of the batches that are evaluated, rolled back, and evaluated again
 DEPTHS = (24, 300)  # numbers of context tokens before the batch
@@ -248,10 +234,8 @@ class RollbackTest:
 
 
 def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]:
-    """Test every size at every depth that the text and the context have room for.
-
-    Tokens that are evaluated twice have the same place in a batch of the same size, so that their logits must be equal.
-    """
+    """Test every size at every depth that the text and the context have room for."""
+    # Tokens that are evaluated twice have the same place in a batch of the same size, so their logits must be equal.
     other_tokens = [(token + 1) % target.n_vocab for token in text]
     room = min(len(text), target.n_ctx)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,58 +71,46 @@ def verdict(checks: Sequence[Check], *, complete: bool) -> str:
 
 
 def _judge_rollback(check: Check, tests: Sequence[RollbackTest]) -> None:
-    sizes, depths = _join_numbers({test.size for test in tests}), _join_numbers({test.depth for test in tests})
+    numbers = {test.size for test in tests}, {test.depth for test in tests}
+    sizes, depths = (" and ".join(", ".join(map(str, sorted(each))).rsplit(", ", 1)) for each in numbers)
     check.covered = f"{len(tests)} batches of {sizes} tokens after {depths}"
     failures = [test for test in tests if test.left_over or not test.identical]
     if not failures:
         return
     check.status, first = "failed", failures[0]
+    place = f"a batch of {first.size} at {first.depth}"
+    largest = max(test.difference for test in failures)
+    check.reason = f"{len(failures)} differ, by up to {largest:.3g}; first {place}"
     if first.left_over:
-        check.reason = f"{first.left_over} extra tokens in the cache after a batch of {first.size} at {first.depth}"
-    else:
-        largest = max(test.difference for test in failures)
-        check.reason = f"{len(failures)} differ, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
-
-
-def _join_numbers(numbers: Collection[int]) -> str:
-    return " and ".join(", ".join(str(n) for n in sorted(numbers)).rsplit(", ", 1))
+        check.reason = f"{first.left_over} extra tokens in the cache after {place}"
 
 
 def _judge_texts(check: Check, selfcheck: SelfCheck, pairs: Sequence[TextPair]) -> None:
+    is_greedy, unsupported = check.name == "greedy", selfcheck.grammar_unsupported_reason
+    tested_settings = dict.fromkeys(pair.setting for pair in pairs)
     coverage = f"{len(pairs)} texts of {len({pair.category for pair in pairs})} categories"
-    coverage += f", {sum(p.tokens for p in pairs)} tokens"
-    if check.name == "same seed":
-        coverage += f" ({', '.join(dict.fromkeys(p.setting for p in pairs))})"
+    coverage += f", {sum(p.tokens for p in pairs)} tokens" + ("" if is_greedy else f" ({', '.join(tested_settings)})")
     coverage += f"; {sum(p.accepted for p in pairs)} of {sum(p.drafted for p in pairs)} drafted tokens accepted"
     whole = {(case.category, case.id): len(case.tokens) for case in selfcheck.cases}
     if cut := {(p.category, p.prompt) for p in pairs if p.prompt_tokens < whole[p.category, p.prompt]}:
         coverage += f"; {len(cut)} prompts cut to their ends"
-    check.covered, check.missing = coverage, "; ".join(_list_missing(selfcheck, check.name, pairs))
+    parts = dict.fromkeys(case.category for case in selfcheck.cases)
+    tested = {pair.category for pair in pairs}
+    if not is_greedy:
+        parts = dict.fromkeys(setting for setting, _, _ in selfcheck.settings if setting != GREEDY)
+        tested = {*tested_settings, "grammar"} if unsupported else {*tested_settings}
+    late = [part for part in parts if part not in tested]
+    gaps = [f"no time for {', '.join(late)}"] if late else []
+    gaps += [] if any(pair.drafted for pair in pairs) else ["nothing was drafted"]
+    if unsupported and not is_greedy:
+        gaps.append(f"the grammar does not work with this vocabulary: {unsupported}")
+    check.covered, check.missing = coverage, "; ".join(gaps)
     differences = [pair.difference for pair in pairs if pair.difference is not None]
     n_unexplained = sum(difference.needed is None for difference in differences)
     if n_unexplained:
         check.status, check.reason = "failed", f"texts with an unexplained difference: {n_unexplained}"
     elif differences:
         check.status, check.reason = "explained", f"texts that differ because of the batch size: {len(differences)}"
-
-
-def _list_missing(selfcheck: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> Iterator[str]:
-    """Yield the parts that a check skipped, for lack of time or of support."""
-    unsupported = selfcheck.grammar_unsupported_reason
-    if name == "greedy":
-        parts, checked_parts = [case.category for case in selfcheck.cases], {pair.category for pair in pairs}
-    else:
-        parts = [setting for setting, _, _ in selfcheck.settings if setting != GREEDY]
-        checked_parts = {pair.setting for pair in pairs} | ({"grammar"} if unsupported else set())
-    if missing_parts := [part for part in dict.fromkeys(parts) if part not in checked_parts]:
-        yield f"no time for {', '.join(missing_parts)}"
-    if not any(pair.drafted for pair in pairs):
-        yield "nothing was drafted"
-    if unsupported and name == "same seed":
-        yield f"the grammar does not work with this vocabulary: {unsupported}"
-
-
-# --------------------------------------------------------------------------- the report
 
 
 def verify_report(

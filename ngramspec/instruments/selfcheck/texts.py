@@ -159,10 +159,7 @@ class TextComparison:
     bound: Callable[[], float]
 
     def compare(self, case: Case, setting: Setting, max_tokens: int, *, cut: bool) -> TextPair:
-        """Generate both texts of a prompt and compare them; the drafted one ends at the first difference.
-
-        A GrammarError means that the vocabulary does not support the grammar of the setting.
-        """
+        """Generate both texts of a prompt and compare them; the drafted one ends at the first difference."""
         plain, _, _ = self._generate(self.plain, case.tokens, setting, max_tokens)
         try:
             text, stats, row = self._generate(self.drafted, case.tokens, setting, len(plain), plain)

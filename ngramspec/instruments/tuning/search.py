@@ -58,11 +58,7 @@ class Candidate:
 def candidates(
     present: ModelSettings, *, physical: int, logical: int, on_cpu: bool, flash_free: bool, quantised_cache: bool
 ) -> dict[str, Candidate]:
-    """Return the candidates to compare with the present settings, by their command line options.
-
-    `on_cpu` means that the CPU may compute a part of the model, `flash_free` that flash attention can be switched on
-    and off, and `quantised_cache` that the cache can have 8 bits per value.
-    """
+    """Return the candidates to compare with the present settings, by their command line options."""
     whole = (SINGLE, *DRAFTS, READING)
     attention = (SINGLE, DRAFTS[0], READING, *DEEP)  # more affected in longer contexts
     result: dict[str, Candidate] = {}
@@ -153,18 +149,15 @@ class Tuning:
     comparisons: dict[str, Comparison] = field(default_factory=dict)  # comparisons by the name of the candidate
     together: Comparison | None = None  # comparison of the combined winners; `None` without winners
     complete: bool = False  # whether the search is finished
-    _start: float = 0.0
+    _end: float = 0.0  # end of the search, by `clock`
     _was_busy: bool = False  # whether other programs used cores during the search
     _durations: dict[tuple[ModelSettings, Measure], float] = field(default_factory=dict)  # seconds of each last call
     # A coin decides the order in each pair, so that no load, not even a periodic one, can favour one side.
     _coin: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self) -> Iterator[str]:
-        """Run the search, and yield the name of each setting before it is timed.
-
-        It raises NGramSpecError if the times of the present settings disagree, so that nothing can be compared.
-        """
-        self._start, self._was_busy = self.clock(), not self.is_quiet()
+        """Run the search, and yield the name of each setting before it is timed."""
+        self._end, self._was_busy = self.clock() + self.seconds, not self.is_quiet()
         yield from self._try()
         yield from self._compare(self.comparisons, CONFIRMING)
         self._drop_threads()
@@ -174,7 +167,7 @@ class Tuning:
                 changes.pop("ubatch_size", None)  # without flash attention its buffers would grow with the context
             together = Candidate(TOGETHER, changes, sorted({m for winner in winners for m in winner.measures}))
             yield TOGETHER
-            if self._warm_up(TOGETHER, together, self.seconds) is not None:
+            if self._warm_up(TOGETHER, together, self._end) is not None:
                 self.together = Comparison(together, CHANCE)
                 yield from self._compare({TOGETHER: self.together}, 0)
         self.complete = True
@@ -195,10 +188,10 @@ class Tuning:
                 self.left_out[name] = BUSY
                 continue
             # The second half of the time is for comparisons.
-            if (seconds := self._warm_up(name, candidate, self.seconds / 2 - planned)) is None:
+            if (seconds := self._warm_up(name, candidate, self._end - self.seconds / 2 - planned)) is None:
                 continue
             needed = pairs_needed(chance=CHANCE / (len(self.comparisons) + 1)) + CONFIRMING
-            if needed * seconds > self._remaining(self.seconds - planned):
+            if needed * seconds > self._end - planned - self.clock():
                 self.left_out[name] = NO_TIME
                 continue
             planned += 2 * (MAX_LOSSES + 1) * seconds  # until an equally fast candidate has lost too often
@@ -229,7 +222,7 @@ class Tuning:
         """Time pairs of all candidates in turns until each has won or lost, but leave time for `reserve` pairs."""
         late: set[str] = set()
         while remaining := {name: one for name, one in comparisons.items() if one.can_win and name not in late}:
-            end = self.seconds - reserve * max(self._pair_seconds(one.candidate) for one in remaining.values())
+            end = self._end - reserve * max(self._pair_seconds(one.candidate) for one in remaining.values())
             for name, comparison in remaining.items():
                 yield name
                 sides = self._sides(comparison.candidate)
@@ -247,23 +240,20 @@ class Tuning:
         self.left_out |= {name: NO_TIME for name in late if not comparisons[name].gains}
 
     def _time(self, settings: ModelSettings, measure: Measure, end: float) -> float:
-        """Measure one time, unless it would probably not end by `end`, in seconds from the start."""
+        """Measure one time, unless it would probably not end by `end`."""
         known = self._durations
         nearest = max((m.size for _, m in known if m.size <= measure.size), default=1)
         expected = max((s * measure.size / nearest for (_, m), s in known.items() if m.size == nearest), default=0.0)
         weights = {(s.no_mmap, s.no_repack) for s in (self.present, *(settings for settings, _ in known))}
         if (settings.no_mmap, settings.no_repack) not in weights:
             expected += self.load_seconds
-        if known.get((settings, measure), expected) > self._remaining(end):
-            raise _OutOfTime
         start = self.clock()
+        if known.get((settings, measure), expected) > end - start:
+            raise _OutOfTime
         seconds = self.timer(settings, measure)
         known[settings, measure] = self.clock() - start
         self._was_busy = self._was_busy or not self.is_quiet()
         return seconds
-
-    def _remaining(self, end: float) -> float:
-        return end - (self.clock() - self._start)
 
     def _check_steady(self) -> None:
         """Raise NGramSpecError if the times of the present settings disagree."""
@@ -310,9 +300,6 @@ class Tuning:
             return None
         change = self.together.candidate.change
         return None if self._was_busy and THREADS & change.keys() else replace(self.present, **change)
-
-
-# --------------------------------------------------------------------------- the report
 
 
 def table_section(tuning: Tuning, depth: int) -> Section:

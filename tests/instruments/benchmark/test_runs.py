@@ -297,8 +297,6 @@ def test_benchmark_when_interrupted_keeps_finished_rounds() -> None:
     assert benchmark.complete
 
 
-# ---------------------------------------------------------------- several policies
-
 POLICIES = ("fixed", "entropy", "threshold", "cost")
 
 
@@ -382,9 +380,6 @@ def test_benchmark_caveat_names_reason_for_different_outputs() -> None:
         settings = 8, 1, Sampling(temperature), acceptance
         found = Benchmark(decoder, cases(), *settings, make_untrained=make_untrained).caveat
         assert found is None if caveat is None else caveat in found
-
-
-# ---------------------------------------------------------------- figures
 
 
 def a_run(category: str, kind: Kind, tokens: int, seconds: float, *, prompt: str = "p", repeat: int = 0) -> Run:
@@ -476,9 +471,6 @@ def test_summarise_reports_acceptance_figures() -> None:
     assert summary.identical == 0
     assert summary.acceptance_rate == pytest.approx(6 / 12)
     assert summary.ratio == pytest.approx(14 / 8)
-
-
-# ---------------------------------------------------------------- the report
 
 
 def a_summary(identical: int, ratio: float | None = None, low: float = 0.5, high: float = 2.0, **more: Any) -> Summary:

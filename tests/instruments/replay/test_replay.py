@@ -61,9 +61,6 @@ def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: P
     return Replay(drafter, FixedPolicy(most), curve=curve).run(Recording("c", "i", [1, 2, 3], response))
 
 
-# --------------------------------------------------------------------------- the rules
-
-
 def test_replay_step_emits_accepted_tokens_and_one_more() -> None:
     drafter = Scripted([11, 12, 99, 14], [], [15, 16])
     tally = replayed(drafter, [10, 11, 12, 13, 14, 15, 16, 17])
@@ -124,9 +121,6 @@ def test_replay_of_greedy_text_equals_decoding() -> None:
         assert tally.batches == Counter(step.batch for step in steps[1:])
         assert tally.stats.accepted == sum(step.accepted for step in steps)
         assert tally.stats.accepted > 20
-
-
-# --------------------------------------------------------------------------- what is counted
 
 
 def test_replay_reliability_includes_unsent_draft_tokens() -> None:
@@ -203,9 +197,6 @@ def test_by_category_returns_figures_and_one_total() -> None:
     assert sum(cell["count"] for cell in rows["overall"]["reliability"]) > 0
 
 
-# --------------------------------------------------------------------------- several curves
-
-
 def comparison() -> CurveComparison:
     curves = {"cpu": CPU, "flat": FLAT}
     replays = {name: Replay(make_drafter("ngram"), curve=curve) for name, curve in curves.items()}
@@ -242,9 +233,6 @@ def test_curve_comparison_when_interrupted_keeps_finished_recordings(monkeypatch
         assert rows["overall"]["tokens"] == document["decode_tokens"]
 
 
-# --------------------------------------------------------------------------- what the decoder offers for it
-
-
 @pytest.fixture
 def decoder(tmp_path: Path) -> SpeculativeDecoder:
     return SpeculativeDecoder(MockTarget(12, peak=6.0), times=CPU, calibration_folder=tmp_path)
@@ -265,9 +253,6 @@ def test_generate_with_verifier_uses_its_sampling(decoder: SpeculativeDecoder) -
         assert [t for s in one for t in s.tokens] == [t for s in other for t in s.tokens]
         with pytest.raises(ValueError, match="has its own"):
             decoder.generate([1, 2, 3], max_tokens=5, sampling=sampling, acceptance=given)
-
-
-# --------------------------------------------------------------------------- plugin for harnesses
 
 
 @pytest.fixture

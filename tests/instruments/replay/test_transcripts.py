@@ -37,9 +37,6 @@ def one(entry: object) -> Transcript:
     return found.usable[0]
 
 
-# --------------------------------------------------------------------------- shapes
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -106,8 +103,6 @@ def test_transcripts_read_accepts_plain_text_pairs() -> None:
     assert len(read("  === prompt").broken) == 1  # A separator must be at the beginning of a line.
 
 
-# --------------------------------------------------------------------------- broken, empty, strict
-
 BROKEN = {
     "not valid JSON": ("{", "[" * 100_000, "nonsense"),
     "not a JSON object": ("17", '"text"'),
@@ -153,9 +148,6 @@ def test_transcripts_read_counts_empty_responses_without_error() -> None:
     found = read("\n".join(map(json.dumps, entries)), strict=True)
     assert (found.usable, found.broken, found.empty) == ([], [], 3)
     assert all(read(text) == Transcripts() for text in ("", "\n\n", "[]"))
-
-
-# --------------------------------------------------------------------------- samples and tokens
 
 
 def test_sample_groups_categories_and_is_deterministic() -> None:

@@ -80,9 +80,7 @@ def test_html_report_in_browser_runs_no_hostile_code(tmp_path: Path) -> None:
 
 def test_svg_report_keeps_elements_within_its_edges() -> None:
     bars = [Bar("a name of a category that is far too long to be shown", 9.0, 1.0, 12.0, "9.00x (1.00-12.00)")]
-    text = svg(
-        report(bars=Bars("about", [*bars, *(Bar(str(n), n / 10, None, None, "-") for n in range(40))], (1, "even")))
-    )
+    text = svg(report(bars=Bars("about", [*bars, *(Bar(str(n), n / 10, None, None, "-") for n in range(40))])))
     root = ET.fromstring(text)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     for one in root.iter():
@@ -107,7 +105,7 @@ def test_charts_of_ratios_begin_at_one() -> None:
         Bar("none", 1.0, 1.0, 1.0, "-"),
     ]
     lines = Lines("costs", "n", "T(n)", {"one": [(1, 1.0), (4, 3.0)]}, base=1.0)
-    made = report(bars=Bars("about", bars, (1.0, "even")))
+    made = report(bars=Bars("about", bars))
     gains = ET.fromstring(svg(made))
     even = next(float(one.attrib["x1"]) for one in gains.iter() if one.attrib.get("class") == "even")
     rects = [one.attrib for one in gains.iter() if one.attrib.get("class") in ("gain", "loss")]

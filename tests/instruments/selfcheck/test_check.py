@@ -110,9 +110,6 @@ def test_self_check_with_same_seed_repeats_results(make: Make) -> None:
     assert [pair for pair in first.pairs if pair.setting == "greedy"] != first.pairs != other.pairs
 
 
-# ------------------------------------------------------------------ rounding that depends on the batch size
-
-
 def several(n: int, _depth: int) -> int:
     return int(n > 1)
 
@@ -132,7 +129,7 @@ def test_self_check_explains_differences_within_rounding_bound(make: Make) -> No
 
     exact = make(mock(kernels=several, noise=0.3), exact=True).finish()
     assert exact.statuses == SOUND
-    assert exact.exact_sizes is not None
+    assert exact.kernels.exact_sizes is not None
     assert not any(pair.difference for pair in exact.pairs)
 
 
@@ -156,10 +153,7 @@ def test_self_check_probes_only_after_a_difference(
     target = mock(kernels=several, noise=noise, seconds=lambda n: 0.3 if slow else 0.003, clock=clock)
     found = make(target, clock=clock.perf_counter, seconds=50.0).finish()
     assert any(pair.difference is not None for pair in found.pairs) == (depths is not None)
-    assert (found.probe_report.depths if found.probe_report else None) == depths
-
-
-# ------------------------------------------------------------------ rollback
+    assert (found.kernels.probe.depths if found.kernels.probe else None) == depths
 
 
 def test_self_check_with_incomplete_rollback_fails(make: Make) -> None:
@@ -213,9 +207,6 @@ def test_self_check_with_nan_logits_fails(make: Make) -> None:
     assert make(mock(Broken)).finish()["greedy"].reason.startswith("BadLogits: ")
 
 
-# ------------------------------------------------------------------ verifiers
-
-
 class AcceptsAll(Rule):
     def decide(self, row: Any, guess: int | None, position: int, _q: Any) -> tuple[int, bool]:
         return (int(np.argmax(row)), False) if guess is None else (guess, True)
@@ -261,9 +252,6 @@ def test_self_check_with_truncated_text_fails(make: Make) -> None:
     assert found["greedy"].status == "failed"
     assert found.pairs[0].difference is not None
     assert found.pairs[0].difference.drafted is None
-
-
-# ------------------------------------------------------------------ what cannot be checked, and what breaks
 
 
 def test_self_check_after_exception_fails_only_that_check(make: Make) -> None:
@@ -361,9 +349,6 @@ def test_self_check_rejects_invalid_arguments(make: Make) -> None:
     for options, words in [*wrong, ({"drafter": "magic"}, "unknown drafter 'magic'")]:
         with pytest.raises(ValueError, match=words):
             make(mock(n_ctx=47), **options)
-
-
-# --------------------------------------------------------------------------- differences by rounding
 
 
 def greedy(row: NDArray[np.float32]) -> int:

@@ -72,9 +72,6 @@ def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120,
     return steps
 
 
-# --------------------------------------------------------------------------- the format
-
-
 class HalfCharacters(MockTarget):
     """Target in which every other token is an incomplete character."""
 
@@ -146,9 +143,6 @@ def test_trace_writer_rejects_step_without_decisions(tmp_path: Path) -> None:
         trace.begin([1], lambda _token: b"", HEADER)
         with pytest.raises(ValueError, match="return_decisions=True"):
             trace.add(Step((1,), ("",)))
-
-
-# --------------------------------------------------------------------------- files
 
 
 def test_trace_writer_writes_header_when_it_changes(tmp_path: Path) -> None:
@@ -233,8 +227,6 @@ def test_read_trace_names_and_skips_invalid_line() -> None:
         assert "\n" not in told
         assert isinstance(done, TracedPass)
 
-
-# --------------------------------------------------------------------------- the view
 
 PIECES = {0: b"one", 1: b" two", 2: b"\xe2\x82", 3: b"\xac", 4: b"\n\t\r\x1b[31m[bold]", 5: b"", 6: "漢字".encode()}
 
@@ -357,9 +349,6 @@ def test_numbers_show_why_a_draft_had_its_length(env: dict[str, str], tmp_path: 
     for (_, cost), details in zip(shown, planned, strict=True):
         assert cost <= float(details["cap"]) + 1e-3
         assert f"lambda {details['lambda']:.4g}, cap {details['cap']:.4g}" in done.out
-
-
-# --------------------------------------------------------------------------- what goes wrong
 
 
 def test_trace_rejects_missing_or_invalid_files(env: dict[str, str], tmp_path: Path) -> None:

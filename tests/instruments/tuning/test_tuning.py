@@ -79,9 +79,6 @@ def tuned(machine: Machine, trials: Mapping[str, Candidate] | None = None, secon
     return tuning
 
 
-# --------------------------------------------------------------------------- noise
-
-
 def half(factor: Callable[[int], float]) -> Load:
     """Return a load for half of a tuning of `OTHERS`, which takes about 2 s; `factor` depends on the threads."""
 
@@ -133,9 +130,6 @@ def test_tuning_with_a_faster_setting_finds_it(noise: float, slowdown: float) ->
     assert tuned(Machine({("threads", 3, 1): 0.98}, noise=0.001), OTHERS).best_settings is None, "too small a gain"
 
 
-# --------------------------------------------------------------------------- the time limit
-
-
 @pytest.mark.parametrize("seconds", [5.0, 15.0, 60.0])
 @pytest.mark.parametrize("unit", [0.001, 0.01, 0.05, 0.3])
 def test_tuning_ends_within_its_time_limit(seconds: float, unit: float) -> None:
@@ -145,9 +139,6 @@ def test_tuning_ends_within_its_time_limit(seconds: float, unit: float) -> None:
         tuning = tuned(machine, seconds=seconds)
         assert machine.now - START <= seconds + 0.2 * 1024 * 0.1 * unit, "only the slowdown of one call"
         assert tuning.complete
-
-
-# --------------------------------------------------------------------------- the whole search
 
 
 def test_tuning_times_pairs_on_the_same_work_in_both_orders() -> None:
@@ -238,9 +229,6 @@ def test_tuning_when_interrupted_keeps_partial_results(share: float) -> None:
         assert tuning.times
 
 
-# --------------------------------------------------------------------------- candidates
-
-
 def test_candidates_are_named_by_their_options() -> None:
     names = ["-t 8 -tb 4", "-t 3 -tb 4", "-t 2 -tb 4", "-t 4 -tb 8", "-fa off", "--no-mmap", "--no-repack"]
     assert list(candidates(PRESENT, **SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
@@ -252,9 +240,6 @@ def test_candidates_exclude_what_the_machine_does_not_support() -> None:
     taken = ModelSettings(threads=2, threads_batch=2, flash_attn="off", no_mmap=True, no_repack=True)
     small = {"physical": 2, "logical": 2, "quantised_cache": False}
     assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]
-
-
-# --------------------------------------------------------------------------- what is kept of it
 
 
 DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": ""}']
