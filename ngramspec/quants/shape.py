@@ -89,8 +89,13 @@ def parse_shape(text: str) -> Shape:
             values[name] = int(value)
         else:
             raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return _make(values)
+
+
+def _make(values: Mapping[str, Any]) -> Shape:
+    """Return a shape, of which kv_heads and head_dim are optional."""
     if values.get("heads"):
-        values = {"kv_heads": values["heads"], "head_dim": values.get("embd", 0) // values["heads"]} | values
+        values = {"kv_heads": values["heads"], "head_dim": values.get("embd", 0) // values["heads"]} | dict(values)
     if missing := [name for name in NAMES[:-1] if name not in values]:
         raise ValueError(f"the shape lacks {', '.join(missing)}; use the form {SHAPES['qwen2.5-1.5b']}")
     return Shape(**values)
@@ -102,31 +107,19 @@ def shape_of(path: Path) -> Shape:
     metadata = headers[0].metadata
     tensors = {name: shape for header in headers for name, shape in header.shapes.items()}
     kind = metadata.get("general.architecture")
-
-    def number(key: str, default: int | None = None) -> int:
-        value = metadata.get(f"{kind}.{key}", default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{key} is not one number for all layers")
-        return value
-
+    keys = {"layers": "block_count", "embd": "embedding_length", "ff": "feed_forward_length"}
+    keys |= {"heads": "attention.head_count", "kv_heads": "attention.head_count_kv", "head_dim": "attention.key_length"}
     try:
-        if number("expert_count", 0):
+        if metadata.get(f"{kind}.expert_count"):
             raise ValueError("a mixture of experts")
         if not {"token_embd.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"} <= tensors.keys():
             raise ValueError(f"{kind} has other layers")
-        embd, heads = number("embedding_length"), number("attention.head_count")
-        if not heads:
-            raise ValueError(f"{kind} has no attention")
-        return Shape(
-            layers=number("block_count"),
-            embd=embd,
-            ff=number("feed_forward_length"),
-            heads=heads,
-            kv_heads=number("attention.head_count_kv", heads),
-            head_dim=number("attention.key_length", embd // heads),
-            vocab=tensors["token_embd.weight"][-1],
-            tied="output.weight" not in tensors,
-        )
+        values = {name: metadata.get(f"{kind}.{key}") for name, key in keys.items()}
+        known = {name: value for name, value in values.items() if isinstance(value, int)}
+        if missing := [keys[name] for name in ("layers", "embd", "ff", "heads") if name not in known]:
+            raise ValueError(f"{missing[0]} is not one number for all layers")
+        vocab, tied = tensors["token_embd.weight"][-1], "output.weight" not in tensors
+        return _make(known | {"vocab": vocab, "tied": tied})
     except ValueError as error:
         what = f"{path.name} is not a dense transformer like Llama ({error})"
         raise ModelError(f"{what}; pass a shape such as qwen2.5-1.5b instead") from error
