@@ -60,29 +60,17 @@ Status = Literal["equal", "rounding", "CORRUPT"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a request.
-
-    Attributes:
-        ask: The request.
-        status: Result of the comparison; see the module's docstring.
-        first: Position of the first token that differs from the reference's; `None` means that all are equal.
-        gap: Largest difference of a logit to the reference along the request's text, in the most suspect row.
-        tolerance: Maximum difference that counts as rounding in that row.
-        drafted: Number of draft tokens, without the prefill, as in `Stats`.
-        accepted: Number of accepted draft tokens.
-        passes: Number of passes.
-        tokens: Number of emitted tokens.
-    """
+    """The result of a request."""
 
     ask: Ask
-    status: Status
-    first: int | None
-    gap: float
-    tolerance: float
-    drafted: int
+    status: Status  # result of the comparison; see the module's docstring
+    first: int | None  # position of the first token that differs from the reference's; `None` means that all are equal
+    gap: float  # largest difference of a logit to the reference along the request's text, in the most suspect row
+    tolerance: float  # maximum difference that counts as rounding in that row
+    drafted: int  # number of draft tokens, without the prefill, as in `Stats`
     accepted: int
     passes: int
-    tokens: int = 0
+    tokens: int = 0  # number of emitted tokens
 
 
 class Bench:

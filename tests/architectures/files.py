@@ -76,13 +76,9 @@ def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
 
 
 def write_model(path: Path, name: str, *, half: bool = True, head: bool = False) -> Path:
-    """Write a model in this process.
+    """Write a model in this process, with `head` also a NextN layer, which mostly predicts the model's tokens.
 
-    Args:
-        path: Path of the file.
-        name: Name of the model.
-        half: Store large matrices in half precision; in single precision there is almost no rounding.
-        head: Add a NextN layer, which mostly predicts the model's tokens.
+    With `half`, large matrices are in half precision; in single precision there is almost no rounding.
     """
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.gguf"

@@ -18,10 +18,7 @@ KNOWN = 10
 class Oracle(Drafter):
     """Drafter that always proposes the maximum number of tokens, of which a random prefix is correct.
 
-    Args:
-        text: Function that returns the continuation of a prompt.
-        n_vocab: Size of the vocabulary.
-        seed: Seed of the random lengths.
+    `text` returns the continuation of a prompt.
     """
 
     name = "oracle"

@@ -26,27 +26,17 @@ def likeliest(row: NDArray[np.float32], _text: list[int]) -> int:
 
 
 class Reference:
-    """Model that opens a new context for every call.
-
-    Args:
-        path: Path of the GGUF file.
-        n_ctx: Context size in tokens.
-        n_batch: Number of tokens in a chunk of the prompt.
-        flash: 1 for flash attention, 0 for none, -1 to let llama.cpp choose.
-        threads: Number of CPU threads.
-        cache_type: ggml's number of the KV cache's element type; 1 is f16, 0 is f32.
-        gpu_layers: Number of layers on a GPU, if there is one.
-    """
+    """Model that opens a new context for every call."""
 
     def __init__(
         self,
         path: Path,
         *,
         n_ctx: int,
-        n_batch: int,
-        flash: int,
+        n_batch: int,  # number of tokens in a chunk of the prompt
+        flash: int,  # 1 for flash attention, 0 for none, -1 to let llama.cpp choose
         threads: int,
-        cache_type: int = 1,
+        cache_type: int = 1,  # ggml's number of the KV cache's element type; 1 is f16, 0 is f32
         gpu_layers: int = 0,
     ) -> None:
         llama.llama_backend_init()

@@ -40,29 +40,16 @@ ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING, *CUT)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A session.
-
-    Attributes:
-        name: Name of its kind.
-        asks: Requests in order; each tuple gets a new decoder, as in a new process.
-        drafter: Drafter: an `Oracle`, the default drafter, or none.
-        policy: Policy of the decoder.
-        draft_max: Maximum draft length of the decoder.
-        measured: True if the decoder measures the cost of passes; otherwise all sizes cost the same.
-        temperature: Temperature; above 0, tokens are sampled with a seed.
-        length: Length of the prompt in tokens.
-        exact: True if the target is in exact mode.
-        threads: Number of threads of the target.
-    """
+    """A session, and the settings of its decoder and target."""
 
     name: str
-    asks: tuple[tuple[Ask, ...], ...] = (ALL,)
+    asks: tuple[tuple[Ask, ...], ...] = (ALL,)  # requests in order; each tuple gets a new decoder, as in a new process
     drafter: Literal["oracle", "mixture", "plain"] = "oracle"
     policy: str = "fixed"
     draft_max: int | None = None
-    measured: bool = False
-    temperature: float = 0.0
-    length: int = 50
+    measured: bool = False  # True if the decoder measures the cost of passes; otherwise all sizes cost the same
+    temperature: float = 0.0  # above 0, tokens are sampled with a seed
+    length: int = 50  # of the prompt in tokens
     exact: bool = False
     threads: int = 1
 
@@ -134,12 +121,7 @@ BRIEF = (
 
 
 class Prompts:
-    """Random prompts with repetitions, by name.
-
-    Args:
-        n_vocab: Size of the vocabulary.
-        length: Length of the prompt "same" in tokens.
-    """
+    """Random prompts with repetitions, by name; `length` is that of the prompt "same" in tokens."""
 
     def __init__(self, n_vocab: int, length: int) -> None:
         rng = np.random.default_rng(length)

@@ -26,12 +26,7 @@ def is_plain(name: str, shape: tuple[int, ...]) -> bool:
 def weights(name: str, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool) -> NDArray[np.float64]:
     """Return random weights of a scale that keeps activations near 1 and the gates of a memory half open.
 
-    Args:
-        name: Name of the tensor.
-        shape: Shape of the tensor in numpy's order.
-        rng: Random number generator.
-        tied: True if the embedding is also the output matrix; the blocks must then outweigh it, or every token repeats
-            itself.
+    If `tied`, the embedding is also the output matrix; the blocks must then outweigh it, or every token repeats itself.
     """
     last = name.removesuffix(".weight").removesuffix(".bias").split(".")[-1]
     noise = rng.standard_normal(shape)
