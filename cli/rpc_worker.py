@@ -39,7 +39,8 @@ def rpc_worker(
     if cache:
         folder = cache_folder("rpc")
         folder.mkdir(parents=True, exist_ok=True)
-    note(f"offering {', '.join(name for _, name in rpc.list_lent_devices())} at {address}; press Ctrl-C to stop")
+    lent = ", ".join(device.description for device in rpc.list_lent_devices())
+    note(f"offering {lent} at {address}; press Ctrl-C to stop")
     if not address.startswith("127."):
         note(
             "warning: anyone who can reach this address can use it, and llama.cpp calls its RPC server fragile and"

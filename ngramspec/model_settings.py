@@ -20,7 +20,7 @@ from typing import Any, Literal, Self, get_args
 from ngramspec.cost.bits import EXACT, Exact
 from ngramspec.data import NGramSpecError, decode
 from ngramspec.sampling.settings import FINITE, Allowed, allow_choices, allow_int_range, option, options
-from ngramspec.storage import cache_folder, read_cache, write_whole
+from ngramspec.storage import read_cache, write_whole
 
 Flash = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row"]
@@ -307,11 +307,6 @@ class Tuned:
     changes: Mapping[str, Any]  # the faster settings (see `ModelSettings.changes`)
     ratio: float  # time with the changes / time without them
     date: str  # the day, as in 2026-11-22
-
-
-def tuning_path(key: str) -> Path:
-    """Return the path of the result for a model, build and machine, which `key` identifies."""
-    return cache_folder("tuned") / f"{key}.json"
 
 
 def load_tuned(path: Path) -> Tuned | None:

@@ -69,7 +69,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "replay": (("ngramspec.instruments.replay", "ngramspec_cli.replay"), ("branches",)),
     "verify": (("ngramspec.instruments.selfcheck", "ngramspec_cli.verify"), ()),
     "tune": (("ngramspec.instruments.tuning", "ngramspec_cli.tune"), ("quants",)),
-    "quants": (("ngramspec.quants", "ngramspec.llama.timed_model", "ngramspec_cli.tune_quants"), ("replay",)),
+    "quants": (("ngramspec.quants", "ngramspec_cli.tune_quants"), ("replay",)),
     "info": (("ngramspec_cli.info",), ("quants",)),
 }
 """The modules and packages of each leaf, and the leaves that it needs. A module belongs to its longest name."""

@@ -28,9 +28,9 @@ from typing import Any, NoReturn, Self
 import llama_cpp.llama_cpp as llama
 
 
-def log_callback(api: Any) -> Any:
+def log_callback() -> Any:
     """Return the type of a function that llama.cpp calls with lines of its log."""
-    return api.llama_log_callback if hasattr(api, "llama_log_callback") else api.ggml_log_callback
+    return llama.llama_log_callback if hasattr(llama, "llama_log_callback") else llama.ggml_log_callback
 
 
 _listeners: list[Callable[[str], object]] = []  # called with every line of the log
@@ -40,7 +40,7 @@ _LOG_ERROR = 4  # ggml.h, enum ggml_log_level
 log_tail: deque[tuple[int, str]] = deque(maxlen=60)  # last lines (level, text) of the log, which is not printed
 
 
-@log_callback(llama)  # type: ignore[untyped-decorator]
+@log_callback()  # type: ignore[untyped-decorator]
 def _collect_log(level: int, text: bytes, _data: Any) -> None:
     line = text.decode("utf-8", "replace").strip()
     log_tail.append((level, line))
@@ -77,12 +77,18 @@ def log_listener(on_line: Callable[[str], object]) -> Iterator[None]:
 
 
 def init_backend() -> None:
-    """Initialise llama.cpp and redirect its log to `log_tail`."""
+    """Initialise llama.cpp, redirect its log to `log_tail`, and load its kernels if they are separate files."""
+    from llama_cpp._ggml import libggml
+
     llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
-    load_backend(llama)
+    llama.llama_backend_init()
+    if hasattr(libggml, "ggml_backend_load_all_from_path") and libggml.ggml_backend_dev_count() == 0:
+        load = libggml.ggml_backend_load_all_from_path
+        load.restype, load.argtypes = None, [ctypes.c_char_p]
+        load(os.fsencode(os.path.dirname(libggml._name)))
 
 
-def ggml(api: Any) -> Any:
+def ggml() -> Any:
     """Return the ggml library whose devices llama.cpp uses.
 
     Wheels contain copies of files that are links in the build. So `libggml.so` may be loaded twice, by libllama and by
@@ -90,41 +96,30 @@ def ggml(api: Any) -> Any:
     """
     from llama_cpp._ggml import libggml
 
-    own = getattr(api, "_lib", None)
+    own = getattr(llama, "_lib", None)
     # On Windows, a library does not give access to functions of the libraries that it uses, but ggml is loaded once.
     return own if hasattr(own, "ggml_backend_dev_count") else libggml
 
 
-def ggml_function(api: Any, name: str, result: Any, *arguments: Any) -> Any:
+def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a function of the ggml library with these types of its result and arguments."""
-    function = getattr(ggml(api), name)
+    function = getattr(ggml(), name)
     function.restype, function.argtypes = result, list(arguments)
     return function
 
 
-def load_backend(api: Any) -> None:
-    """Load llama.cpp's kernels."""
-    from llama_cpp._ggml import libggml
-
-    api.llama_backend_init()
-    if hasattr(libggml, "ggml_backend_load_all_from_path") and libggml.ggml_backend_dev_count() == 0:
-        load = libggml.ggml_backend_load_all_from_path
-        load.restype, load.argtypes = None, [ctypes.c_char_p]
-        load(os.fsencode(os.path.dirname(libggml._name)))
-
-
-def set_mapped(api: Any, params: Any, mapped: bool) -> None:
+def set_mapped(params: Any, mapped: bool) -> None:
     """Set whether a model's file is mapped into memory or read."""
     if not hasattr(params, "load_mode"):
         params.use_mmap = mapped
         return
-    modes = _constants(api, "llama_load_mode")
+    modes = _constants("llama_load_mode")
     params.load_mode = modes["LLAMA_LOAD_MODE_AUTO" if mapped else "LLAMA_LOAD_MODE_NONE"]
 
 
-def head_functions(api: Any) -> Any:
+def head_functions() -> Any:
     """Return the module with llama.cpp's functions for a model's own head (NextN); `None` if the build lacks them."""
-    if not hasattr(api, "LLAMA_CONTEXT_TYPE_MTP") or not hasattr(api.llama_model_default_params(), "load_mtp"):
+    if not hasattr(llama, "LLAMA_CONTEXT_TYPE_MTP") or not hasattr(llama.llama_model_default_params(), "load_mtp"):
         return None
     try:
         from llama_cpp import llama_cpp_ext
@@ -133,42 +128,42 @@ def head_functions(api: Any) -> Any:
     return llama_cpp_ext
 
 
-def file_types(api: Any) -> Mapping[str, int]:
+def file_types() -> Mapping[str, int]:
     """Return the numbers of quantisations by their names in llama.cpp's header."""
-    return {name: value for name, value in _constants(api, "llama_ftype").items() if name.startswith("LLAMA_FTYPE_")}
+    return {name: value for name, value in _constants("llama_ftype").items() if name.startswith("LLAMA_FTYPE_")}
 
 
-def _constants(api: Any, enumeration: str) -> Mapping[str, Any]:
+def _constants(enumeration: str) -> Mapping[str, Any]:
     """Return a mapping that contains the values of one of llama.cpp's enumerations by name."""
-    members: Mapping[str, Any] = getattr(api, enumeration).__members__ if hasattr(api, enumeration) else vars(api)
+    is_enum = hasattr(llama, enumeration)
+    members: Mapping[str, Any] = getattr(llama, enumeration).__members__ if is_enum else vars(llama)
     return members
 
 
-def width_out(api: Any, model: Any) -> int:
+def width_out(model: Any) -> int:
     """Return the width of a model's last output; the width of its layers if the version lacks that function."""
-    tell = getattr(api, "llama_model_n_embd_out", api.llama_model_n_embd)
-    return int(tell(model))
+    return int(getattr(llama, "llama_model_n_embd_out", llama.llama_model_n_embd)(model))
 
 
-def find_suppress_tokens(api: Any, vocab: Any) -> tuple[int, ...]:
+def find_suppress_tokens(vocab: Any) -> tuple[int, ...]:
     """Return the token ids that a model's file forbids; none if the version lacks that function."""
-    if not hasattr(api, "llama_vocab_get_suppress_tokens"):
+    if not hasattr(llama, "llama_vocab_get_suppress_tokens"):
         return ()
     count = ctypes.c_int32()
-    tokens = api.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
+    tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
     return tuple(tokens[i] for i in range(count.value))
 
 
-def penalties(api: Any, n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
+def penalties(n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
     """Return llama.cpp's sampler that penalises tokens among the last `last_n`."""
-    make = api.llama_sampler_init_penalties
+    make = llama.llama_sampler_init_penalties
     size_arguments = (n_vocab,) if len(make.argtypes) == 5 else ()
     return make(*size_arguments, last_n, repeat, frequency, presence)
 
 
-def dry(api: Any, vocab: Any, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Any) -> Any:
+def dry(vocab: Any, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Any) -> Any:
     """Return llama.cpp's DRY sampler over the last `last_n` tokens, at least 1; `breakers` is an array of C strings."""
-    make = api.llama_sampler_init_dry
+    make = llama.llama_sampler_init_dry
     # llama.cpp uses the size of the context only if `last_n` is -1.
     size_arguments = () if len(make.argtypes) == 7 else (last_n,)
     return make(vocab, *size_arguments, multiplier, base, allowed_length, last_n, breakers, len(breakers))

@@ -34,20 +34,12 @@ class BranchingSequence(CacheSequence):
 
             rows = sequence.ask([last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
 
-        The pass puts the new tokens into the same cells as `evaluate`. Each branch that no other extends has a separate
+        Tokens and branches are at most `max_batch`, and a branch is listed after the branches that it extends. The pass
+        puts the new tokens into the same cells as `evaluate`. Each branch that no other extends has a separate
         llama.cpp sequence, whose cells are free again after the pass.
 
-        Args:
-            tokens: Tokens to append; at most `max_batch` together with the branches.
-            branches: Distinct branches, each listed after the branches that it extends.
-
-        Returns:
-            Logits after each token, then after each branch. Those of the tokens are bit-identical to what `evaluate`
-            returns for a batch that has as many additional tokens as there are branches.
-
-        Raises:
-            ValueError: There are more than `leaves` branches, or more than fit.
-            TargetError: llama.cpp could not evaluate them; the cache is as before.
+        The result is the logits after each token, then after each branch. Those of the tokens are bit-identical to what
+        `evaluate` returns for a batch that has as many additional tokens as there are branches.
         """
         passes, n = self._passes, len(tokens) + len(branches)
         self.settle()

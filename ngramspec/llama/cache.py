@@ -27,12 +27,12 @@ tokens and cells for the positions from 1480 to 1999, `cut(1995)` works: the win
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec import leaves
 from ngramspec.llama import devices
 
 # These are values of enum ggml_type and bytes per element (ggml.h; a quantised block contains 32 elements).
@@ -59,51 +59,20 @@ Checkpoints = dict[int, Any]
 """Recurrent states, as `StateCopies` returns them, by their number of tokens; the oldest first."""
 
 
-class TokenStates(Protocol):
-    """States of a sequence that a model's own head needs, which are `HiddenStates` of `ngramspec.llama.head`."""
-
-    wanted: bool
-
-    def due_in_prompt(self, n_remaining: int) -> bool: ...
-
-    def ask(self, context: Any, wanted: bool) -> None: ...
-
-    def output_address(self, context: Any) -> int: ...
-
-    def copy_rows(self, rows: int, start: int, tokens: Sequence[int]) -> int: ...
-
-    def drop_from(self, start: int) -> None: ...
-
-    def adopt(self, source: Self, length: int) -> None: ...
-
-    def forget(self) -> None: ...
-
-
 class Cache:
-    """The KV cache and recurrent state of a sequence.
-
-    Args:
-        context: llama.cpp context of the sequence.
-        recurrent: Whether a part of the cache is a recurrent state.
-        window: Number of tokens in the (shortest) sliding window; 0 means no sliding window.
-        sequence: Number of the sequence.
-        sole: Whether `clear` may also remove the contents of all other sequences.
-        pooled: Whether sequences can share cells.
-        states: Hidden states of the last tokens, which are copied with them; `None` means that no head needs them.
-        on_device: Whether checkpoints before drafts stay on the devices; see `StateCopies`.
-    """
+    """The KV cache and recurrent state of a sequence."""
 
     def __init__(
         self,
         context: Any,
         *,
-        recurrent: bool,
-        window: int,
+        recurrent: bool,  # whether a part of the cache is a recurrent state
+        window: int,  # number of tokens in the (shortest) sliding window; 0 means no sliding window
         sequence: int = 0,
-        sole: bool = True,
-        pooled: bool = False,
-        states: TokenStates | None = None,
-        on_device: bool = False,
+        sole: bool = True,  # whether `clear` may also remove the contents of all other sequences
+        pooled: bool = False,  # whether sequences can share cells
+        states: leaves.HiddenStates | None = None,  # states of the last tokens for the model's own head
+        on_device: bool = False,  # whether checkpoints before drafts stay on the devices; see `StateCopies`
     ) -> None:
         self._memory = llama.llama_get_memory(context)
         self.recurrent = recurrent
@@ -155,9 +124,7 @@ class Cache:
     def save(self, *, keep: bool = False) -> None:
         """Save the present state, so that `cut` can return to it.
 
-        Args:
-            keep: Whether to keep the checkpoint among the last MAX_CHECKPOINTS; otherwise the next `save` without
-                `keep` replaces it.
+        With `keep`, it is one of the last MAX_CHECKPOINTS; otherwise the next `save` without `keep` replaces it.
         """
         if not self.recurrent or self.length == 0:
             return
@@ -235,11 +202,7 @@ class Cache:
         return self._copies.save(WHOLE), in_ram
 
     def load(self, state: Any, length: int, checkpoints: Checkpoints) -> bool:
-        """Restore what `whole` returned for a cache of `length` tokens.
-
-        Returns:
-            True if the contents were restored. Otherwise the cache is empty.
-        """
+        """Restore what `whole` returned for a cache of `length` tokens; the cache is empty if the result is False."""
         self.clear()
         done = self._copies.restore(state, WHOLE)
         if not done or not self._ends_at(length) or not (self.recurrent or not self.window or self._shows(length)):
@@ -334,14 +297,3 @@ class StateCopies:
 def is_recurrent(model: Any) -> bool:
     """Return True if some layers of a model have a recurrent state, which cannot be cut like a KV cache."""
     return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
-
-
-# --------------------------------------------------------------------------- size
-
-
-def bytes_per_token(types: tuple[str, str], layers: int, heads: int, widths: tuple[int, int]) -> float:
-    """Return the maximum size of a token in the KV cache in bytes.
-
-    With 32 layers, 8 KV heads and f16 keys and values of 128 numbers each, it is 32 * 8 * (128 + 128) * 2 = 131 072.
-    """
-    return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -130,13 +129,9 @@ _N_CTX = 256
 
 
 def check(path: Path, build: str) -> GGUFHeader | None:
-    """Reject a damaged file, with which `build` of llama.cpp would crash; a file that makes it hang is not rejected.
+    """Return the header of a file, or raise a ModelError if `build` of llama.cpp would crash with it, but not hang.
 
-    Returns:
-        The header; `None` if the file is not a GGUF file, which llama.cpp reports itself.
-
-    Raises:
-        ModelError: The file is damaged.
+    The result is `None` if the file is not a GGUF file, which llama.cpp reports itself.
     """
     if not has_gguf_magic(path):
         return None
@@ -181,7 +176,7 @@ def attempt(path: Path) -> None:
         params.n_gpu_layers = 0
         params.use_extra_bufts = False  # extra buffer types would make another copy of the weights
         params.no_alloc = not weights
-        bindings.set_mapped(llama, params, weights)
+        bindings.set_mapped(params, weights)
         model = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             return
@@ -244,12 +239,8 @@ def _judge_amx(end: ChildEnd) -> str | None:
 
 
 def hide_amx() -> bool:
-    """Remove AMX from ggml's buffer types for all further models.
-
-    Returns:
-        True if AMX was removed; False if the library does not export the functions for that.
-    """
-    function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
+    """Remove AMX from ggml's buffer types for all further models; False if the library lacks the functions for that."""
+    function, pointer = bindings.ggml_function, ctypes.c_void_p
     try:
         cpu = function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(0)  # enum ggml_backend_dev_type
         registry = function("ggml_backend_dev_backend_reg", pointer, pointer)

@@ -7,20 +7,19 @@ import mmap
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import llama_cpp.llama_cpp as llama
 import psutil
 from llama_cpp import __version__ as binding_version
 
 from ngramspec.llama import bindings
+from ngramspec.llama.bindings import ggml_function
 from ngramspec.model_settings import AUTO
-
-_NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def build() -> str:
@@ -32,13 +31,10 @@ def build() -> str:
 @cache
 def quantisation(file_type: int) -> str | None:
     """Return the name of a file's `general.file_type`, such as Q4_K_M; `None` if llama.cpp does not know it."""
-    for name, value in bindings.file_types(llama).items():
+    for name, value in bindings.file_types().items():
         if value == file_type and name.startswith(("LLAMA_FTYPE_ALL_", "LLAMA_FTYPE_MOSTLY_")):
             return name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
     return None
-
-
-GPU, INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +49,7 @@ class Device:
     is_integrated: bool = False  # True if it is a GPU that shares the machine's memory
     backend: str = ""  # ggml's name of the backend, such as CUDA
     id: str | None = None  # bus address, equal for one device of two backends; `None` if unknown
+    handle: int = field(default=0, compare=False)  # ggml's handle
 
 
 class _Properties(ctypes.Structure):
@@ -74,9 +71,9 @@ def devices() -> list[Device]:
     pointer = ctypes.c_void_p
     try:
         handles = _handles("dev")
-        describe = _ggml("ggml_backend_dev_get_props", None, pointer, ctypes.POINTER(_Properties))
-        registry = _ggml("ggml_backend_dev_backend_reg", pointer, pointer)
-        backend = _ggml("ggml_backend_reg_name", ctypes.c_char_p, pointer)
+        describe = ggml_function("ggml_backend_dev_get_props", None, pointer, ctypes.POINTER(_Properties))
+        registry = ggml_function("ggml_backend_dev_backend_reg", pointer, pointer)
+        backend = ggml_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
     except AttributeError:
         return []
     result = []
@@ -87,38 +84,29 @@ def devices() -> list[Device]:
             Device(
                 _to_text(properties.name),
                 _to_text(properties.description),
-                properties.kind in (GPU, INTEGRATED),
+                properties.kind in (1, 2),  # a GPU, or an integrated one; enum ggml_backend_dev_type
                 properties.free,
                 properties.total,
-                properties.kind == INTEGRATED,
+                properties.kind == 2,
                 _to_text(backend(registry(handle))),
                 _to_text(properties.id) or None,
+                handle,
             )
         )
     return result
 
 
-def device_handles() -> dict[str, int]:
-    """Return ggml's handles of all devices by name."""
-    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
-    return {_to_text(name(handle)): handle for handle in _handles("dev")}
-
-
 def buffer_types() -> dict[str, int]:
     """Return ggml's handles of the types of buffers by name: one of each device, and CPU."""
-    of_device = _ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
-    name = _ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
+    of_device = ggml_function("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
+    name = ggml_function("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
     return {_to_text(name(handle)): handle for handle in map(of_device, _handles("dev")) if handle}
 
 
 def _handles(kind: Literal["dev", "reg"]) -> list[int]:
     """Return ggml's handles of all devices, or of all backends ("reg"). Raises AttributeError if it exports none."""
-    count = _ggml(f"ggml_backend_{kind}_count", ctypes.c_size_t)
-    return [*map(_ggml(f"ggml_backend_{kind}_get", ctypes.c_void_p, ctypes.c_size_t), range(count()))]
-
-
-def _ggml(name: str, result: Any, *arguments: Any) -> Any:
-    return bindings.ggml_function(llama, name, result, *arguments)
+    count = ggml_function(f"ggml_backend_{kind}_count", ctypes.c_size_t)
+    return [*map(ggml_function(f"ggml_backend_{kind}_get", ctypes.c_void_p, ctypes.c_size_t), range(count()))]
 
 
 def _to_text(text: bytes | None) -> str:
@@ -155,34 +143,26 @@ def offloads_all(n_gpu_layers: int) -> bool:
     return n_gpu_layers < 0 and any(device.is_gpu for device in devices())
 
 
-def total_bytes(devices: Sequence[Device], layers: Counter[str]) -> int:
-    """Return the largest KV cache in bytes that empty memory can contain, split over the devices like the layers.
+def cache_room(
+    devices: Sequence[Device], layers: Counter[str], mapped_bytes: int = 0, *, if_empty: bool = False
+) -> int:
+    """Return the largest KV cache in bytes that free memory can contain, split over the devices like the layers.
 
     `layers` is the number of layers by the name of their device; layers on other devices than GPUs are in RAM.
+    `mapped_bytes` is the size of the weights if they are mapped, because RAM that they use still counts as free. With
+    `if_empty`, nothing else is in memory.
     """
-    gpus = {d.name: d.total for d in devices if d.is_gpu and d.total > 0}
-    return _fitting(gpus, psutil.virtual_memory().total, 0, layers)
-
-
-def free_bytes(devices: Sequence[Device], layers: Counter[str], mapped_bytes: int = 0) -> int:
-    """Return the largest KV cache in bytes that free memory can contain, as `total_bytes` does for empty memory.
-
-    `mapped_bytes` is the size of the weights if they are mapped, because RAM that they use still counts as free.
-    """
-    gpus = {d.name: d.free for d in devices if d.is_gpu and d.total > 0}
-    return _fitting(gpus, psutil.virtual_memory().available, mapped_bytes, layers)
+    gpus = {d.name: d.total if if_empty else d.free for d in devices if d.is_gpu and d.total > 0}
+    n_layers, memory = layers.total(), psutil.virtual_memory()
+    in_ram = n_layers - sum(layers[name] for name in gpus)
+    ram: int = (memory.total if if_empty else memory.available) - mapped_bytes * in_ram // n_layers
+    rooms = [(max(0, ram), in_ram), *((gpus[name], layers[name]) for name in gpus)]
+    return min(room * n_layers // count for room, count in rooms if count)
 
 
 def min_free_bytes() -> int:
     """Return the present free memory of the GPU that has least of it; 0 if no driver reports it."""
     return min((device.free for device in select_gpus(devices()) if device.total > 0), default=0)
-
-
-def _fitting(gpus: Mapping[str, int], ram: int, weights: int, layers: Counter[str]) -> int:
-    n_layers = layers.total()
-    in_ram = n_layers - sum(layers[name] for name in gpus)
-    rooms = [(gpus[name], layers[name]) for name in gpus] + [(max(0, ram - weights * in_ram // n_layers), in_ram)]
-    return min(room * n_layers // count for room, count in rooms if count)
 
 
 def gpu_identity() -> str:
@@ -199,6 +179,9 @@ def gpu_identity() -> str:
 def describe_devices(gpus: Sequence[Device]) -> list[tuple[str, str, int, str]]:
     """Return the properties of devices on which measurements depend."""
     return [(device.name, device.description, device.total, device.backend) for device in gpus]
+
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def driver_version() -> str:
@@ -219,7 +202,7 @@ def driver_version() -> str:
 
 def _version(name: str) -> str:
     try:
-        return _to_text(_ggml(name, ctypes.c_char_p)())
+        return _to_text(ggml_function(name, ctypes.c_char_p)())
     except AttributeError:
         return ""
 
@@ -236,10 +219,10 @@ _GPU_BACKENDS = {
 def gpu_backends() -> list[str]:
     """Return the GPU backends that the build contains, with or without a device, sorted."""
     # A backend whose driver is missing may not register itself, but its library is there.
-    folder = Path(bindings.ggml(llama)._name).parent
+    folder = Path(bindings.ggml()._name).parent
     names = [path.name.partition("ggml-")[2].partition(".")[0] for path in folder.glob("*ggml-*")]
     try:
-        name = _ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+        name = ggml_function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
         names += [_to_text(name(handle)).lower() for handle in _handles("reg")]
     except AttributeError:
         pass

@@ -31,13 +31,7 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings by their numbers i
 def open_embedder(target: Target, pooling: Pooling | None, n_ctx: int) -> Embedder:
     """Return an embedder that uses a model's weights in a separate context; closing the target frees it too.
 
-    Args:
-        target: Loaded model.
-        pooling: Pooling of the token embeddings; `None` means that of the file, or "none" if it specifies none.
-        n_ctx: Maximum number of tokens of an input.
-
-    Raises:
-        ModelError: The model cannot compute embeddings, or the machine lacks the memory for the context.
+    `pooling=None` means that of the file, or "none" if it specifies none.
     """
     weights, params = target.weights, target.make_context_params(n_ctx)
     if weights.read_metadata(f"{weights.architecture}.attention.causal") == "false":
@@ -59,18 +53,10 @@ def open_embedder(target: Target, pooling: Pooling | None, n_ctx: int) -> Embedd
 class Embedder:
     """The embeddings of inputs of at most `n_ctx` tokens; `close` frees the context."""
 
-    def __init__(
-        self,
-        context: Any,
-        pooling: Pooling,
-        *,
-        n_ctx: int,
-        n_batch: int,
-        governor: ThreadGovernor,
-    ) -> None:
+    def __init__(self, context: Any, pooling: Pooling, *, n_ctx: int, n_batch: int, governor: ThreadGovernor) -> None:
         model = llama.llama_get_model(context)
         self.pooling, self.n_ctx = pooling, n_ctx
-        self.width = bindings.width_out(llama, model)  # dimension of an embedding
+        self.width = bindings.width_out(model)  # dimension of an embedding
         self._context, self._n_batch = context, n_batch
         self.n_tokens = self.n_passes = 0  # number of tokens and passes evaluated so far
         cache = Cache(context, recurrent=is_recurrent(model), window=0)
@@ -80,19 +66,10 @@ class Embedder:
     def reading(
         self, tokens: Sequence[int], max_chunk: Callable[[], int]
     ) -> Generator[None, None, NDArray[np.float32]]:
-        """Compute the embeddings of an input, with at most `max_chunk()` tokens in the next pass.
+        """Compute the embeddings of an input, and yield before each pass, of at most `max_chunk()` tokens.
 
-        Only one input may be in progress at a time.
-
-        Yields:
-            `None` before each pass.
-
-        Returns:
-            Embeddings that are not normalised; shape (1, width), or (tokens, width) with pooling "none".
-
-        Raises:
-            ValueError: There are no tokens, or more than `n_ctx`.
-            TargetError: llama.cpp could not evaluate them.
+        Only one input may be in progress at a time. The result is not normalised; its shape is (1, width), or (tokens,
+        width) with pooling "none".
         """
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a text to embed has 1 to {self.n_ctx} tokens, not {len(tokens)}")
@@ -104,9 +81,8 @@ class Embedder:
         while done < end:
             yield
             is_needed = done >= first
-            size = max(
-                1, min(max_chunk(), MAX_EVALUATE if is_needed else self._n_batch, (end if is_needed else first) - done)
-            )
+            limit, stop = (MAX_EVALUATE, end) if is_needed else (self._n_batch, first)
+            size = max(1, min(max_chunk(), limit, stop - done))
             llama.llama_set_embeddings(self._context, is_needed)
             append(self._passes, [(self._sequence, tokens[done : done + size], size if is_needed else 0)])
             done += size

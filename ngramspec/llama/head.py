@@ -47,17 +47,16 @@ ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe
 """Values of general.architecture whose heads are tested. llama.cpp has graphs for more, and some of them end the
 process if a tensor has an unexpected shape."""
 
-_HEAD = ".nextn.eh_proj.weight"  # end of the name of a tensor that each NextN layer has once
-
 
 def head_missing(path: Path) -> str:
     """Return why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
-    if bindings.head_functions(llama) is None:
+    if bindings.head_functions() is None:
         return "this build of llama-cpp-python does not support NextN layers"
     if not has_gguf_magic(path):
         return ""  # the loader reports the error
     headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
-    count = sum(name.endswith(_HEAD) for header in headers for name in header.shapes)
+    # Each NextN layer has this tensor once.
+    count = sum(name.endswith(".nextn.eh_proj.weight") for header in headers for name in header.shapes)
     architecture = headers[0].metadata.get("general.architecture")
     if not count:
         return "its file contains no NextN layer"
@@ -148,13 +147,9 @@ class Head(ModelBase):
     # ------------------------------------------------------------------ evaluating
 
     def appending(self, tokens: Sequence[int], rows: int) -> Generator[HeadFeed, HeadRows, Logits]:
-        """Append tokens, and evaluate them and all owed tokens pass by pass.
+        """Append tokens, evaluate them and all owed tokens, and return the logits after the last `rows` tokens.
 
-        Yields:
-            The input of the next pass; the caller sends its result.
-
-        Returns:
-            Logits after the last `rows` tokens.
+        It yields the input of each pass, and the caller sends the result.
         """
         self._heads.check()
         start = len(self.tokens)
@@ -215,10 +210,6 @@ class Head(ModelBase):
 class HiddenStates:
     """The target's hidden states after the last tokens of a sequence, in the order of its tokens.
 
-        rows = states.output_address(context)   # after a llama_decode of `tokens`, the first of which is at 100
-        states.copy_rows(rows, 100, tokens)
-        states.before(101, 104)                 # the states after the tokens at positions 100, 101 and 102
-
     llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own.
 
     A pass returns hidden states only if they are `wanted`, and a pass over a prompt only if `of_prompts` is set too.
@@ -226,7 +217,7 @@ class HiddenStates:
     """
 
     def __init__(self, width: int, n_states: int = MIN_STATES) -> None:
-        self._ext: Any = bindings.head_functions(llama)
+        self._ext: Any = bindings.head_functions()
         self._width = width
         self._n_states = n_states
         self._rows = np.zeros((2 * n_states, width), np.float32)
@@ -234,8 +225,6 @@ class HiddenStates:
         self._tokens: list[int] = []
         self.first = 0  # position of the first token whose state is here
         self.wanted = self.of_prompts = True
-
-    # ------------------------------------------------------------------ passes
 
     def due_in_prompt(self, n_remaining: int) -> bool:
         """Return True if a pass over a prompt may return states, with `n_remaining` tokens of the prompt after it."""
@@ -258,11 +247,7 @@ class HiddenStates:
         return ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
 
     def copy_rows(self, rows: int, start: int, tokens: Sequence[int]) -> int:
-        """Copy the states of new tokens, of which the first is at position `start`, from the address `rows`.
-
-        Returns:
-            The address of the next sequence's states.
-        """
+        """Copy the states of new tokens from the address `rows`, and return that of the next sequence's states."""
         self.drop_from(start)
         if start != self.first + len(self._tokens):
             self._tokens.clear()
@@ -280,14 +265,10 @@ class HiddenStates:
         self._tokens += tokens[n_skipped:]
         return rows + size * state
 
-    # ------------------------------------------------------------------ copies
-
     def adopt(self, source: HiddenStates, length: int) -> None:
         """Copy the states of the first `length` tokens of another sequence."""
         self.first, self._tokens = source.first, source._tokens[: max(0, length - source.first)]
         self._rows[: len(self._tokens)] = source._rows[: len(self._tokens)]
-
-    # ------------------------------------------------------------------ states for a head
 
     def count_known(self, text: Sequence[int]) -> int:
         """Return the number of tokens of a text with known states, including those before `first`; 0 means none."""
@@ -308,9 +289,6 @@ class Heads:
 
     Heads do not copy tokens between sequences. Instead, a head evaluates them again from the target's hidden states,
     which are copied. If `pooled`, the sequences share one pool of cells, so a pass over several is one batch.
-
-    Raises:
-        ModelError: llama.cpp cannot create such a context, for lack of memory.
     """
 
     max_rows = MAX_EVALUATE
@@ -335,7 +313,7 @@ class Heads:
                 "not enough memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
             )
         self._governor = governor
-        self._ext: Any = bindings.head_functions(llama)
+        self._ext: Any = bindings.head_functions()
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
         self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))  # length of a row of logits
@@ -350,13 +328,9 @@ class Heads:
         self.sequences = [Head(self, own, number) for number, own in enumerate(states)]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """Append tokens to heads in as few passes as possible; owed tokens may take passes before these.
+        """Append tokens to heads in as few passes as possible, after those for owed tokens.
 
-        Returns:
-            Logits of each head; those of a single head may be views, valid until the next pass.
-
-        Raises:
-            TargetError: llama.cpp could not evaluate the tokens; the heads are then empty.
+        The logits of a single head may be views, valid until the next pass. After an error, the heads are empty.
         """
         heads = [cast(Head, part.sequence) for part in parts]
         results: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
@@ -399,14 +373,7 @@ class Heads:
         return group
 
     def decode(self, feeds: Sequence[HeadFeed]) -> list[HeadRows]:
-        """Evaluate feeds in one pass and return the result of each.
-
-        Args:
-            feeds: Inputs with at most `max_tokens` tokens and MAX_EVALUATE rows in all; either all speak or none does.
-
-        Returns:
-            Results whose logits are views, valid until the next pass.
-        """
+        """Evaluate feeds, of which all speak or none, in one pass; the resulting logits are valid until the next."""
         self.check()
         batch, ends = self._batch, []
         end = 0

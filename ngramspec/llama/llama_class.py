@@ -26,8 +26,6 @@ from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial import ROOM, TrialContext
 from ngramspec.llama.weights import check_adapters, has_broken_amx, machine_key
 
-TENSOR = 3  # llama.h, LLAMA_SPLIT_MODE_TENSOR
-
 __all__ = ["BorrowedSequence", "DraftModel", "LlamaCpp", "check_adapter", "obstacle", "prepare"]
 
 
@@ -65,11 +63,9 @@ def obstacle(owner: LlamaCpp) -> str | None:
 
 
 class BorrowedSequence(CacheSequence):
-    """The sequence of a `Llama`, whose settings `ngramspec.cost.bits.ExactnessSelector` can compare.
+    """The sequence of a `Llama` without an `obstacle`, whose settings `ExactnessSelector` can compare.
 
-    Args:
-        owner: `Llama` without an `obstacle`.
-        adapts: Whether the number of threads for one token may change, and that for more.
+    `adapts` states whether the number of threads for one token may change, and that for more.
     """
 
     settings = ("fast",)
@@ -84,7 +80,7 @@ class BorrowedSequence(CacheSequence):
             context,
             recurrent=is_recurrent(model),
             window=llama.llama_model_n_swa(model),
-            on_device=on_gpu and split != TENSOR,
+            on_device=on_gpu and split != 3,  # LLAMA_SPLIT_MODE_TENSOR
         )
         # Rows of logits keep the given object alive, and the owner keeps rows. So pass the owner's context and not the
         # owner itself, which would be a reference cycle.

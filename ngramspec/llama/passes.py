@@ -11,16 +11,17 @@ import functools
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec import leaves
 from ngramspec.backend import Logits
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import TargetError
-from ngramspec.llama.cache import Cache, TokenStates
+from ngramspec.llama.cache import Cache
 from ngramspec.model_settings import MAX_DRAFT
 
 MAX_EVALUATE = MAX_DRAFT + 1  # maximum number of logits rows in a pass, for which the buffer is reserved
@@ -36,33 +37,25 @@ class UsedAtOnceError(RuntimeError):
 Feed = tuple[Cache, Sequence[int], int]
 """Input of a pass for one sequence: its cache, at least one token, and the number of the last ones that need logits."""
 
+StateFeed = tuple["leaves.HiddenStates", int, Sequence[int]]
+"""Hidden states of a sequence, and the start and the tokens of what the pass appends to it."""
+
 
 class Passes:
-    """The passes of an open context; `close` frees the context, and `release` does not.
-
-    Args:
-        context: The llama.cpp context.
-        caches: Caches of all sequences that will be fed, by number.
-        owner: Owner of the model; rows of logits keep it alive.
-        n_batch: Maximum number of tokens in a pass.
-        n_seq: Maximum number of sequences that a token of a pass belongs to.
-        governor: Chooses the number of threads of each pass; `None` leaves the context's number unchanged.
-        returns_early: Whether `llama_decode` returns before the work is done, as on a GPU. The governor then does not
-            learn from its time.
-    """
+    """The passes of an open context; `close` frees the context, and `release` does not."""
 
     max_rows = MAX_EVALUATE
 
     def __init__(
         self,
         context: Any,
-        caches: Sequence[Cache],
-        owner: object,
+        caches: Sequence[Cache],  # of all sequences that will be fed, by number
+        owner: object,  # owner of the model; rows of logits keep it alive
         *,
-        n_batch: int,
-        n_seq: int = 1,
-        governor: ThreadGovernor | None = None,
-        returns_early: bool = False,
+        n_batch: int,  # maximum number of tokens in a pass
+        n_seq: int = 1,  # maximum number of sequences that a token of a pass belongs to
+        governor: ThreadGovernor | None = None,  # `None` leaves the number of threads of the context unchanged
+        returns_early: bool = False,  # whether `llama_decode` returns before the work is done, as on a GPU
     ) -> None:
         self._context = context
         self.memory = llama.llama_get_memory(context)
@@ -98,17 +91,13 @@ class Passes:
             raise UsedAtOnceError
 
     def decode(self, feeds: Sequence[Feed], *, states: bool = True) -> None:
-        """Append tokens to one or more sequences.
+        """Append at most `n_batch` tokens to one or more sequences, each with one feed.
 
-        Args:
-            feeds: Inputs, at most one for each sequence, with at most `n_batch` tokens in all.
-            states: Whether hidden states may be requested. The last layer is then computed for all tokens, not only for
-                those whose logits are requested, which may change last bits.
+        With `states`, hidden states may be requested. The last layer is then computed for all tokens, not only for
+        those whose logits are requested, which may change last bits.
 
-        Raises:
-            TargetError: llama.cpp could not evaluate the tokens. The caches then contain what they did before, or less.
-            ValueError: The same, because a token is not in the vocabulary; or the context was closed.
-            UsedAtOnceError: Another thread runs a pass, which is not disturbed.
+        After a TargetError, or a ValueError for a token that is not in the vocabulary, the caches contain what they did
+        before, or less. A UsedAtOnceError does not disturb the pass of the other thread.
         """
         # There is no lock, because Ctrl-C after its `acquire` would leave it locked. No function is called between
         # these lines, so nothing can interrupt them.
@@ -178,12 +167,7 @@ class Passes:
             llama.llama_set_n_threads(self._context, self._threads, self._threads)
 
     def _recover(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
-        """Remove what a failed pass may have left in the caches.
-
-        Args:
-            feeds: Inputs of the pass.
-            starts: Length of each fed sequence before the pass, as far as it was recorded.
-        """
+        """Remove what a failed pass may have left in the caches, whose lengths were `starts` as far as it got."""
         lengths = {cache.sequence: start for (cache, _, _), start in zip(feeds, starts, strict=False)}
         for cache in self._caches:
             # A pass may also move the recurrent states of other sequences.
@@ -191,13 +175,9 @@ class Passes:
                 cache.recover(lengths.get(cache.sequence, cache.length))
 
     def branch(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Logits:
-        """Evaluate tokens that each belong to one or more sequences, and return the logits after each.
+        """Evaluate at most MAX_EVALUATE rows (token, position, sequences), and return the logits after each.
 
-        Args:
-            rows: Token, position and sequences of each row; at most MAX_EVALUATE rows.
-
-        Raises:
-            TargetError: llama.cpp could not evaluate them; the caller must remove what the pass left in the memory.
+        After a TargetError, the caller must remove what the pass left in the memory.
         """
         if self.busy or not self._context:  # no lock, as in `decode`
             self.check()
@@ -231,20 +211,16 @@ class Passes:
         if not llama.llama_memory_seq_rm(self.memory, sequence, length, -1):
             raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")
 
-    def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[tuple[TokenStates, int, Sequence[int]]]:
-        """Request hidden states from the next pass, if that is allowed and a head needs them.
-
-        Returns:
-            The states of each sequence, and the start and the tokens of what the pass appends to it.
-        """
-        state_feeds = [(cast(TokenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
+    def _request_states(self, feeds: Sequence[Feed], may_ask: bool) -> list[StateFeed]:
+        """Request hidden states from the next pass, if that is allowed and a head needs them."""
+        state_feeds = [(cache.states, cache.length, tokens) for cache, tokens, _ in feeds if cache.states is not None]
         asks = may_ask and any(states.wanted for states, _, _ in state_feeds)
         if asks != self._asks:
             state_feeds[0][0].ask(self._context, asks)
             self._asks = asks
         return state_feeds
 
-    def _take_states(self, state_feeds: Sequence[tuple[TokenStates, int, Sequence[int]]]) -> None:
+    def _take_states(self, state_feeds: Sequence[StateFeed]) -> None:
         rows = state_feeds[0][0].output_address(self._context) if self._asks else 0
         for states, start, tokens in state_feeds:
             if self._asks:
@@ -267,11 +243,7 @@ class Passes:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
     def fetch(self) -> Logits:
-        """Return the logits that the last pass requested, in the order of its feeds.
-
-        Returns:
-            A view, shape (rows, n_vocab), that is valid until the next pass.
-        """
+        """Return a view of the logits that the last pass requested, in the order of its feeds."""
         rows = self._rows
         if not rows:
             return np.empty((0, self.n_vocab), np.float32)

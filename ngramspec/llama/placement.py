@@ -32,9 +32,6 @@ from ngramspec.model_settings import ALL, AUTO, NO_DEVICE, PLACEMENT, ModelSetti
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import GGUFHeader, Scalar, read_header
 
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
-"""Values of llama.cpp's enum llama_split_mode. "tensor" is experimental there, and rollbacks with it are untested."""
-
 MICRO_BATCH = 512  # default number of tokens of a prompt per micro-batch
 
 MARGIN = 2**30  # bytes of each GPU that a fit leaves free, as in llama.cpp
@@ -44,14 +41,9 @@ STEP = 2**28  # a fit counts free memory in multiples of this, so that small cha
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"
 """Regular expression of the names of expert tensors, also for llama.cpp."""
 
-MIN_CONTEXT = 4096
-"""Context size in tokens for which layers are moved to RAM if the user sets none, as in llama.cpp."""
-
 _CPU = "CPU"  # name of the type of buffers in RAM
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _EMBEDDINGS = "token_embd.weight"
-_INPUTS = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")  # llama.cpp keeps these in RAM
-_GRAIN = 256  # llama.cpp rounds the number of cells up to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +90,12 @@ class Plan:
         """Set llama.cpp's parameters of a model; they point to the returned objects."""
         settings = self.settings
         params.n_gpu_layers = self.gpu_layers
-        params.split_mode, params.main_gpu = SPLIT_MODES[settings.split_mode], settings.main_gpu
+        # enum llama_split_mode; "tensor" is experimental there, and rollbacks with it are untested
+        params.split_mode = {"none": 0, "layer": 1, "row": 2}[settings.split_mode]
+        params.main_gpu = settings.main_gpu
         buffers: list[Any] = []
         if settings.device is not None:
-            handles = devices.device_handles()
+            handles = {device.name: device.handle for device in devices.devices()}
             pointers = [handles[name] for name in _names(settings.device)]
             buffers.append((ctypes.c_void_p * (len(pointers) + 1))(*pointers, None))
             params.devices = ctypes.addressof(buffers[-1])
@@ -274,14 +268,15 @@ def model_sizes(headers: Sequence[GGUFHeader], settings: ModelSettings, texts: i
     for name, size in sizes.items():
         if match := _BLOCK.match(name):
             (experts if re.search(EXPERTS, name) else dense)[int(match[1])] += size
-        elif not name.startswith(_INPUTS):
-            output += size
+        elif not name.startswith(("token_embd", "token_types", "position_embd", "per_layer_token_embd")):
+            output += size  # llama.cpp keeps the others in RAM
     if "output.weight" not in shapes and not in_ram("output.weight"):
         output += sizes.get(_EMBEDDINGS, 0)  # llama.cpp loads them again as the output matrix
-    n_ctx = settings.ctx_size or min(_number(metadata, "context_length", MIN_CONTEXT), MIN_CONTEXT)
-    # The cache has all cells also with a sliding window, as by default in llama.cpp. Recurrent states are small and
-    # left out.
-    cells = texts * (-(-(n_ctx + MAX_EVALUATE) // _GRAIN) * _GRAIN)
+    # If the user sets no context size, layers are moved to RAM for one of at most 4,096 tokens, as in llama.cpp.
+    n_ctx = settings.ctx_size or min(_number(metadata, "context_length", 4096), 4096)
+    # The cache has all cells also with a sliding window, as by default in llama.cpp, which rounds them up to a multiple
+    # of 256. Recurrent states are small and left out.
+    cells = texts * (-(-(n_ctx + MAX_EVALUATE) // 256) * 256)
     key_bytes, value_bytes = (CACHE_TYPES[cache_type][1] for cache_type in settings.cache_types)
     widths = [_cache_widths(number, metadata, shapes) for number in range(count)]
     caches = [int(cells * (keys * key_bytes + values * value_bytes)) for keys, values in widths]
@@ -331,17 +326,12 @@ def _cache_widths(
 def fit(
     sizes: Sizes, rooms: Sequence[int], shares: Sequence[int], cpu_experts: int | None = None
 ) -> tuple[int, int, tuple[int, ...]]:
-    """Place as much as possible of a model on GPUs.
+    """Place as much as possible of a model on GPUs that have `rooms` bytes.
 
-    Args:
-        sizes: Sizes of the model.
-        rooms: Bytes that may be used on each GPU, at least one.
-        shares: Free bytes of each GPU, in proportion to which llama.cpp splits layers by default; not all 0.
-        cpu_experts: Number of first layers whose expert tensors must be in RAM; `None` means as few as possible.
-
-    Returns:
-        Number of layers on GPUs, with the output layer; number of first layers whose expert tensors are in RAM; and
-        number of layers of each GPU, empty for llama.cpp's own split.
+    By default, llama.cpp splits layers in proportion to `shares`, which are not all 0. The expert tensors of the first
+    `cpu_experts` layers must be in RAM; `None` means as few as possible. Return the number of layers on GPUs, with the
+    output layer; the number of first layers whose expert tensors are in RAM; and the number of layers of each GPU,
+    empty for llama.cpp's own split.
     """
     count = len(sizes.dense)
 

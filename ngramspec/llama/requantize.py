@@ -95,7 +95,7 @@ def requantize(source: Path, target: Path) -> None:
 def quantize(source: Path, target: Path, name: str) -> bool:
     """Write a model file in the quantisation of this name, and return True if llama.cpp reports that it succeeded."""
     params = llama.llama_model_quantize_default_params()
-    params.ftype = bindings.file_types(llama)[f"LLAMA_FTYPE_MOSTLY_{name}"]
+    params.ftype = bindings.file_types()[f"LLAMA_FTYPE_MOSTLY_{name}"]
     params.allow_requantize = True
     params.nthread = usable_cores()
     bindings.log_tail.clear()

@@ -15,26 +15,18 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
-
 from ngramspec.data import ModelError, get_reason
 from ngramspec.llama import bindings, devices
+from ngramspec.llama.bindings import ggml_function
 
 GREETING, REACHING, ASKING = 10.0, 5.0, 1.0
 """Timeouts in seconds: of a worker's greeting, of connecting to it, and of connecting to find out which one is lost."""
 
-BUILD = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'
-
-SOURCE = "ggml-rpc"  # name of the RPC backend's source file, which ggml's message contains if that backend failed
-
 _connected: list[str] = []  # workers of this process
 _greeted: list[str] = []  # worker that is asked for its devices
-
-_ggml = partial(bindings.ggml_function, llama)
 
 
 def workers(text: str) -> tuple[str, ...]:
@@ -72,7 +64,7 @@ def connect(names: Sequence[str]) -> None:
                 " once"
             )
         names_by_address[address] = name
-    _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(_on_abort, ctypes.c_void_p))
+    ggml_function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(_on_abort, ctypes.c_void_p))
     # llama.cpp uses every registered device, and none can be removed. So register only after all workers have
     # responded.
     servers = [_find_devices(backend, name) for name in names]
@@ -84,17 +76,20 @@ def connect(names: Sequence[str]) -> None:
 def registry() -> int:
     """Return ggml's handle of the RPC backend."""
     try:
-        handle = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
+        handle = ggml_function("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
     except AttributeError:
         handle = None
     if not handle:
-        raise ModelError(f"this llama-cpp-python was built without -DGGML_RPC=on; add it to your build flags: {BUILD}")
+        raise ModelError(
+            "this llama-cpp-python was built without -DGGML_RPC=on; add it to your build flags:"
+            ' CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'
+        )
     return int(handle)
 
 
 def _load_function(backend: int, name: str, result: Any, *arguments: Any) -> Any:
     """Return a function that only the RPC backend exports, with these types of its result and arguments."""
-    find = _ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    find = ggml_function("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
 
 
@@ -120,10 +115,11 @@ def _find_devices(backend: int, name: str) -> int:
 
 
 def _register(server: int) -> None:
-    _ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
-    device = _ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
+    pointer = ctypes.c_void_p
+    ggml_function("ggml_backend_register", None, pointer)(server)
+    device = ggml_function("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t)(server, 0)
     # The backend keeps the connection open. Without it, other processes could use the worker until the model is loaded.
-    _ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(device, None)
+    ggml_function("ggml_backend_dev_init", pointer, pointer, ctypes.c_char_p)(device, None)
 
 
 def _address(host: str, port: int) -> str:
@@ -148,7 +144,7 @@ def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
 def _on_abort(message: bytes) -> None:
     """End the process with an error message if the RPC backend failed; after other failures, ggml ends it."""
     text = message.decode("utf-8", "replace")
-    if SOURCE not in text:
+    if "ggml-rpc" not in text:  # the name of the backend's source file
         os.write(2, f"{text}\n".encode())
         return
     os.write(2, f"ngramspec: {explain_abort()}\n".encode())
@@ -198,18 +194,16 @@ def listening_address(host: str, port: int) -> str:
     return f"{address}:{port}"
 
 
-def list_lent_devices() -> list[tuple[int, str]]:
-    """Return ggml's handles and descriptions of the devices that a worker lends: its GPUs, or its CPU without any."""
-    lent = [device for device in devices.devices() if device.is_gpu]
-    lent = lent or [device for device in devices.devices() if device.backend == "CPU"]
-    handles = devices.device_handles()
-    return [(handles[device.name], device.description) for device in lent]
+def list_lent_devices() -> list[devices.Device]:
+    """Return the devices that a worker lends: its GPUs, or its CPU without any."""
+    found = devices.devices()
+    return [device for device in found if device.is_gpu] or [device for device in found if device.backend == "CPU"]
 
 
 def serve(address: str, threads: int, cache: Path | None) -> None:
     """Listen and compute for one client at a time; return only if listening fails. `cache` is a folder for tensors."""
     types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
     start = _load_function(registry(), "ggml_backend_rpc_start_server", None, *types)
-    handles = [device for device, _ in list_lent_devices()]
+    handles = [device.handle for device in list_lent_devices()]
     array = (ctypes.c_void_p * len(handles))(*handles)
     start(address.encode(), os.fsencode(cache) if cache else None, threads, len(handles), array)

@@ -27,26 +27,14 @@ from ngramspec.sampling.rows import CANDIDATE, Candidates
 from ngramspec.sampling.sampler import GrammarState
 from ngramspec.sampling.settings import Sampling
 
-_LEAST_TEMPERATURE = 1e-20  # below it the scaled logits exceed float32; only the best token is likely long before
 _MOVING = ("penalties", "dry")
 _DECIDING = (*_MOVING, "infill")  # samplers after which another token may be the most likely
 _MANY_BIASES = 1000  # for more, selecting the candidates takes longer than sampling from all tokens
 _MAX_DRY_SAMPLERS = 32  # maximum number of samplers that `DrySamplers` keeps
-_MIROSTAT_M = 100  # number of tokens to which mirostat 1 fits Zipf's law; llama.cpp's constant
 
 
 class SamplerChain:
-    """The samplers of one sequence, which implement `ngramspec.sampling.sampler.Sampler`.
-
-    Args:
-        sampling: Settings of the samplers.
-        n_vocab: Number of tokens in the vocabulary.
-        vocab: llama.cpp's handle of the vocabulary; only DRY and infill need it.
-        n_ctx: Context size, which a look-back of -1 means.
-        dry_samplers: DRY samplers of the vocabulary; `None` means that this chain creates its own.
-        grammar: Grammar in its initial state.
-        suppressed_tokens: Token ids that the model's file forbids.
-    """
+    """The samplers of one sequence, which implement `ngramspec.sampling.sampler.Sampler`."""
 
     _chain: Any = None  # llama.cpp's handle of the chain
 
@@ -55,11 +43,11 @@ class SamplerChain:
         sampling: Sampling,
         n_vocab: int,
         *,
-        vocab: Any,
-        n_ctx: int = 0,
-        dry_samplers: DrySamplers | None = None,
-        grammar: GrammarState | None = None,
-        suppressed_tokens: Sequence[int] = (),
+        vocab: Any,  # llama.cpp's handle of the vocabulary; only DRY and infill need it
+        n_ctx: int = 0,  # which a look-back of -1 means
+        dry_samplers: DrySamplers | None = None,  # `None` means that this chain creates its own
+        grammar: GrammarState | None = None,  # in its initial state
+        suppressed_tokens: Sequence[int] = (),  # ids that the model's file forbids
     ) -> None:
         for token, _ in sampling.logit_bias:
             if not 0 <= token < n_vocab:
@@ -102,12 +90,13 @@ class SamplerChain:
     def _samplers(self, vocab: Any) -> dict[str, tuple[bool, Callable[[], Any]]]:
         """Return for each sampler by name whether it has an effect here, and llama.cpp's constructor."""
         s = self.sampling
-        seed, temperature = _seed_32(s.seed), max(s.temperature, _LEAST_TEMPERATURE)
+        # Below this temperature, the scaled logits exceed float32; only the best token is likely long before.
+        seed, temperature = _seed_32(s.seed), max(s.temperature, 1e-20)
         return {
             "penalties": (
                 self._repeat_last_n > 0,
                 lambda: bindings.penalties(
-                    llama, self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                    self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
                 ),
             ),
             "dry": (self._dry_last_n > 0, lambda: self._dry_samplers.make(s, self._n_ctx)),
@@ -158,7 +147,8 @@ class SamplerChain:
             mirostat_arguments = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
             samplers.append(llama.llama_sampler_init_temp(s.temperature))
             if s.mirostat == 1:
-                samplers.append(llama.llama_sampler_init_mirostat(self._n_vocab, *mirostat_arguments, _MIROSTAT_M))
+                # 100 is llama.cpp's number of tokens to which mirostat 1 fits Zipf's law.
+                samplers.append(llama.llama_sampler_init_mirostat(self._n_vocab, *mirostat_arguments, 100))
             else:
                 samplers.append(llama.llama_sampler_init_mirostat_v2(*mirostat_arguments))
         else:
@@ -241,11 +231,7 @@ class SamplerChain:
         return int(self._candidates.data["id"][first + self._array.selected]) if self._selects else token
 
     def _filter(self, logits: NDArray[np.float32], grammar: GrammarState | None) -> tuple[int, int]:
-        """Apply the chain to these logits, or to those that `grammar` allows.
-
-        Returns:
-            Index of the first candidate that the chain kept, and their number.
-        """
+        """Apply the chain to the allowed logits, and return the first index and the number of those that it kept."""
         array = self._array
         if grammar is None and self._is_top_k:
             array.size = self._candidates.take_largest(logits, self._reach)
@@ -337,25 +323,19 @@ class DrySamplers:
         shape = sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, dry_window(sampling, n_ctx)
         breakers = tuple(dict.fromkeys(sampling.dry_sequence_breakers))
         key = (*shape, breakers)
-        if (copy := self._copy(key)) is not None:
-            return copy
-        array = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
-        sampler = bindings.dry(llama, self._vocab, *shape, array)
         with self._lock:
             if key in self._samplers:
+                self._samplers.move_to_end(key)
+                return llama.llama_sampler_clone(self._samplers[key])
+        array = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
+        sampler = bindings.dry(self._vocab, *shape, array)
+        with self._lock:
+            if key in self._samplers:  # another thread was faster
                 llama.llama_sampler_free(sampler)
             else:
                 self._samplers[key] = sampler
-            while len(self._samplers) > _MAX_DRY_SAMPLERS:
+            if len(self._samplers) > _MAX_DRY_SAMPLERS:
                 llama.llama_sampler_free(self._samplers.popitem(last=False)[1])
-            return llama.llama_sampler_clone(self._samplers[key])
-
-    def _copy(self, key: tuple[Any, ...]) -> Any:
-        """Return a copy of a known sampler; `None` if it is not known."""
-        with self._lock:
-            if key not in self._samplers:
-                return None
-            self._samplers.move_to_end(key)
             return llama.llama_sampler_clone(self._samplers[key])
 
     def __del__(self) -> None:

@@ -198,11 +198,7 @@ class CacheSequence:
         return b"".join(pieces)
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Restore what `save_state` returned when a sequence contained `tokens`.
-
-        Raises:
-            TargetError: The state cannot be restored; the sequence is then empty.
-        """
+        """Restore what `save_state` returned when a sequence contained `tokens`; after a TargetError it is empty."""
         self.clear()
         if self.cache.states is not None:
             self.cache.states.forget()
@@ -236,18 +232,10 @@ Piece = tuple[CacheSequence, Sequence[int], int]
 
 
 def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> None:
-    """Append to several sequences in one pass, after the tokens that they owe.
+    """Append to several sequences in one pass, at most n_batch tokens and MAX_EVALUATE rows; see `Passes.decode`.
 
-    Owed tokens that do not fit in the pass are evaluated in passes before it.
-
-    Args:
-        passes: Passes of the context.
-        pieces: Pieces of different sequences, with at most n_batch tokens and MAX_EVALUATE rows in all.
-        states: See `Passes.decode`.
-
-    Raises:
-        ValueError: A sequence has no room for that many tokens.
-        TargetError: llama.cpp could not evaluate them; the sequences are as before, although they may owe tokens.
+    Owed tokens that do not fit in the pass are evaluated in passes before it. After an error, the sequences are as
+    before, although they may owe tokens.
     """
     before = []
     n_tokens = 0

@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -47,7 +46,6 @@ from ngramspec.llama.contexts import (
     count_snapshots,
     make_params,
     micro_batch_size,
-    open_largest,
 )
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import MARGIN
@@ -55,17 +53,11 @@ from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial import SettingTrials
 from ngramspec.llama.weights import Weights, set_adapters
 from ngramspec.model_settings import ModelSettings
-from ngramspec.sampling.settings import allow_int_range
 
 MAX_BRANCHES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
 
-OWN_STATES = ("deepseek4",)
-"""Hybrid architectures whose batches llama.cpp splits as if sequences had separate caches, even in a shared pool."""
-
 ABORTS = ("minimax-01",)
 """Architectures on which llama.cpp aborts the process if a batch contains sequences with separate caches."""
-
-TEXTS = allow_int_range(1, MAX_EVALUATE)
 
 
 class Target(NativeObject):
@@ -126,8 +118,8 @@ class Target(NativeObject):
         settings = replace(settings or ModelSettings(), **changes)
         self.texts, self._texts = texts, 1 if texts is None else texts
         for name, value in (("texts", texts), ("n_seq", n_seq)):
-            if value is not None and not TEXTS.accepts(value):
-                raise ValueError(f"{name} must be {TEXTS.description}, got {value!r}")
+            if value is not None and not 1 <= value <= MAX_EVALUATE:
+                raise ValueError(f"{name} must be from 1 to {MAX_EVALUATE}, got {value!r}")
         if (n_seq or 1) > 1 and (texts is not None or settings.mtp):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
         single, batch = settings.threads, settings.threads_batch
@@ -152,7 +144,7 @@ class Target(NativeObject):
         n_ctx = choose_context_size(self.weights, settings.ctx_size, self._texts)
         self._states: list[Any] = []
         if self.weights.has_head:
-            width = bindings.width_out(llama, self.weights.handle)
+            width = bindings.width_out(self.weights.handle)
             self._states = [leaves.HiddenStates(width) for _ in range(self._texts)]
         self.exactness = ExactnessMode()
         # Rounding is not needed for several sequences.
@@ -237,8 +229,8 @@ class Target(NativeObject):
 
     def _params(self, settings: ModelSettings, cells: int, snapshots: int = 0) -> Any:
         """Return llama.cpp's parameters of a context for all sequences."""
-        n_seq = max(self.n_seq, self._texts)
-        return make_params(self.weights, settings, cells, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
+        n_seq, micro_batch = max(self.n_seq, self._texts), micro_batch_size(self.weights, settings)
+        return make_params(settings, cells, micro_batch, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
 
     def _count_snapshots(self, limit: int, setting: str) -> int:
         params = self._params(self.trials.by_name[setting], MAX_EVALUATE, 1)
@@ -254,10 +246,13 @@ class Target(NativeObject):
         # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
         cells = self._texts * (n_ctx + MAX_EVALUATE)
         longest = settings.draft_max or SNAPSHOTS
-        self._ctx, snapshots = open_largest(
-            self.weights, partial(self._params, settings, cells), self._count_snapshots(longest, setting)
-        )
-        if not self._ctx:
+        snapshots = self._count_snapshots(longest, setting)
+        bindings.log_tail.clear()
+        while not (context := self.weights.open_context(self._params(settings, cells, snapshots))) and snapshots > 1:
+            snapshots //= 2
+            bindings.log_tail.clear()
+        self._ctx = context
+        if not context:
             raise ModelError(
                 f"{self.weights.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
                 f" try {advise_smaller_size(self.weights, n_ctx, self._texts)}"
@@ -293,17 +288,16 @@ class Target(NativeObject):
             )
             for number in range(self._texts)
         ]
-        passes = Passes(
+        self.returns_early = self.weights.on_gpu
+        self.passes = passes = Passes(
             self._ctx,
             caches,
             self,
             n_batch=self.n_batch,
             n_seq=self.n_seq,
             governor=self.governor,
-            returns_early=self.weights.on_gpu,
+            returns_early=self.returns_early,
         )
-        self.passes = passes
-        self.returns_early = passes.returns_early
         self.n_ctx = self.vocabulary.n_ctx = n_ctx
         if self._leaves:
             branching = leaves.BranchingSequence
@@ -324,7 +318,7 @@ class Target(NativeObject):
     def make_context_params(self, n_ctx: int) -> Any:
         """Return llama.cpp's parameters of another context with these settings, for one sequence of `n_ctx` tokens."""
         self.weights.check_open()
-        return make_params(self.weights, self.settings, n_ctx + MAX_EVALUATE)
+        return make_params(self.settings, n_ctx + MAX_EVALUATE, self.n_batch)
 
     def scale_adapters(self, scales: Sequence[float]) -> None:
         """Set the scales of all LoRA adapters for the following passes of all sequences and of the own head.
@@ -375,23 +369,19 @@ class Target(NativeObject):
         if self._pooled and not self.weights.is_recurrent:
             return in_order(sum(lengths), self.n_batch)
         snapshots = self.sequences[0].cache.snapshots
+        # llama.cpp splits the batches of this hybrid architecture as if sequences had separate caches, even in a pool.
+        is_separate = not self._pooled or self.weights.architecture == "deepseek4"
         return equally(
             {sequence.number: length for sequence, length in zip(sequences, lengths, strict=True)},
             self.n_batch,
-            neighbours=not self._pooled
-            or bool(llama.llama_model_is_recurrent(self.weights.handle))
-            or self.weights.architecture in OWN_STATES,
+            neighbours=is_separate or bool(llama.llama_model_is_recurrent(self.weights.handle)),
             tail=snapshots + 1 if snapshots else 0,
         )
-
-    # ------------------------------------------------------------------ several continuations
 
     @property
     def can_branch(self) -> bool:
         """True if several continuations can share a prefix in the cache; recurrent states cannot be shared."""
         return self.weights.can_pool and not self.weights.is_recurrent
-
-    # ------------------------------------------------------------------ end
 
     def close(self) -> None:
         """Free the context and the model; the target and the logits that it returned cannot be used afterwards."""

@@ -14,11 +14,13 @@ last tokens before those that it compares.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -29,11 +31,12 @@ from ngramspec.backend import Logits
 from ngramspec.cost.bits import COMPARED, DEPTHS
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import TargetError
+from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.contexts import make_params, micro_batch_size
-from ngramspec.llama.passes import Passes
+from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.weights import Adapter, Weights, open_context
+from ngramspec.llama.weights import Adapter, Weights, make_model_params, open_context
 from ngramspec.machine import LONG_READING, MIN_PREFILL, READING, Measure
 from ngramspec.model_settings import UNQUANTISED, ModelSettings
 
@@ -47,8 +50,6 @@ REAL, N_COMPARED = 13, 8
 context differently.
 """
 
-BATCH = 5  # number of tokens that are evaluated to compare threads: one, and a pass over the others
-
 READ = 9 * MIN_PREFILL + COMPARED[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
 ROOM = max(DEPTHS) + 2 * MIN_PREFILL + COMPARED[-1]  # size of a context that fits all of these tokens
 
@@ -59,6 +60,8 @@ class TrialContext:
     Batches contain at least STRETCH tokens, also if `params` specify fewer. All methods raise TargetError if llama.cpp
     fails, or the machine lacks the memory for the context.
     """
+
+    owns_model = False  # whether `close` frees the model
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
         self._model, self._params, self._adapters = model, params, adapters
@@ -122,7 +125,7 @@ class TrialContext:
         bits = []
         for single, batch in ((1, 1), (self._params.n_threads, self._params.n_threads_batch)):
             self.use_threads(single, batch)
-            rows = self.evaluate(tail[:1]), self.evaluate(tail[1:BATCH], BATCH - 1)
+            rows = self.evaluate(tail[:1]), self.evaluate(tail[1:5], 4)
             self.back()
             bits.append(np.concatenate(rows).tobytes())
         return bits[0] == bits[1]
@@ -219,6 +222,8 @@ class TrialContext:
 
     def close(self) -> None:
         self._passes.close()
+        if self.owns_model:
+            llama.llama_model_free(self._model)
 
     def __enter__(self) -> TrialContext:
         return self
@@ -239,15 +244,32 @@ SAMPLE = (
 """Sample of ordinary prose and code on which rounding is measured."""
 
 
+def open_file(path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: int, prompt: int) -> TrialContext:
+    """Load a model file without a vocabulary for passes of at most `prompt` tokens after `depth` tokens.
+
+    A negative number of GPU layers means all. `close` of the result frees the model too.
+    """
+    bindings.init_backend()
+    params, _ = make_model_params(settings, all_on_gpu=devices.offloads_all(n_gpu_layers))
+    params.n_gpu_layers = n_gpu_layers
+    bindings.log_tail.clear()
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise TargetError(f"llama.cpp cannot load a model of this shape ({bindings.last_complaint()})")
+    try:
+        trial = TrialContext(model, make_params(settings, depth + prompt + 2 * MAX_EVALUATE, prompt), ())
+    except TargetError:
+        llama.llama_model_free(model)
+        raise
+    trial.owns_model = True
+    trial.begin(depth)
+    return trial
+
+
 class SettingTrials:
     """The settings "fast" and "exact" of a model, as `ngramspec.cost.bits.ExactnessSelector` compares them.
 
     Those of "exact" have no flash attention on a CPU.
-
-    Attributes:
-        by_name: Both settings.
-        settings: Names of the settings to compare: "fast", and "exact" if its flash attention differs.
-        identity: Key of comparisons under both.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -260,8 +282,8 @@ class SettingTrials:
             default = micro_batch_size(weights, replace(exact, ubatch_size=None))
             exact = replace(exact, ubatch_size=min(default, fast.ubatch_size))
         self.by_name = {"fast": fast, "exact": exact}
-        self.settings = ("fast", "exact") if exact.flash_attn != fast.flash_attn else ("fast",)
-        self.identity = weights.key(f"fa={fast.flash_attn} kv={fast.cache_types} ub={fast.ubatch_size}")
+        self.settings = ("fast", "exact") if exact.flash_attn != fast.flash_attn else ("fast",)  # those to compare
+        self.identity = weights.key(f"fa={fast.flash_attn} kv={fast.cache_types} ub={fast.ubatch_size}")  # for both
 
     @cached_property
     def sample(self) -> Sequence[int]:
@@ -271,7 +293,7 @@ class SettingTrials:
     def open(self, settings: ModelSettings, cells: int) -> TrialContext:
         """Return a separate context under other settings, except those of the weights, which cannot change."""
         self._weights.check_open()
-        params = make_params(self._weights, settings, cells)
+        params = make_params(settings, cells, micro_batch_size(self._weights, settings))
         return TrialContext(self._weights.handle, params, self._weights.adapters)
 
     def trial(self, setting: str) -> TrialContext:
@@ -281,23 +303,14 @@ class SettingTrials:
 
 # --------------------------------------------------------------------------- times of settings
 
-SLOW = 0.1  # duration in seconds above which a pass is timed once; a faster one is repeated after a warm-up
-
-REPEATS = 2  # number of timed passes after the warm-up, of which the fastest counts
-
 SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded again
 
 
 class SettingsTimer:
-    """Times settings of a loaded model in small contexts, for `ngramspec.instruments.tuning.search.Tuning`.
+    """Times settings of a loaded model in contexts that are nearly empty or contain `depth` tokens.
 
     Numbers of threads are changed in place, and contexts stay open. If a setting requires loading the weights in
-    another way, they are loaded a second time, and the first ones stay loaded.
-
-    Args:
-        weights: Loaded model.
-        depth: Number of tokens in a long context.
-        guard: Context in which weights are loaded, such as one that defers signals.
+    another way, they are loaded a second time, with `guard` around the load, and the first ones stay loaded.
     """
 
     def __init__(
@@ -309,12 +322,12 @@ class SettingsTimer:
         self._open: dict[tuple[object, ...], TrialContext] = {}
 
     def seconds(self, settings: ModelSettings, measure: Measure) -> float:
-        """Measure one time after a warm-up."""
+        """Measure one time; for a pass of at most 0.1 s, the first one is a warm-up, and the fastest of two counts."""
         trial = self._context(settings, deep=measure.deep)
         first = trial.seconds(measure.size)
         if measure.is_prefill:
             return first / measure.size
-        return first if first > SLOW else min(trial.seconds(measure.size) for _ in range(REPEATS))
+        return first if first > 0.1 else min(trial.seconds(measure.size) for _ in range(2))
 
     def _context(self, settings: ModelSettings, *, deep: bool) -> TrialContext:
         """Return the context of these settings with their threads; a deep one contains `depth` tokens."""
@@ -324,7 +337,6 @@ class SettingsTimer:
             depth, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
             trials = SettingTrials(self._load(settings))
             trial = self._open[key] = trials.open(settings, depth + room + 2 * READING.size)
-            trial.use_threads(settings.threads or 1, settings.threads_batch or 1)
             trial.begin(depth)
         trial.use_threads(settings.threads or 1, settings.threads_batch or 1)
         return trial

@@ -30,18 +30,9 @@ _INFILL_BUFFER = 512  # size in bytes of the infill sampler's buffer for a token
 
 
 class Vocabulary(NativeObject):
-    """The tokenizer of a GGUF file, which converts text to tokens and back; the file need not contain weights.
+    """The tokenizer of a GGUF file, which converts text to tokens and back; the file need not contain weights."""
 
-    Attributes:
-        vocabulary_hash: Hash of the vocabulary (16 bytes), equal if every token id has the same text.
-        metadata: Values of the file's header, without arrays.
-        n_ctx: Context size in tokens, which the DRY sampler looks back over; 0 without a context.
-
-    Raises:
-        ModelError: The file cannot be loaded, or has no vocabulary.
-    """
-
-    n_ctx = 0
+    n_ctx = 0  # context size in tokens, which the DRY sampler looks back over; 0 without a context
     _model: Any = None
     _is_borrowed = False
     _chat_template: str | None = None
@@ -62,7 +53,8 @@ class Vocabulary(NativeObject):
         return vocabulary
 
     def _take(self, model: Any, header: GGUFHeader) -> None:
-        self._model, self.vocabulary_hash, self.metadata = model, header.vocabulary, header.metadata
+        self._model, self.metadata = model, header.metadata
+        self.vocabulary_hash = header.vocabulary  # equal if every token id has the same text
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self._pieces: dict[int, bytes] = {}
@@ -286,16 +278,10 @@ class Vocabulary(NativeObject):
     def suppress_tokens(self) -> tuple[int, ...]:
         """Token ids that the model's file forbids."""
         self._check_open()
-        return bindings.find_suppress_tokens(llama, self._vocab)
-
-    # ------------------------------------------------------------------ end
-
-    @property
-    def closed(self) -> bool:
-        return not self._model
+        return bindings.find_suppress_tokens(self._vocab)
 
     def _check_open(self) -> None:
-        if self.closed:
+        if not self._model:
             raise ValueError("the vocabulary is closed")
 
     def close(self) -> None:

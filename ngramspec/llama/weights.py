@@ -34,31 +34,14 @@ HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and proces
 
 _LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
 
-_OUT_OF_MEMORY = re.compile(r"unable to allocate|failed to allocate|out of memory|insufficient memory", re.IGNORECASE)
-
-BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
-"""Architectures whose attention selects blocks of cells (llama-cpp-python 0.3.36). If several sequences share a pool,
-logits depend on the places of a sequence's cells (qwen4exp), or all cells are attended to (minimax-m3)."""
-
 Adapter = tuple[Any, float]
 """llama.cpp's handle of an adapter, which is freed with the model, and its scale."""
 
 
 class Weights(NativeObject):
-    """The weights of a model in memory, with its adapters; see `Target` for the arguments and errors.
+    """The weights of a model in memory, with its adapters; see `Target` for the arguments and errors."""
 
-    Attributes:
-        settings: Settings that the model was loaded with.
-        n_threads: CPU threads of a pass over one token.
-        plan: Placement of the layers.
-        notes: Notes for the user about how the model was loaded.
-        handle: llama.cpp's handle of the model; `None` after `close`.
-        has_head: Whether the model's own head was requested and is loaded.
-        amx_broken: Whether AMX kernels are off because they compute wrong results in this build.
-        quantisation: Name of the quantisation; `None` means unknown.
-    """
-
-    handle: Any = None
+    handle: Any = None  # llama.cpp's handle of the model; `None` after `close`
 
     def __init__(
         self,
@@ -69,11 +52,13 @@ class Weights(NativeObject):
         margin: int = MARGIN,
     ) -> None:
         self.path, self.settings, self.reserved = Path(path), settings, reserved
-        self.n_threads = settings.threads or usable_cores()
+        self.n_threads = settings.threads or usable_cores()  # CPU threads of a pass over one token
         bindings.init_backend()
-        self.notes: list[str] = []
-        if settings.mtp and (why := self._find_head_obstacle()):
-            self.notes.append(f"--mtp is not used: {why}")
+        self.notes: list[str] = []  # notes for the user about how the model was loaded
+        if settings.mtp:
+            is_remote = any(device.backend == "RPC" for device in devices.devices())
+            why = "it is not supported with --rpc" if is_remote else leaves.head_missing(self.path)
+            self.notes += [f"--mtp is not used: {why}"] if why else []
         self.has_head = settings.mtp and not self.notes
         adapter_key = check_adapters(settings.adapters, self.path)
         self.plan = make_plan(self.path, settings, texts, reserved, margin)
@@ -85,12 +70,6 @@ class Weights(NativeObject):
             f"{self.plan.key} {self.amx_broken=} {settings.no_repack=} {settings.no_mmap=} {self.has_head=}"
         )
         self._loaded_as += adapter_key
-
-    def _find_head_obstacle(self) -> str:
-        """Return why the model's own head cannot be run here; "" if it can."""
-        if any(device.backend == "RPC" for device in devices.devices()):
-            return "it is not supported with --rpc"
-        return leaves.head_missing(self.path)
 
     def _load(self) -> None:
         params, self.amx_broken = make_model_params(self.settings, all_on_gpu=self.plan.all_on_gpu)
@@ -109,7 +88,8 @@ class Weights(NativeObject):
             with bindings.log_listener(note_layer):
                 self.handle, header = open_model(self.path, params)
         except ModelError as error:
-            if self.on_gpu and _OUT_OF_MEMORY.search(str(error)):
+            causes = ("unable to allocate", "failed to allocate", "out of memory", "insufficient memory")
+            if self.on_gpu and any(cause in str(error).lower() for cause in causes):
                 advice = "set a smaller -ngl or a larger --n-cpu-moe to use less GPU memory"
                 raise ModelError(f"{error}; {advice}") from None
             raise
@@ -155,7 +135,9 @@ class Weights(NativeObject):
     @property
     def can_pool(self) -> bool:
         """True if sequences can share a pool of cells without a change of their logits."""
-        return self.architecture not in BLOCKS_OF_CELLS
+        # These select blocks of cells (llama-cpp-python 0.3.36). In a pool, all cells are attended to (minimax-m3), or
+        # logits depend on the places of a sequence's cells (qwen4exp).
+        return self.architecture not in ("minimax-m3", "qwen4exp")
 
     @property
     def window(self) -> int:
@@ -214,7 +196,7 @@ def tuning_key(path: Path, settings: ModelSettings) -> str:
 def make_model_params(settings: ModelSettings, *, all_on_gpu: bool) -> tuple[Any, bool]:
     """Return llama.cpp's parameters for loading a model, and whether its AMX kernels are off, being broken."""
     params = llama.llama_model_default_params()
-    bindings.set_mapped(llama, params, not settings.no_mmap)
+    bindings.set_mapped(params, not settings.no_mmap)
     params.use_extra_bufts = not settings.no_repack
     amx_broken = not settings.no_repack and has_broken_amx(all_on_gpu)
     if amx_broken:

@@ -32,18 +32,11 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
 from ngramspec.loading.settings import MODEL_ONLY, LoadSettings
-from ngramspec.model_settings import (
-    NO_DEVICE,
-    TUNABLE,
-    LoadSettingsError,
-    ModelSettings,
-    flags,
-    load_tuned,
-    tuning_path,
-)
+from ngramspec.model_settings import NO_DEVICE, TUNABLE, LoadSettingsError, ModelSettings, flags, load_tuned
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import ModelSource, remember_file, resolve
 from ngramspec.models.hub import PREFIX, Progress
+from ngramspec.storage import cache_folder
 
 OnNote = Callable[[str], object]
 """Function that receives notes for the user."""
@@ -212,7 +205,7 @@ def _draft_bytes(source: ModelSource, settings: LoadSettings) -> int:
 
 def model_tuning_path(path: Path, settings: ModelSettings) -> Path:
     """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
-    return tuning_path(tuning_key(path, settings))
+    return cache_folder("tuned") / f"{tuning_key(path, settings)}.json"
 
 
 def apply_tuning(path: Path, settings: LoadSettings, on_note: OnNote) -> tuple[LoadSettings, dict[str, Any]]:

@@ -24,7 +24,7 @@ import psutil
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama.bindings import last_complaint
 from ngramspec.llama.requantize import quantize
-from ngramspec.llama.timed_model import TimedModel
+from ngramspec.llama.trial import TrialContext, open_file
 from ngramspec.model_settings import ModelSettings
 from ngramspec.models.gguf import BLOCKS, MAGIC, read_header
 from ngramspec.quants.shape import Shape
@@ -63,7 +63,7 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
         self.outputs: dict[str, str] = {}  # quantisation of the one layer in front of each output layer
         self._rows: dict[str, dict[str, tuple[int, bytes]]] = {}  # type and rows of the tensors, by quantisation
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-quants-", ignore_cleanup_errors=True)
-        self._open: dict[str, TimedModel] = {}
+        self._open: dict[str, TrialContext] = {}
 
     def prepare(self) -> Iterator[str]:
         """Write and load the models, and yield the name of each before it is written."""
@@ -87,13 +87,13 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
             yield f"loading {name}"
             self._write_part(path := self._path(f"part{number}"), part)
             options = {"n_gpu_layers": self._n_gpu_layers, "depth": self._depth, "prompt": PROMPT}
-            self._open[name] = TimedModel(path, self._settings, **options)
+            self._open[name] = open_file(path, self._settings, **options)
             if os.name == "posix":  # Windows does not delete files that are open
                 path.unlink()
 
     def seconds(self, name: str, size: int) -> float:
         """Return the time of a pass of a quantisation or output layer; see `TrialContext.seconds`."""
-        return self._open[name].trial.seconds(size)
+        return self._open[name].seconds(size)
 
     def __exit__(self, *_: object) -> None:
         for model in self._open.values():

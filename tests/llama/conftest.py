@@ -4,7 +4,8 @@ The tests write valid model files; `test_crash_check` tests the check."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from support.fake_child import FakeChild
@@ -22,3 +23,10 @@ def _trusted_files(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
     return FakeChild(monkeypatch)
+
+
+@pytest.fixture
+def set_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that replaces the devices of the build."""
+    devices: Any = pytest.importorskip("ngramspec.llama.devices")
+    return lambda *made: monkeypatch.setattr(devices, "devices", lambda: [*made])

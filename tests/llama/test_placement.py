@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from architectures.files import write_model as write_architecture
 from support.cli_runner import DEMO, run
-from support.tiny_models import write_model
+from support.machines import CARD, CPU, OTHER
 
 import ngramspec
 from ngramspec.data import ModelError
@@ -23,18 +23,12 @@ from ngramspec.llama.contexts import token_bytes
 from ngramspec.llama.devices import Device
 from ngramspec.llama.placement import EXPERTS, Plan, Sizes, expert_pattern, fit, make_plan, model_sizes
 from ngramspec.llama.target import Target
-from ngramspec.llama.weights import tuning_key
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.model_settings import ALL, AUTO, ModelSettings
 from ngramspec.models.gguf import GGUFHeader, read_header
 
 MIB = 2**20
-CPU = Device("CPU", "EPYC", False, 2**33, 2**34, backend="CPU")
-CARD = Device("CUDA0", "RTX 3090", True, 20 * 2**30, 24 * 2**30, backend="CUDA", id="0000:01:00.0")
-OTHER = Device("CUDA1", "RTX 4090", True, 20 * 2**30, 24 * 2**30, backend="CUDA", id="0000:02:00.0")
-SHARED = Device("Vulkan0", "Iris", True, 2**33, 2**34, True, "Vulkan")
-HANDLES = {"CUDA0": 11, "CUDA1": 12, "Vulkan0": 13, "CPU": 14}
-BUFFERS = {name: handle * 10 for name, handle in HANDLES.items()}
+BUFFERS = {"CUDA0": 110, "CUDA1": 120, "Vulkan1": 130, "CPU": 140}
 
 SMALL = {"ctx_size": 64, "threads": 1, "exact": "off"}
 
@@ -42,11 +36,12 @@ SetDevices = Callable[..., None]
 
 
 @pytest.fixture
-def set_devices(monkeypatch: pytest.MonkeyPatch) -> SetDevices:
+def set_gpus(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> SetDevices:
+    """Return `set_devices` for GPUs whose memory is counted to the byte, and used by nothing but tensors and cache."""
     monkeypatch.setattr(placement, "STEP", 1)
     sizes = placement.model_sizes
     monkeypatch.setattr(placement, "model_sizes", lambda *given: sizes(*given)._replace(compute=0))
-    return lambda *made: monkeypatch.setattr(devices, "devices", lambda: [*made, CPU])
+    return lambda *made: set_devices(*made, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def plan(path: Path = DEMO, reserved: int = 0, **settings: Any) -> Plan:
 def parameters(made: Plan) -> Mapping[str, Any]:
     """Return the parameters that llama.cpp would get."""
     params = weights.llama.llama_model_default_params()
-    with mock.patch.multiple(devices, device_handles=lambda: HANDLES, buffer_types=lambda: BUFFERS):
+    with mock.patch.object(devices, "buffer_types", return_value=BUFFERS):
         buffers = made.apply(params)
     found: dict[str, Any] = {name: getattr(params, name) for name in ("n_gpu_layers", "split_mode", "main_gpu")}
     if params.devices:
@@ -169,10 +164,6 @@ def test_sizes_leave_out_tensors_that_are_in_ram() -> None:
     assert (nothing.dense, nothing.output, nothing.caches) == ([0] * 8, 0, whole.caches)
 
 
-def test_recurrent_layers_have_no_cache(tmp_path: Path) -> None:
-    assert sizes(write_model(tmp_path / "mamba.gguf", "mamba")).caches == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("shapes", "width"),
     [
@@ -226,10 +217,8 @@ def test_buffers_grow_without_flash_attention() -> None:
         ),
     ],
 )
-def test_options_are_passed_to_llama_cpp(
-    asked: dict[str, Any], expected: dict[str, Any], set_devices: SetDevices
-) -> None:
-    set_devices(CARD, OTHER)
+def test_options_are_passed_to_llama_cpp(asked: dict[str, Any], expected: dict[str, Any], set_gpus: SetDevices) -> None:
+    set_gpus(CARD, OTHER)
     assert parameters(plan(**asked)) == DEFAULT | expected
 
 
@@ -255,17 +244,17 @@ def test_op_offload_is_set_in_contexts() -> None:
 # ---------------------------------------------------------------------- machines
 
 
-def test_a_model_that_fits_is_not_changed(set_devices: SetDevices) -> None:
-    set_devices(CARD)
+def test_a_model_that_fits_is_not_changed(set_gpus: SetDevices) -> None:
+    set_gpus(CARD)
     made = plan()
     assert parameters(made) == DEFAULT
     assert (made.notes, made.on_gpu, made.all_on_gpu) == ((), True, True)
 
 
-def test_layers_that_do_not_fit_stay_in_ram(set_devices: SetDevices) -> None:
+def test_layers_that_do_not_fit_stay_in_ram(set_gpus: SetDevices) -> None:
     found = []
     for room in range(0, 20, 2):
-        set_devices(with_room(room * MIB))
+        set_gpus(with_room(room * MIB))
         made = plan()
         found.append(made.gpu_layers)
         if made.gpu_layers == AUTO:
@@ -278,7 +267,7 @@ def test_layers_that_do_not_fit_stay_in_ram(set_devices: SetDevices) -> None:
     assert found[0] == 0
     assert found[-1] == AUTO
     assert len(set(found)) > 4
-    set_devices(with_room(8 * MIB))
+    set_gpus(with_room(8 * MIB))
     shorter, longer = plan(), plan(ctx_size=4096)
     assert longer.gpu_layers < shorter.gpu_layers
     assert plan(reserved=4 * MIB).gpu_layers < shorter.gpu_layers
@@ -299,11 +288,11 @@ def test_small_changes_of_free_memory_change_nothing(free: int, room: int, monke
     assert asked == [[room]]
 
 
-def test_experts_are_in_ram_before_layers(moe: Path, set_devices: SetDevices) -> None:
+def test_experts_are_in_ram_before_layers(moe: Path, set_gpus: SetDevices) -> None:
     layers = len({name.split(".")[1] for name in read_header(moe).shapes if name.startswith("blk.")})
     found, keys = [], set()
     for room in range(0, 4000, 40):
-        set_devices(with_room(room * 1024))
+        set_gpus(with_room(room * 1024))
         made = plan(moe)
         found.append((made.gpu_layers, made.cpu_experts))
         keys.add((made.gpu_layers, made.key))
@@ -319,13 +308,13 @@ def test_experts_are_in_ram_before_layers(moe: Path, set_devices: SetDevices) ->
     assert (AUTO, 0) in kinds
     assert {(AUTO, experts) for experts in range(1, layers + 1)} <= kinds.keys()
     assert not any(0 < number <= layers and experts == 0 for number, experts in kinds)
-    set_devices(with_room(0))
+    set_gpus(with_room(0))
     without = f"to fit the memory, 0 of {layers + 1} layers are on CUDA0 without their experts (-ngl changes it)"
     assert plan(moe).notes == (without,)
 
 
-def test_layers_are_split_over_gpus(set_devices: SetDevices) -> None:
-    set_devices(with_room(3 * MIB), with_room(13 * MIB, OTHER))
+def test_layers_are_split_over_gpus(set_gpus: SetDevices) -> None:
+    set_gpus(with_room(3 * MIB), with_room(13 * MIB, OTHER))
     made = plan()
     first, second, rest = parameters(made)["tensor_split"]
     assert (first > 0, second > 0, rest) == (True, True, 0)
@@ -333,32 +322,32 @@ def test_layers_are_split_over_gpus(set_devices: SetDevices) -> None:
     assert first + second == (9 if made.gpu_layers == AUTO else made.gpu_layers)
     # The margin is that of each GPU, and the GPUs share what is reserved.
     half = plan(reserved=2 * MIB)
-    set_devices(with_room(2 * MIB), with_room(12 * MIB, OTHER))
+    set_gpus(with_room(2 * MIB), with_room(12 * MIB, OTHER))
     assert plan().split == half.split
 
 
 @pytest.mark.parametrize(
     "asked", [{"tensor_split": "1,1"}, {"split_mode": "row"}, {"override_tensor": (("attn", "CUDA1"),)}]
 )
-def test_placements_that_cannot_be_predicted_are_not_fitted(asked: dict[str, Any], set_devices: SetDevices) -> None:
-    set_devices(with_room(0), with_room(0, OTHER))
+def test_placements_that_cannot_be_predicted_are_not_fitted(asked: dict[str, Any], set_gpus: SetDevices) -> None:
+    set_gpus(with_room(0), with_room(0, OTHER))
     assert plan(**asked).gpu_layers == AUTO
     for total in (0, CARD.total):  # the driver does not report the memory
-        set_devices(replace(CARD, free=0, total=total))
+        set_gpus(replace(CARD, free=0, total=total))
         assert plan().gpu_layers == AUTO
 
 
-def test_a_copy_has_the_same_placement_in_less_memory(moe: Path, set_devices: SetDevices) -> None:
+def test_a_copy_has_the_same_placement_in_less_memory(moe: Path, set_gpus: SetDevices) -> None:
     for room in range(0, 4000, 200):
-        set_devices(with_room(room * 1024))
+        set_gpus(with_room(room * 1024))
         made = plan(moe)
-        set_devices(with_room(0))
+        set_gpus(with_room(0))
         copy = plan(moe, **made.fixed)
         assert (max(AUTO, copy.gpu_layers), copy.cpu_experts) == (made.gpu_layers, made.cpu_experts)
 
 
-def test_a_copy_on_the_cpu_has_the_same_key(set_devices: SetDevices) -> None:
-    set_devices()
+def test_a_copy_on_the_cpu_has_the_same_key(set_gpus: SetDevices) -> None:
+    set_gpus()
     assert plan(**plan().fixed).key == plan().key
 
 
@@ -374,15 +363,15 @@ def test_a_copy_on_the_cpu_has_the_same_key(set_devices: SetDevices) -> None:
     ],
 )
 def test_devices_that_do_not_exist_are_rejected(
-    made: Sequence[Device], asked: dict[str, Any], words: str, set_devices: SetDevices
+    made: Sequence[Device], asked: dict[str, Any], words: str, set_gpus: SetDevices
 ) -> None:
-    set_devices(*made)
+    set_gpus(*made)
     with pytest.raises(ModelError, match=re.escape(words)):
         parameters(plan(**asked))
 
 
 def test_a_load_without_memory_names_settings_that_need_less(
-    set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
+    set_gpus: SetDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complaint = b"unable to allocate CUDA0 buffer"
 
@@ -390,7 +379,7 @@ def test_a_load_without_memory_names_settings_that_need_less(
         weights.bindings._collect_log(4, b"llama_model_load: error loading model: " + complaint, None)
 
     monkeypatch.setattr(weights.llama, "llama_model_load_from_file", load)
-    set_devices(CARD)
+    set_gpus(CARD)
     advice = "set a smaller -ngl or a larger --n-cpu-moe to use less GPU memory"
     for layers, text, advised in ((99, complaint, True), (0, complaint, False), (99, b"unknown architecture", False)):
         complaint = text
@@ -399,53 +388,27 @@ def test_a_load_without_memory_names_settings_that_need_less(
         assert str(raised.value).endswith(advice) == advised
 
 
-# ---------------------------------------------------------------------- keys
-
-
-def test_keys_distinguish_placements(set_devices: SetDevices) -> None:
-    set_devices(CARD, OTHER, SHARED)
-    asked: list[dict[str, Any]] = [
-        {},
-        {"device": "CUDA0"},
-        {"device": "Vulkan0"},
-        {"device": "none"},
-        {"split_mode": "row"},
-        {"split_mode": "none", "main_gpu": 1},
-        {"tensor_split": "3,1"},
-        {"n_cpu_moe": 1},
-        {"override_tensor": (("ffn", "CPU"),)},
-        {"no_op_offload": True},
-        {"gpu_layers": 0},
-        {"cache_type_k": "q8_0"},
-    ]
-    keys = [tuning_key(DEMO, ModelSettings(**one)) for one in asked]
-    assert keys[0] == tuning_key(DEMO, ModelSettings(gpu_layers=ALL))
-    set_devices(CARD, OTHER, replace(SHARED, description="Arc"))
-    keys.append(tuning_key(DEMO, ModelSettings(device="Vulkan0")))
-    assert len(set(keys)) == len(keys)
-
-
-def test_a_fit_is_part_of_the_keys_of_measurements(set_devices: SetDevices, moe: Path) -> None:
+def test_a_fit_is_part_of_the_keys_of_measurements(set_gpus: SetDevices, moe: Path) -> None:
     def fingerprint() -> str:
         with Target(moe, **SMALL) as target:
             return target.sequences[0].fingerprint
 
-    set_devices(CARD)
+    set_gpus(CARD)
     found = {fingerprint()}
-    set_devices(replace(CARD, free=CARD.free - 2**30))
+    set_gpus(replace(CARD, free=CARD.free - 2**30))
     assert found == {fingerprint()}
     for room in (900, 1400):
-        set_devices(with_room(room * 1024))
+        set_gpus(with_room(room * 1024))
         found.add(fingerprint())
     assert len(found) == 3
 
 
 def test_the_default_context_leaves_memory_for_a_draft_model_on_the_gpu(
-    set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch
+    set_gpus: SetDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "free_bytes", lambda *_: 16 * MIB)
+    monkeypatch.setattr(devices, "cache_room", lambda *_: 16 * MIB)
     for made, is_smaller in (((), False), ((CARD,), True)):
-        set_devices(*made)
+        set_gpus(*made)
         sizes = []
         for reserved in (0, 12 * MIB):
             with Target(DEMO, threads=1, exact="off", reserved=reserved) as target:

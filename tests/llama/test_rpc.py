@@ -5,22 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from architectures.files import write_model
-from support.cli_runner import DEMO
+from support.machines import WORKER
 
 from ngramspec.data import ModelError
-from ngramspec.llama import bindings, devices, rpc
-from ngramspec.llama.devices import Device
+from ngramspec.llama import bindings, rpc
 from ngramspec.llama.target import Target
-from ngramspec.llama.weights import tuning_key
-from ngramspec.model_settings import ModelSettings
 
 
 def test_rpc_workers_returns_host_and_port_of_each_worker() -> None:
@@ -43,26 +39,9 @@ def test_rpc_workers_rejects_invalid_lists() -> None:
                 rpc.workers(text)
 
 
-WORKER = Device("RPC0", "a:1", True, 2**33, 2**34, backend="RPC")
-
-
-def test_keys_change_with_rpc_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = replace(WORKER, name="RPC1", description="b:2")
-    keys = []
-    for made in (
-        [],
-        [WORKER],
-        [WORKER, other],
-        [replace(WORKER, description="b:2"), replace(other, description="a:1")],
-    ):
-        monkeypatch.setattr(devices, "devices", lambda made=made: made)
-        keys.append(tuning_key(DEMO, ModelSettings()))
-    assert len(set(keys)) == len(keys)
-
-
-def test_target_with_rpc_workers_does_not_use_nextn_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_target_with_rpc_workers_does_not_use_nextn_head(set_devices: Callable[..., None], tmp_path: Path) -> None:
     model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
-    monkeypatch.setattr(devices, "devices", lambda: [WORKER])
+    set_devices(WORKER)
     with Target(model, ctx_size=64, gpu_layers=0, threads=1, mtp=True) as target:
         assert target.head is None
         assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
@@ -74,7 +53,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     found: list[int] = []
     monkeypatch.setattr(rpc, "registry", lambda: 1)
     monkeypatch.setattr(rpc, "_reach", lambda name, *_: (name, 1))
-    monkeypatch.setattr(rpc, "_ggml", lambda *_: lambda *_: None)
+    monkeypatch.setattr(rpc, "ggml_function", lambda *_: lambda *_: None)
     monkeypatch.setattr(rpc, "_load_function", lambda *_: len)
     monkeypatch.setattr(rpc, "_register", found.append)
     yield found

@@ -89,7 +89,7 @@ def test_passes_are_timed_and_files_deleted() -> None:
         assert folder.exists()
         for name in ("Q4_0", "Q4_K_M", *models.outputs):
             assert all(models.seconds(name, size) > 0 for size in (1, 16, PROMPT))
-        trial = models._open["Q4_0"].trial
+        trial = models._open["Q4_0"]
         rows = trial.evaluate([1, 2], 2)
         assert np.isfinite(rows).all()
     assert not folder.exists()

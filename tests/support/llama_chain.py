@@ -118,10 +118,10 @@ class LlamaChain:
         dry_last_n = n_ctx if s.dry_penalty_last_n < 0 else s.dry_penalty_last_n
         make = {
             "penalties": lambda: bindings.penalties(
-                llama, n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
             ),
             "dry": lambda: bindings.dry(
-                llama, vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, dry_last_n, breakers
+                vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, dry_last_n, breakers
             ),
             "top_n_sigma": lambda: llama.llama_sampler_init_top_n_sigma(s.top_n_sigma),
             "top_k": lambda: llama.llama_sampler_init_top_k(s.top_k),
