@@ -15,7 +15,6 @@ from support.embedding import embed
 from support.tiny_adapters import merge, write_adapter
 from support.tiny_models import write_model
 
-import ngramspec
 from ngramspec.backend import Part
 from ngramspec.data import ModelError
 from ngramspec.llama.embedder import open_embedder
@@ -103,19 +102,6 @@ def test_lora_scale_matches_llama_cpp_and_zero_changes_nothing(demo_lora: Path) 
     theirs.close()
     assert row(lora=[(demo_lora, 0.4)]) == pytest.approx(wanted, abs=0.05)
     assert np.abs(wanted - base).max() > 1
-
-
-def test_drafts_with_lora_keep_text(demo_lora: Path) -> None:
-    texts = []
-    for lora, drafted in (((), True), ([(demo_lora, 0.2)], True), ([(demo_lora, 0.2)], False)):
-        settings: dict[str, Any] = {"threads": 1, "ctx_size": 256, "exact": "on", "policy": "fixed", "no_memory": True}
-        if not drafted:
-            settings |= {"no_draft": True, "policy": "cost"}
-        with ngramspec.load(DEMO, lora=lora, **settings) as loaded:
-            steps = list(loaded.decoder.generate(loaded.target.vocabulary.tokenize("1 2 3 1 2 3 1 2"), max_tokens=40))
-            texts.append("".join(step.text for step in steps))
-            assert (len(steps) < 40) == drafted
-    assert texts[0] != texts[1] == texts[2]
 
 
 def test_target_keys_with_other_adapter_or_scale_differ(model: Path, lora: Lora, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
-"""Tests of AMX: a child process detects once that a build's kernels are broken, and the build runs without them."""
+"""Tests of AMX: kernels are compared with others, and if they are broken, the build runs without them."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,67 +12,10 @@ import numpy as np
 import pytest
 from ngramspec_cli.info import _details
 from numpy.typing import NDArray
-from support.cli_runner import DEMO, run
-from support.fake_child import HANGS, FakeChild
+from support.cli_runner import DEMO
 
 from ngramspec.llama import bindings, crash_check, weights
-from ngramspec.llama.crash_check import amx_works
 from ngramspec.llama.target import Target
-
-VERDICTS = [((0, ""), True), ((3, ""), False), ((-11, ""), False), (HANGS, False)]
-"""(end of the child process, True if the kernels work)."""
-
-NO_VERDICTS = [(1, "Traceback"), (-9, ""), None]
-"""Ends of the child process without information about the kernels."""
-
-
-@pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(crash_check, "cache_folder", tmp_path.joinpath)
-    folder = tmp_path / "lib"
-    folder.mkdir()
-    for name in ("libggml.so", "libggml-cpu.so", "libllama.so"):
-        (folder / name).write_bytes(b"code")
-    return folder / "libggml.so"
-
-
-@pytest.mark.parametrize(("ended", "verdict"), [*VERDICTS, *((ended, False) for ended in NO_VERDICTS)])
-def test_amx_works_caches_verdicts_but_not_inconclusive_results(
-    ended: Any, verdict: bool, child: FakeChild, library: Path
-) -> None:
-    child.result = ended
-    assert [amx_works(library) for _ in range(2)] == [verdict] * 2
-    assert child.starts == (2 if ended in NO_VERDICTS else 1)
-    if ended in NO_VERDICTS:
-        child.result = (0, "")
-        assert amx_works(library)
-
-
-def test_amx_works_after_changed_build_checks_again(child: FakeChild, library: Path, tmp_path: Path) -> None:
-    kernels = library.with_name("libggml-cpu.so")
-
-    def resize() -> None:
-        stat = kernels.stat()
-        kernels.write_bytes(b"longer code")
-        os.utime(kernels, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-    changes: list[Callable[[], object]] = [
-        resize,
-        lambda: os.utime(kernels, ns=(0, 1_000_000_007)),
-        library.with_name("libggml-cpu-zen4.so").touch,
-    ]
-    assert amx_works(library)
-    for starts, change in enumerate(changes, 2):
-        change()
-        assert [amx_works(library) for _ in range(2)] == [True, True]
-        assert child.starts == starts
-    # Other files have no influence, but the folder has.
-    library.with_name("libllama.so").write_bytes(b"longer code")
-    library.with_name("libggml-broken-link.so").symlink_to("nowhere")
-    assert amx_works(library)
-    assert child.starts == len(changes) + 1
-    assert amx_works(library.parent.rename(tmp_path / "moved") / library.name)
-    assert child.starts == len(changes) + 2
 
 
 def test_amx_compare_on_this_build_accepts_its_kernels() -> None:
@@ -125,13 +66,13 @@ def test_amx_hide_removes_only_amx_from_memory_types(monkeypatch: pytest.MonkeyP
         ([], []),
     ):
         library, handles = fake_ggml(*types)
-        monkeypatch.setattr(bindings, "ggml", partial(lambda it, _api: it, library))
+        monkeypatch.setattr(bindings, "ggml", partial(lambda it: it, library))
         for _ in range(2):  # The second call changes nothing.
             assert crash_check.hide_amx()
             assert [*handles][: len(left) + 1] == [*left, None]
     # This library does not export its list.
     library, handles = fake_ggml(b"AMX")
-    monkeypatch.setattr(bindings, "ggml", lambda _api: library)
+    monkeypatch.setattr(bindings, "ggml", lambda: library)
     library.ggml_backend_dev_by_type = lambda kind: None
     assert not crash_check.hide_amx()
     del library.ggml_backend_dev_by_type
@@ -193,15 +134,4 @@ def test_has_broken_amx_without_repacked_cpu_weights_skips_check(
     assert weights.has_broken_amx(all_on_gpu=False)
     monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")
     assert not weights.has_broken_amx(all_on_gpu=False)
-    assert len(broken) == 1
-
-
-def test_complete_with_broken_amx_prints_note_once(
-    env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hide = crash_check.hide_amx  # The real `hide` still runs, for machines with broken kernels.
-    monkeypatch.setattr(crash_check, "hide_amx", lambda: hide() or True)
-    done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")
-    assert done.code == 0, done.err
-    assert done.err.splitlines().count(crash_check.AMX_NOTE) == 1
     assert len(broken) == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from support.tiny_gguf import write_changed_demo, write_damaged_demo
 
 from ngramspec.data import ModelError
 from ngramspec.llama import crash_check
-from ngramspec.llama.crash_check import ChildEnd
+from ngramspec.llama.crash_check import ChildEnd, amx_works
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -74,22 +76,39 @@ SAID = "x.cpp:1: GGML_ASSERT(a > (b)) failed\n"
 NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
 
 
-@pytest.mark.parametrize("code", [0, -6, -11, -8, -24])
-def test_crash_check_of_file_runs_child_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
-    child.result = (code, SAID)
-    told = f"{file} is damaged: llama.cpp crashes when loading it (GGML_ASSERT(a > (b)) failed); download it again"
-    assert [refused(file) for _ in range(2)] == [told if code else None] * 2
-    assert child.starts == 1
+@pytest.fixture
+def library(tmp_path: Path, folder: Path) -> Path:
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    for name in ("libggml.so", "libggml-cpu.so", "libllama.so"):
+        (lib / name).write_bytes(b"code")
+    return lib / "libggml.so"
 
 
-@pytest.mark.parametrize("ended", [(-15, ""), (1, ""), *((-6, said) for said in NO_MEMORY), HANGS, None])
-def test_crash_check_with_inconclusive_child_accepts_file(
-    ended: Any, child: FakeChild, file: Path, folder: Path
+@pytest.mark.parametrize(
+    ("kind", "ended", "answer", "is_kept"),
+    [
+        ("trial", (0, SAID), "", True),
+        ("trial", (-11, ""), "signal 11", True),
+        *(("trial", (code, SAID), "GGML_ASSERT(a > (b)) failed", True) for code in (-6, -8, -24)),
+        *(("trial", (-6, said), "", False) for said in NO_MEMORY),
+        *(("trial", ended, "", False) for ended in ((-15, ""), (1, ""), HANGS, None)),
+        ("amx", (0, ""), True, True),
+        *(("amx", ended, False, True) for ended in ((3, ""), (-11, ""), HANGS)),
+        *(("amx", ended, False, False) for ended in ((1, "Traceback"), (-9, ""), None)),
+    ],
+)
+def test_verdict_is_stored_unless_the_child_was_inconclusive(
+    kind: str, ended: Any, answer: Any, is_kept: bool, child: FakeChild, file: Path, library: Path, folder: Path
 ) -> None:
     child.result = ended
-    assert [refused(file) for _ in range(2)] == [None, None]
-    assert child.starts == 2
-    assert not folder.exists()
+    if kind == "amx":
+        assert [amx_works(library) for _ in range(2)] == [answer] * 2
+    else:
+        message = f"{file} is damaged: llama.cpp crashes when loading it ({answer}); download it again"
+        assert [refused(file) for _ in range(2)] == [message if answer else None] * 2
+    assert child.starts == (1 if is_kept else 2)
+    assert folder.with_name(kind).exists() == is_kept
 
 
 def test_crash_check_with_unwritable_folder_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
@@ -146,6 +165,33 @@ def test_crash_check_with_changed_file_or_build_runs_child_again(child: FakeChil
     assert child.starts == 5
 
 
+def test_amx_works_after_changed_build_checks_again(child: FakeChild, library: Path, tmp_path: Path) -> None:
+    kernels = library.with_name("libggml-cpu.so")
+
+    def resize() -> None:
+        stat = kernels.stat()
+        kernels.write_bytes(b"longer code")
+        os.utime(kernels, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    changes: list[Callable[[], object]] = [
+        resize,
+        lambda: os.utime(kernels, ns=(0, 1_000_000_007)),
+        library.with_name("libggml-cpu-zen4.so").touch,
+    ]
+    assert amx_works(library)
+    for starts, change in enumerate(changes, 2):
+        change()
+        assert [amx_works(library) for _ in range(2)] == [True, True]
+        assert child.starts == starts
+    # Other files have no influence, but the folder has.
+    library.with_name("libllama.so").write_bytes(b"longer code")
+    library.with_name("libggml-broken-link.so").symlink_to("nowhere")
+    assert amx_works(library)
+    assert child.starts == len(changes) + 1
+    assert amx_works(library.parent.rename(tmp_path / "moved") / library.name)
+    assert child.starts == len(changes) + 2
+
+
 def test_crash_check_skips_files_that_are_not_models(child: FakeChild, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "text").write_text("GGUX")
     for name in ("text", "none"):
@@ -161,7 +207,7 @@ def test_crash_check_child_with_good_file_stores_good_verdict(folder: Path) -> N
 
 @pytest.mark.exhaustive
 def test_crash_check_child_with_amx_kernels_stores_verdict(folder: Path) -> None:
-    assert crash_check.amx_works(Path(libggml._name)) or "AMX_INT8 = 1" in build()
+    assert amx_works(Path(libggml._name)) or "AMX_INT8 = 1" in build()
     assert list(folder.with_name("amx").iterdir())
 
 

@@ -1,9 +1,10 @@
-"""Tests of a model's NextN layer for one text; `test_heads` covers rollbacks on all architectures."""
+"""Tests of a model's NextN layer: for one text and for several, its predictions are those of a reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 from architectures.files import write_model
 from architectures.reference_head import HeadReference
+from support.pools import use_pooled_cache
 from support.tiny_models import write_model as write_tiny
 
+from ngramspec.backend import Part
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, head
-from ngramspec.llama.head import Head, HiddenStates
+from ngramspec.llama.head import ARCHITECTURES, Head, Heads, HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
@@ -207,23 +210,6 @@ def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypat
     assert states.count_known(text) == 0
 
 
-DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]
-"""Models with a recurrent state with snapshots, a KV cache, and a recurrent state that is evaluated again."""
-
-
-@pytest.fixture(scope="module", params=DRAFTING)
-def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    path = tmp_path_factory.mktemp("heads") / f"{request.param}.gguf"
-    with Target(write_model(path, request.param, head=True, half=False), **SETTINGS, mtp=True) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def plain(drafting: Target) -> Iterator[SpeculativeDecoder]:
-    with Target(drafting.weights.path, **SETTINGS) as loaded:
-        yield SpeculativeDecoder(loaded, drafter=None, exact="off", times=FREE)
-
-
 def on_head(target: Target, draft_max: int = 4) -> SpeculativeDecoder:
     assert target.head is not None
     drafter = ModelDrafter(target.head, n_vocab=target.vocabulary.n_vocab)
@@ -237,23 +223,33 @@ def decoded(decoder: SpeculativeDecoder, prompt: list[int] = PROMPT, **options: 
     return [token for step in steps for token in step.tokens], steps
 
 
-def test_head_drafts_keep_texts_of_plain_decoding(drafting: Target, plain: SpeculativeDecoder) -> None:
-    for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
-        method = None if sampling is None else "coupled"
-        text, steps = decoded(on_head(drafting), sampling=sampling, acceptance=method)
-        assert text == decoded(plain, sampling=sampling)[0]
-        # Some drafts fail at the first token, some at the second, and some later.
-        assert {min(step.accepted, 2) for step in steps if step.drafted} == {0, 1, 2}
-    # Rejection keeps only the distribution.
-    text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), acceptance="rejection")
+DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]
+"""Models with a recurrent state with snapshots, a KV cache, and a recurrent state that is evaluated again."""
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_head_drafts_keep_texts_of_plain_decoding(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / f"{name}.gguf", name, head=True, half=False)
+    with Target(path, **SETTINGS) as loaded, Target(path, **SETTINGS, mtp=True) as target:
+        plain = SpeculativeDecoder(loaded, drafter=None, exact="off", times=FREE)
+        for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
+            method = None if sampling is None else "coupled"
+            text, steps = decoded(on_head(target), sampling=sampling, acceptance=method)
+            assert text == decoded(plain, sampling=sampling)[0]
+            # Some drafts fail at the first token, some at the second, and some later.
+            assert {min(step.accepted, 2) for step in steps if step.drafted} == {0, 1, 2}
+        # Rejection keeps only the distribution.
+        text, steps = decoded(on_head(target), sampling=Sampling(0.7, seed=2), acceptance="rejection")
     assert len(text) == 50
     assert any(step.accepted for step in steps)
 
 
-def test_head_in_exact_mode_keeps_text_of_target_without_head(drafting: Target) -> None:
-    with Target(drafting.weights.path, ctx_size=400, threads=1, exact="on") as loaded:
+@pytest.mark.parametrize("name", DRAFTING)
+def test_head_in_exact_mode_keeps_text_of_target_without_head(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / f"{name}.gguf", name, head=True, half=False)
+    with Target(path, **SETTINGS | {"exact": "on"}) as loaded:
         expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
-    with Target(drafting.weights.path, ctx_size=400, threads=1, exact="on", mtp=True) as loaded:
+    with Target(path, **SETTINGS | {"exact": "on", "mtp": True}) as loaded:
         text, steps = decoded(on_head(loaded))
     assert text == expected
     # If tokens are evaluated again after a refusal, exact mode drafts nothing.
@@ -272,8 +268,157 @@ def test_head_when_unavailable_reports_reason(file: Path, tmp_path: Path, monkey
         patched.setattr(head, "parts_of", lambda path: [path, path])
         assert "2 NextN layers" in head.head_missing(file)
     with monkeypatch.context() as patched:
-        patched.setattr(bindings, "head_functions", lambda api: None)
+        patched.setattr(bindings, "head_functions", lambda: None)
         assert "this build of llama-cpp-python" in head.head_missing(file)
         with Target(file, ctx_size=64, threads=1, mtp=True) as without:
             assert without.head is None
             assert np.isfinite(without.sequences[0].prefill([5, 6])).all()
+
+
+# --------------------------------------------------------------------------- several texts
+
+FIRST = (("glm4moe", False), ("qwen35", True))
+"""(architecture, True if sequences share a pool of cells): a KV cache, and a recurrent state with snapshots."""
+
+CASES = pytest.mark.parametrize(
+    ("name", "pooled"),
+    [
+        *FIRST,
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in product(sorted(ARCHITECTURES), (False, True))
+            if case not in FIRST
+        ),
+    ],
+)
+
+
+@pytest.fixture
+def case(name: str, tmp_path: Path) -> Path:
+    return write_model(tmp_path / f"{name}.gguf", name, head=True)
+
+
+@pytest.fixture
+def case_reference(case: Path) -> Iterator[HeadReference]:
+    """Yield the expected predictions of the head."""
+    with closing(HeadReference(case)) as opened:
+        yield opened
+
+
+@contextmanager
+def loaded(file: Path, texts: int = 3, **options: Any) -> Iterator[tuple[Target, Heads]]:
+    with Target(file, texts=texts, ctx_size=400, threads=1, mtp=True, **{"exact": "off"} | options) as target:
+        assert target.heads is not None
+        yield target, target.heads
+
+
+def random_text(seed: int, length: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(10, 4000, length)]
+
+
+def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
+    """Check the head's prediction for a text of which the target has evaluated all tokens except the last."""
+    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+    assert head.owed == 0
+
+
+@CASES
+def test_heads_in_joint_batch_return_logits_of_each_text_alone(
+    case: Path, case_reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pooled:
+        use_pooled_cache(monkeypatch)
+    with loaded(case) as (target, heads):
+        texts = [random_text(seed, 9 + 4 * seed) for seed in range(3)]
+        for sequence, text in zip(target.sequences, texts, strict=True):
+            sequence.prefill(text[:-1])
+        lengths = (1, 1, 1) if target.drafts_alone else (3, 1, 4)
+        for turn in range(4):
+            # The heads draft chains after their texts in the same pass.
+            drafts = [random_text(100 + 10 * turn + i, n - 1) for i, n in enumerate(lengths)]
+            parts = [
+                Part(head, [*text[len(head.tokens) :], *draft], 1 + len(draft))  # type: ignore[arg-type]
+                for head, text, draft in zip(heads.sequences, texts, drafts, strict=True)
+            ]
+            together = heads.evaluate_together(parts)
+            for rows, text, draft in zip(together, texts, drafts, strict=True):
+                wanted = case_reference.rows([*text, *draft], own=len(draft))[-1 - len(draft) :]
+                assert rows == pytest.approx(wanted, abs=CLOSE)
+            order = [1, 2, 0] if turn % 2 else [0, 1, 2]
+            target.evaluate_together([Part(target.sequences[i], [texts[i][-1], *drafts[i]], lengths[i]) for i in order])
+            for i, (sequence, head, text) in enumerate(zip(target.sequences, heads.sequences, texts, strict=True)):
+                accepted = min(turn, len(drafts[i]))
+                sequence.rollback(len(text) + accepted)
+                head.rollback(len(text) + accepted)
+                text += [*drafts[i][:accepted], 50 + turn + i]
+        for head, text in zip(heads.sequences, texts, strict=True):
+            agree(head, text, case_reference)
+
+
+@CASES
+def test_sequence_adopt_copies_hidden_states_for_its_head(
+    case: Path, case_reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pooled:
+        use_pooled_cache(monkeypatch)
+    with loaded(case) as (target, heads):
+        one, two, three = target.sequences
+        old, text = random_text(1, 90), random_text(2, 120)
+        for sequence, head in zip(target.sequences, heads.sequences, strict=True):
+            sequence.prefill(old)
+            head.prefill([*old, 5])
+        one.prefill(text[:-1])
+        agree(heads.sequences[0], text, case_reference)
+        two.adopt(one, len(text) - 1)
+        assert len(two.tokens) == len(text) - 1
+        agree(heads.sequences[1], text, case_reference)
+        three.adopt(one, len(text) - 1)
+        one.prefill(old)
+        agree(heads.sequences[2], text, case_reference)
+        # A prefix can be copied as far as the memory can be cut.
+        one.clear()
+        one.adopt(three, 100)
+        shorter = [*text[:100], 7]
+        one.prefill(shorter[:-1])
+        agree(heads.sequences[0], shorter, case_reference)
+        state = three.save_state()
+        two.restore(three.tokens, state)  # The head begins after the restored text.
+        assert np.isfinite(heads.sequences[1].prefill(text)).all()
+
+
+def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
+    states, other = HiddenStates(4, n_states=8), HiddenStates(4, n_states=8)
+    rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
+    for start in (0, 15):
+        states.copy_rows(rows.ctypes.data + start * 16, start, range(start, start + 15))
+    other.adopt(states, 30)
+    assert other.count_known(range(30)) == 30
+    assert np.array_equal(other.before(23, 31), rows[22:30])
+    other.adopt(states, 25)
+    assert (other.first, other.count_known(range(30))) == (states.first, 25)
+    other.adopt(states, 3)
+    assert other.count_known(range(30)) == 0
+
+
+@pytest.mark.parametrize("name", ["glm4moe"])
+def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded(case, 2, ubatch_size=64) as (target, _):
+        states = HiddenStates(128, n_states=100)
+        monkeypatch.setattr(target.sequences[0].cache, "states", states)
+        text = random_text(1, 300)
+        target.sequences[0].prefill(text)
+        assert (states.first, states.count_known(text)) == (192, 300)
+        target.sequences[1].adopt(target.sequences[0], 250)
+        assert target._states[1].count_known(text[:250]) == 250
+
+
+@pytest.mark.parametrize("name", ["glm4moe"])
+def test_target_prefill_in_exact_mode_returns_no_hidden_states(case: Path) -> None:
+    with loaded(case, 2, exact="on") as (target, heads):
+        text = random_text(1, 40)
+        for _ in target.sequences[0].reading(text[:-1]):
+            pass
+        assert target._states[0].count_known(text) == 0
+        target.sequences[0].evaluate(text[-1:])
+        assert target._states[0].count_known(text) == 40
+        assert np.isfinite(heads.sequences[0].prefill([*text, 5])).all()

@@ -22,9 +22,7 @@ from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import devices
-from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.contexts import GRAIN
-from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 
 
@@ -174,40 +172,18 @@ def test_sequence_restore_rejects_state_of_other_tokens(shared: Target) -> None:
     assert one.tokens == []
 
 
-def test_target_with_sequences_rejects_invalid_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tiny(folder, "llama")
-    for sequences in (0, -1, MAX_EVALUATE + 1):
-        with pytest.raises(ValueError, match="texts"):
-            opened(path, sequences=sequences)
-    with pytest.raises(ValueError, match="exact"):
-        opened(path, exact="yes")
-    with pytest.raises(ValueError, match="ctx_size"):
-        opened(path, ctx_size=2**30)
-    monkeypatch.setattr(devices, "total_bytes", lambda *_: 2**24)
-    with pytest.raises(ModelError, match="4 of them"):
-        opened(path, ctx_size=8000)
-
-
 def test_target_with_sequences_divides_memory_among_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    per_token = bytes_per_token(("f32", "f32"), 4, 2, (32, 32))
-    monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 6000))
+    per_token = 4 * 2 * (32 + 32) * 4  # 4 layers, 2 heads, keys and values of 32 numbers in single precision
     sizes = {}
+    monkeypatch.setattr(devices, "cache_room", lambda *_, **__: 2**24)
+    with pytest.raises(ModelError, match="8000 tokens, 4 of them needs"):
+        opened(tiny(folder, "llama"), ctx_size=8000)
+    monkeypatch.setattr(devices, "cache_room", lambda *_: 2 * per_token * 6000)
     for sequences in (1, 4):
         with opened(tiny(folder, "llama"), sequences=sequences, ctx_size=None) as shared:
             sizes[sequences] = shared.n_ctx
             assert sequences == 1 or any("4 times" in note for note in shared.weights.notes)
     assert sizes[1] == pytest.approx(4 * sizes[4], abs=4 * GRAIN)
-
-
-def test_sequence_after_target_close_raises(folder: Path) -> None:
-    with opened(tiny(folder, "llama")) as shared:
-        sequence = shared.sequences[2]
-        sequence.prefill([1, 2, 3])
-    for call in (sequence.clear, lambda: sequence.evaluate([5]), lambda: sequence.rollback(1), sequence.save_state):
-        with pytest.raises(ValueError, match="closed"):
-            call()
-    with pytest.raises(ValueError, match="closed"):
-        shared.evaluate_together([Part(sequence, [5], 1)])
 
 
 def test_target_in_exact_mode_rejects_unsupported_architecture(folder: Path) -> None:

@@ -18,12 +18,11 @@ from support.cli_runner import DEMO
 from support.hold_pass import hold_one_pass
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
+from ngramspec.backend import Part
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama import target as target_module
-from ngramspec.llama.cache import bytes_per_token
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.sequence import TAIL
 from ngramspec.llama.target import Target
 
 
@@ -139,28 +138,6 @@ def test_target_window_is_known_and_limits_exact_rollback(name: str, tmp_path: P
         assert target.sequences[0].exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
-def test_target_checkpoint_avoids_replay_after_rollback(files: dict[str, Path]) -> None:
-    with Target(files["mamba"], ctx_size=512, threads=1) as target:
-        text = some(target, 300)
-        target.sequences[0].prefill(text)
-        # This prompt has another end: the cache contains all but its last tokens.
-        target.sequences[0].evaluate([1, 2, 3])
-        target.sequences[0].rollback(295)
-        assert target.sequences[0].owed == 295 - (300 - TAIL)
-        target.sequences[0].rollback(293)
-        target.sequences[0].checkpoint()
-        rows = target.sequences[0].evaluate(text[293:]).copy()
-        target.sequences[0].rollback(293)
-        assert target.sequences[0].owed == 0
-        assert np.array_equal(target.sequences[0].evaluate(text[293:]), rows)
-        # The next pass evaluates owed tokens before its own, and returns no rows for them.
-        target.sequences[0].rollback(297)
-        assert target.sequences[0].owed == 4
-        again = target.sequences[0].evaluate(text[297:]).copy()
-        assert again.shape == (3, target.vocabulary.n_vocab)
-        assert np.array_equal(again, rows[4:])
-
-
 def test_target_reports_properties_of_model(files: dict[str, Path]) -> None:
     with Target(files["llama"], ctx_size=64, threads=1) as target:
         weights = target.weights
@@ -171,12 +148,12 @@ def test_target_reports_properties_of_model(files: dict[str, Path]) -> None:
 def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(files["llama"], threads=1) as target:
         assert (target.n_ctx, own_notes(target)) == (1024, [])
-    per_token = bytes_per_token(("f16", "f16"), LAYERS, 1, (WIDTH // HEADS, WIDTH // HEADS))
-    monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 800))
+    per_token = LAYERS * 2 * (WIDTH // HEADS) * 2  # keys and values of one head in half precision
+    monkeypatch.setattr(devices, "cache_room", lambda *_, **__: 2 * per_token * 800)
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 768
         assert ["768" in note and "1024" in note and "-c" in note for note in own_notes(target)] == [True]
-    monkeypatch.setattr(devices, "free_bytes", lambda *_: 0)
+    monkeypatch.setattr(devices, "cache_room", lambda *_, **more: 2**40 if more else 0)
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 512
     with Target(files["llama"], ctx_size=900, threads=1) as target:
@@ -185,17 +162,19 @@ def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkey
         assert ["1100" in note and "1024" in note for note in own_notes(target)] == [True]
 
 
-def test_target_rejects_invalid_arguments(files: dict[str, Path]) -> None:
-    for wrong in (1, -5, -100, 2**31, 2**32, 2**40):
-        with pytest.raises((ValueError, ModelError)):
-            Target(files["llama"], ctx_size=wrong, threads=1)
-    for threads in (0, -1):
-        with pytest.raises(ValueError, match="threads"):
-            Target(files["llama"], ctx_size=64, threads=threads)
-    bad: Any
-    for bad in ({"flash_attn": "maybe"}, {"cache_type_k": "q3"}, {"cache_type_v": "q3"}):
-        with pytest.raises((ValueError, KeyError)):
-            Target(files["llama"], ctx_size=64, threads=1, **bad)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"ctx_size": size} for size in (1, -5, 2**31, 2**40)),
+        *({name: number} for name in ("texts", "n_seq") for number in (0, -1, MAX_EVALUATE + 1)),
+        *({"threads": 0}, {"threads": -1}, {"flash_attn": "maybe"}, {"cache_type_k": "q3"}, {"exact": "yes"}),
+        {"texts": 2, "n_seq": 2},
+    ],
+    ids=str,
+)
+def test_target_rejects_invalid_arguments(wrong: dict[str, Any], files: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=[*wrong][-1]):
+        Target(files["llama"], **{"ctx_size": 64, "threads": 1} | wrong)
 
 
 @pytest.mark.filterwarnings("error")
@@ -265,17 +244,20 @@ def test_target_without_output_width_function_loads(files: dict[str, Path], monk
 
 def test_target_after_close_raises(files: dict[str, Path]) -> None:
     """A failure would end the process."""
-    target = Target(files["llama"], ctx_size=64, threads=1)
-    target.sequences[0].prefill([5, 6])
+    target = Target(files["llama"], texts=2, ctx_size=64, threads=1, exact="off")
+    sequence = target.sequences[1]
+    sequence.prefill([5, 6])
     target.close()
     target.close()
     for call in (
-        lambda: target.sequences[0].evaluate([5]),
-        lambda: target.sequences[0].prefill([5]),
+        lambda: sequence.evaluate([5]),
+        lambda: sequence.prefill([5]),
         lambda: target.vocabulary.tokenize("a"),
         lambda: target.vocabulary.piece(200),
-        lambda: target.sequences[0].rollback(1),
-        target.sequences[0].clear,
+        lambda: sequence.rollback(1),
+        lambda: target.evaluate_together([Part(sequence, [5], 1)]),
+        sequence.clear,
+        sequence.save_state,
     ):
         with pytest.raises(ValueError, match="closed"):
             call()

@@ -1,20 +1,23 @@
-"""Tests of `Vocabulary`: the tokenizer of a file with or without weights."""
+"""Tests of `Vocabulary`: the tokenizer of a file with or without weights, and those that a draft model may have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 from support.cli_runner import DEMO
 from support.tiny_gguf import write_gguf
 from support.tiny_models import write_model
-from support.vocabulary_files import WORDS, write_vocabulary, write_words
+from support.vocabulary_files import FIRST_WORD, WORDS, write_vocabulary, write_words
 
 from ngramspec.chat.stream import Tool
 from ngramspec.data import ModelError
 from ngramspec.llama.target import Target
-from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.models.check import check_complete
 
 TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
@@ -234,3 +237,66 @@ def test_user_defined_token_with_role_or_mark_is_control_token(
         tokens = vocabulary.tokenize(name, add_bos=False)
         assert (token not in tokens) == is_control
         assert read(vocabulary, tokens) == name
+
+
+# ---------------------------------------------------------------- vocabularies of draft models
+
+ALL = FIRST_WORD + len(WORDS)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "padded": {"padding": 3},
+    "longer padded": {"padding": 9},
+    "another word": {"words": [*WORDS[:4], "zz", *WORDS[5:]]},
+    "control": {"kind": gguf.TokenType.CONTROL},
+    "more": {"words": [*WORDS, "more"]},
+}
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vocabulary]]:
+    folder = tmp_path_factory.mktemp("vocabularies")
+    with ExitStack() as opened:
+        yield {
+            name: opened.enter_context(Vocabulary(write_words(folder / f"{name}.gguf", **{"words": WORDS, **options})))
+            for name, options in VARIANTS.items()
+        }
+
+
+def test_common_tokens_ignores_padding_at_end_of_vocabulary(vocabularies: dict[str, Vocabulary]) -> None:
+    for target, draft, count in (
+        ("plain", "plain", ALL),
+        ("plain", "padded", ALL),
+        ("longer padded", "plain", ALL),
+        ("padded", "longer padded", ALL + 3),
+    ):
+        assert common_tokens(vocabularies[target], vocabularies[draft]) == count
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        ("plain", "another word", (f"at token {FIRST_WORD + 4}", "'bc' (normal)", "'zz' (normal)")),
+        ("plain", "control", (f"at token {FIRST_WORD}", "'a' (normal)", "'a' (control)")),
+        (
+            "more",
+            "plain",
+            (f"at token {ALL} of {ALL + 1} and {ALL}", "'more' (normal) and, in the draft model, missing"),
+        ),
+        (
+            "plain",
+            "more",
+            (f"at token {ALL} of {ALL} and {ALL + 1}", "missing and, in the draft model, 'more' (normal)"),
+        ),
+        ("more", "padded", (f"at token {ALL}", "'more' (normal)", "'[PAD0]' (unused)")),
+    ],
+)
+def test_common_tokens_with_different_vocabularies_names_first_difference(
+    target: str, draft: str, said: Sequence[str], vocabularies: dict[str, Vocabulary]
+) -> None:
+    with pytest.raises(ModelError, match="cannot draft for") as refused:
+        common_tokens(vocabularies[target], vocabularies[draft])
+    message = str(refused.value)
+    assert all(part in message for part in (*said, f"{draft}.gguf cannot", f"{target}.gguf: their"))
+    assert "\n" not in message

@@ -420,7 +420,7 @@ def sliding_window_is_cut_beyond_its_tokens(*_: Any) -> bool:
 
 
 @fault(
-    "llama/test_heads.py::test_heads_in_joint_batch_return_logits_of_each_text_alone[glm4moe-False]",
+    "llama/test_head.py::test_heads_in_joint_batch_return_logits_of_each_text_alone[glm4moe-False]",
     "ngramspec.llama.head:HiddenStates.copy_rows",
 )
 def sequences_in_batch_share_hidden_states(original: Any, self: Any, rows: int, *tokens: Any) -> int:
@@ -429,7 +429,7 @@ def sequences_in_batch_share_hidden_states(original: Any, self: Any, rows: int, 
 
 
 @fault(
-    "llama/test_heads.py::test_sequence_adopt_copies_hidden_states_for_its_head[glm4moe-False]",
+    "llama/test_head.py::test_sequence_adopt_copies_hidden_states_for_its_head[glm4moe-False]",
     "ngramspec.llama.head:HiddenStates.adopt",
 )
 def adopt_keeps_old_hidden_states(*_: Any) -> None:
