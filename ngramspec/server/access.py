@@ -5,15 +5,15 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ngramspec.server.endpoint import Endpoint, error_response
-from ngramspec.server.errors import ApiError
+from ngramspec.server.json_text import ApiError
+from ngramspec.server.state import error_response
 
 _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:/?#@\s]*))(?::[0-9]{0,5})?")
@@ -32,31 +32,30 @@ class Access:
       since a page with this name does not have a key.
     - Health checks that use HTTP/1.0 have no `Host`; browsers always send one.
 
-    The arguments are those of `make_app`, and the endpoints by path.
+    `public` contains the paths that require no key, and the other arguments are those of `make_app`.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        endpoints: Mapping[str, Endpoint],
+        public: Collection[str],
         keys: Sequence[str],
         origins: Collection[str],
         hosts: Collection[str],
     ) -> None:
         self._app = app
-        self._endpoints = endpoints
+        self._public = public
         self._keys = [key.encode() for key in keys]
         self._origins = set(origins)
         self._hosts = {"localhost", *(host.lower() for host in hosts), *(["host.docker.internal"] if keys else ())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            endpoint = self._endpoints.get(scope["path"])
-            is_public = endpoint is not None and endpoint.public
+            is_public = scope["path"] in self._public
             needs_host = not (is_public and scope.get("http_version") == "1.0")
             error = self._find_error(Headers(scope=scope), is_public, needs_host)
             if error is not None:
-                await error_response(error, endpoint, scope)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

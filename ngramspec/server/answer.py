@@ -1,7 +1,4 @@
-"""Answers at work in the engine (`run_answers`), and their blocks (`Answer`): reasoning, text and tool calls.
-
-Each block opens, grows and closes. At most one block is open at a time; without a parser, the text is one block.
-"""
+"""Answers at work in the engine (`run_answers`), and their blocks (`Answer`): reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from ngramspec.batching.request import ActiveRequest, Done, Event, Prefilled, Sc
 from ngramspec.chat.stream import Delta
 from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.errors import context_length_error, shutdown_error, to_api_error
-from ngramspec.server.json_text import read_arguments
+from ngramspec.server.json_text import context_length_error, read_arguments, shutdown_error, to_api_error
 from ngramspec.server.limits import MAX_EVENTS
 from ngramspec.server.state import Call
 from ngramspec.steps import Step
@@ -30,8 +26,6 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """A block of an answer."""
-
     index: int  # index of the block, from 0
     kind: Kind  # the text of a call is its arguments, a JSON object
     id: str = ""  # id of a call
@@ -41,7 +35,6 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Complete text of the block so far."""
         return "".join(self.pieces)
 
 
@@ -50,25 +43,20 @@ Change = tuple[Literal["opened", "grown", "closed"], Block, str, tuple[Logprobs,
 
 
 class TextReader(Protocol):
-    """Parses a text while it is generated."""
+    """Parser of a text while it is generated."""
 
     ended: bool | None  # True if the text ends here, before the engine ends it; `None` if it never does
 
-    def push(self, text: str) -> Sequence[Delta]:
-        """Return what a further piece of the text adds to the answer."""
+    def push(self, text: str) -> Sequence[Delta]: ...
 
-    def finish(self, cut: bool = False) -> Sequence[Delta]:
-        """Return the held-back text at the end; `cut` means that a limit ended the text."""
+    def finish(self, cut: bool = False) -> Sequence[Delta]: ...  # `cut` means that a limit ended the text
 
 
 class Answer:
-    """An answer to a request as it grows.
-
-    `number` counts the answers of a call from 0 on. Without a `reader`, all text is content.
-    """
+    """An answer to a request as it grows: at most one block is open at a time; without a `reader`, the text is one."""
 
     def __init__(self, request: Request, number: int = 0, reader: TextReader | None = None) -> None:
-        self.request, self.number, self.reader = request, number, reader
+        self.request, self.number, self.reader = request, number, reader  # `number` counts the answers of a call
         self.blocks: list[Block] = []
         self.tokens: list[int] = []  # all generated tokens
         self.scored: tuple[Logprobs, ...] = ()  # logprobs of the prompt
@@ -76,9 +64,7 @@ class Answer:
         self.evaluated_tokens = 0  # tokens of the prompt that are evaluated or cached
         self.ended = False  # True after the reader ended the text; the engine's further steps are ignored
         self.done: Done | None = None  # the engine's last event; the answer is complete
-        # "stop" for an end by the model or a stop string; "length" for a limit of tokens or context, or for `n_indent`
-        # or `t_max_predict_ms` (`LineLimits` in `llama_server.py`).
-        self.reason: Literal["stop", "length", "tool_calls"] = "stop"
+        self.reason: Literal["stop", "length", "tool_calls"] = "stop"  # "stop" also after a stop string
         self.stop_string: str | None = None  # stop string that ended the text
         self.reasoning_tokens = 0  # number of tokens of reasoning, with its opening tag
         self.ticket: ActiveRequest | None = None  # the request in the engine; `None` before it is submitted
@@ -86,11 +72,14 @@ class Answer:
         self._held_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the engine holds back
         self._early_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the reader holds back
         self._unread = 0  # tokens without deltas so far
-        # Additions of the last event of the engine, or of several steps
-        self.changes: list[Change] = []
-        self.logprobs: list[Logprobs] = []  # logprobs of the tokens whose text became complete, if requested
-        self.steps: list[Step] = []
-        self.is_progress = False  # whether a part of the prompt was evaluated
+        # Additions of the last event of the engine, or of several steps: blocks, logprobs of tokens whose text became
+        # complete, steps, and whether a part of the prompt was evaluated
+        self.changes, self.logprobs, self.steps, self.is_progress = (
+            list[Change](),
+            list[Logprobs](),
+            list[Step](),
+            False,
+        )
 
     def text(self, kind: Kind = "text") -> str:
         """Return the text of all blocks of a kind."""
@@ -168,7 +157,6 @@ class Answer:
 
     @property
     def is_full(self) -> bool:
-        """True if the answer ended because the context was full."""
         return self.done is not None and self.done.reason == "context" and not self.ended
 
     # ------------------------------------------------------------------ blocks
@@ -209,10 +197,7 @@ class Answer:
             self._open = None
 
     def _add_logprobs(self, step: Step) -> None:
-        """Add the logprobs of the tokens whose text is complete after a step; tokens that end a text have none.
-
-        They belong to the open text, or to the next one if none is open.
-        """
+        """Add the logprobs of tokens with complete text to the open text, or to the next one if none is open."""
         complete: list[Logprobs] = []
         for logprobs, piece in zip(step.logprobs, step.pieces, strict=True):
             self._held_logprobs.append(logprobs)
@@ -228,16 +213,9 @@ class Answer:
             self.changes.append(("grown", self._open, "", tuple(complete)))
 
 
-_CANCEL_SECONDS = 5.0
-"""Maximum time to wait for a cancelled request, so that it is counted. It ends after the current decode call."""
-
-
 @asynccontextmanager
 async def run_answers(call: Call[Any], answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
-    """Run the requests of answers in the engine while the block lasts. The call counts their cost.
-
-    It raises an ApiError if a prompt is too long, and a GrammarError if a grammar is unusable.
-    """
+    """Run the requests of answers in the engine while the block lasts, then cancel and count them."""
     requests = [answer.request for answer in answers]
     for request in requests:
         # A prompt must leave room for a token, unless none is requested.
@@ -252,37 +230,30 @@ async def run_answers(call: Call[Any], answers: Sequence[Answer]) -> AsyncIterat
         for grammar in {request.sampling.grammar for request in requests if request.sampling.grammar is not None}:
             await asyncio.to_thread(vocabulary.grammars.hold, grammar)
             grammars.append(grammar)
-        async with _submit(call, answers) as queue:
+        has_limits = any(answer.reader is not None and answer.reader.ended is not None for answer in answers)
+        has_logprobs = any(request.logprobs is not None for request in requests)
+        merges = not (call.body.stream and (has_logprobs or call.body.timings_per_token))
+        ping_seconds = call.server.ping_seconds if call.body.stream else math.inf
+        queue = EventQueue(ping_seconds, wakes_always=call.body.stream or has_limits, merges=merges)
+        for answer in answers:
+            answer.ticket = call.model.service.submit(answer.request, partial(queue.put, answer.number), answer.number)
+        try:
             yield queue
+        finally:
+            queue.stop_pings()
+            for answer in answers:
+                answer.cancel()
+            with suppress(TimeoutError):  # a request ends after the current decode call, and is counted then
+                async with asyncio.timeout(5.0):
+                    while len(queue.ended) < len(answers):
+                        await queue.wait()
+                        queue.take()
+            for number, event in queue.ended:
+                if isinstance(event, Done):
+                    call.counters.add(len(requests[number].prompt), event)
     finally:
         for grammar in grammars:
             vocabulary.grammars.release(grammar)
-
-
-@asynccontextmanager
-async def _submit(call: Call[Any], answers: Sequence[Answer]) -> AsyncIterator[EventQueue]:
-    """Submit the requests of answers; at the end of the block, cancel and count them."""
-    has_limits = any(answer.reader is not None and answer.reader.ended is not None for answer in answers)
-    has_logprobs = any(answer.request.logprobs is not None for answer in answers)
-    merges = not (call.body.stream and (has_logprobs or call.body.timings_per_token))
-    ping_seconds = call.server.ping_seconds if call.body.stream else math.inf
-    queue = EventQueue(ping_seconds, wakes_always=call.body.stream or has_limits, merges=merges)
-    for answer in answers:
-        answer.ticket = call.model.service.submit(answer.request, partial(queue.put, answer.number), answer.number)
-    try:
-        yield queue
-    finally:
-        queue.stop_pings()
-        for answer in answers:
-            answer.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CANCEL_SECONDS):
-                while len(queue.ended) < len(answers):
-                    await queue.wait()
-                    queue.take()
-        for number, event in queue.ended:
-            if isinstance(event, Done):
-                call.counters.add(len(answers[number].request.prompt), event)
 
 
 class EventQueue:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -21,14 +20,12 @@ from ngramspec.server.chat import (
     Toolbox,
     ToolFields,
     Transcript,
+    answer_chat,
     count_prompt,
-    start_chat,
 )
-from ngramspec.server.constraints import JsonFormat, Schema
-from ngramspec.server.errors import ApiError
-from ngramspec.server.generation import Generation, Stop
-from ngramspec.server.json_text import JsonResponse, dump_arguments, read_arguments
-from ngramspec.server.reply import NAMED, Reply, merge, respond
+from ngramspec.server.generation import Constraint, Generation, Schema, Stop
+from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments, read_arguments
+from ngramspec.server.reply import NAMED, Reply, merge
 from ngramspec.server.state import Call
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
@@ -140,17 +137,18 @@ class _UserTurn(_Turn):
 
 
 # The block `redacted_thinking` is encrypted by another server, so it cannot be read.
-_ANSWER_PARTS = {"thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use}
+_ANSWER_PARTS: Mapping[str, type[Body]] = {"thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use}
 
 
 class _AssistantTurn(_Turn):
-    content: Annotated[
-        tuple[Any, ...], parts({**_TEXTS, "thinking": _Thinking, "redacted_thinking": Body, "tool_use": _Use})
-    ]
+    content: Annotated[tuple[Any, ...], parts({**_TEXTS, **_ANSWER_PARTS})]
 
 
 class _Tool(ToolFields):
     parameters: Schema = Field(validation_alias="input_schema")
+
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class _ToolChoice(NamedTool):
@@ -185,18 +183,15 @@ class _MessageBody(_ConversationBody):
 
 
 async def messages(call: Call[_MessageBody]) -> Response:
-    """Answer a chat."""
-    task = await asyncio.to_thread(read_task, call.body)
-    return await respond(call, MessageReply(call, await start_chat(call, task)))
+    return await answer_chat(call, read_task, MessageReply)
 
 
 async def count_tokens(call: Call[_ConversationBody]) -> Response:
-    task = await asyncio.to_thread(read_task, call.body)
-    return JsonResponse({"input_tokens": await count_prompt(call, task)})
+    return JsonResponse({"input_tokens": await count_prompt(call, read_task)})
 
 
-def read_task(body: _ConversationBody) -> ChatTask:
-    """Return the task of a request."""
+def read_task(call: Call[Any]) -> ChatTask:
+    body: _ConversationBody = call.body
     toolbox, choice, config = Toolbox(), body.tool_choice, body.output_config
     for number, tool in enumerate(body.tools):
         if isinstance(tool, _Tool):
@@ -208,17 +203,15 @@ def read_task(body: _ConversationBody) -> ChatTask:
         variables["reasoning_effort"] = EFFORTS[config.effort]
     form = None
     if config is not None and config.format is not None:
-        form = JsonFormat(config.format.json_form, "output_config.format.schema")
+        form = Constraint("output_config.format.schema", config.format.json_form)
     elif body.output_format is not None:
-        form = JsonFormat(body.output_format.json_form, "output_format.schema")
-    tool_choice = "auto" if choice is None else {"any": "required"}.get(choice.type, choice.type)
-    if choice is not None and choice.type == "tool":
-        tool_choice = toolbox.choose(choice)
+        form = Constraint("output_format.schema", body.output_format.json_form)
+    if choice is not None:
+        toolbox.choice = toolbox.find(choice) if choice.type == "tool" else _CHOICES[choice.type]
     return ChatTask(
         body,
-        messages=_make_messages(body),
-        tools=toolbox.tools,
-        tool_choice=tool_choice,
+        _make_messages(body),
+        toolbox,
         parallel=choice is None or not choice.disable_parallel_tool_use,
         constraint=body.read_constraint(form),
         variables=variables,
@@ -256,13 +249,11 @@ def _make_messages(body: _ConversationBody) -> list[dict[str, Any]]:
 
 
 class MessageReply(Reply):
-    """A message, or its stream of events."""
-
     head = NAMED
 
-    def __init__(self, call: Call[_MessageBody], answers: Sequence[Answer]) -> None:
+    def __init__(self, call: Call[_MessageBody], answers: Sequence[Answer], _: Toolbox) -> None:
         super().__init__(call, answers)
-        self._id, self._model = f"msg_{secrets.token_hex(12)}", call.body.model or call.model.name
+        self._id = f"msg_{secrets.token_hex(12)}"
         # True if the text of reasoning is omitted
         self._hides = call.body.thinking is not None and call.body.thinking.display == "omitted"
         self._has_begun = False
@@ -309,16 +300,13 @@ class MessageReply(Reply):
     def keepalive(self) -> str:
         return self.encode([*self._begin(), {"type": "ping"}])
 
-    def error_chunk(self, error: ApiError) -> str:
-        return self.encode([error_body(error)])
-
     def _begin(self) -> list[Event]:
         """Return the first event, if it was not sent yet. It has the length of the prompt, unless a ping came first."""
         if self._has_begun:
             return []
         self._has_begun = True
-        message = {
-            **{"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": []},
+        message: Event = {
+            **{"id": self._id, "type": "message", "role": "assistant", "model": self.name, "content": []},
             **{"stop_reason": None, "stop_sequence": None, "usage": self._input_usage() | {"output_tokens": 0}},
         }
         return [{"type": "message_start", "message": message}]
@@ -342,7 +330,6 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 def _open(block: Block) -> dict[str, Any]:
-    """Return the content of a block that is still empty."""
     match block.kind:
         case "reasoning":
             return {"type": "thinking", "thinking": "", "signature": ""}

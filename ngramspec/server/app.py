@@ -1,39 +1,55 @@
-"""The server as a Starlette application, with all its endpoints and a log."""
+"""The server as a Starlette application, with all its endpoints and a log; and the reading of requests."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ngramspec.data import NGramSpecError
 from ngramspec.server import anthropic, ollama, openai_chat, responses
 from ngramspec.server.access import Access, CrossOrigin
+from ngramspec.server.body import B, Body, parse
 from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
-from ngramspec.server.endpoint import Endpoint, error_response
-from ngramspec.server.errors import ApiError, ollama_error_body
-from ngramspec.server.limits import MAX_PATH
+from ngramspec.server.json_text import ApiError, error_body, to_api_error
+from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_PATH, MAX_VALUES
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.ollama import processes, show, tags, version
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
-from ngramspec.server.slot_files import slot_action
-from ngramspec.server.state import COUNTERS, Counters, Server
-from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, scale_lora_adapters, slots
+from ngramspec.server.state import COUNTERS, FORMAT, Call, Counters, Server, error_response
+from ngramspec.server.status import (
+    health,
+    lora_adapters,
+    metrics,
+    model,
+    models,
+    props,
+    scale_lora_adapters,
+    slot_action,
+    slots,
+)
 
 Log = Callable[[Counters], None]
 
 
 def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
-    """Return an ASGI application that counts its requests, and logs them when they end."""
-
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         counters, started_at = Counters(), time.monotonic()
 
@@ -43,7 +59,8 @@ def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
             await send(message)
 
         try:
-            await app({**scope, COUNTERS: counters}, receive, send_and_note_status)
+            shared = {COUNTERS: counters, FORMAT: find_error_format(scope.get("path", ""))}
+            await app({**scope, **shared}, receive, send_and_note_status)
         finally:
             if log is not None and scope["type"] == "http":
                 counters.method, counters.duration_seconds = scope["method"], time.monotonic() - started_at
@@ -56,8 +73,55 @@ def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
 # --------------------------------------------------------------------------- endpoints
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    paths: tuple[str, ...]
+    # Function that answers a call. It raises an ApiError or NGramSpecError for an invalid request; other exceptions are
+    # defects of the server.
+    handler: Callable[[Call[Any]], Awaitable[Response]]
+    method: Literal["GET", "POST"] = "POST"
+    list_field: str = ""  # field that contains the JSON of a request if it is a list
+
+    @cached_property
+    def body(self) -> type[Body]:
+        """Model of the JSON of a request, from the annotation of the handler."""
+        (model,) = get_args(get_type_hints(self.handler)["call"])
+        return cast(type[Body], model)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            raw = await _read_body(Request(scope, receive), scope["app"].state.server.max_body_bytes)
+        except ClientDisconnect:
+            return
+        work = asyncio.ensure_future(self._respond(raw, scope, receive, send))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            disconnect.cancel()
+            await asyncio.gather(work, disconnect, return_exceptions=True)
+
+    async def _respond(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            query = {**QueryParams(scope["query_string"]), **scope.get("path_params", {})}
+            # The body may be empty, such as in POST /slots/N?action=erase.
+            body, data = await _read_json(raw if raw and self.method == "POST" else b"{}", self.body, self.list_field)
+            server: Server = scope["app"].state.server
+            call = Call(server, body, data, scope[COUNTERS], query, Headers(scope=scope), scope[FORMAT])
+            response = await self.handler(call)
+        except (ApiError, NGramSpecError):
+            raise
+        except Exception:
+            await error_response(ApiError(500, "internal error"), scope)(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+
 ENDPOINTS = (
-    Endpoint(("/health", "/v1/health"), health, "GET", public=True),
+    Endpoint(("/health", "/v1/health"), health, "GET"),
     Endpoint(("/v1/models", "/models"), models, "GET"),
     Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), model, "GET"),
     Endpoint(("/props",), props, "GET"),
@@ -73,25 +137,35 @@ ENDPOINTS = (
     Endpoint(("/infill",), infill),
     Endpoint(("/v1/embeddings", "/embeddings"), embeddings),
     Endpoint(("/embedding",), embedding),
-    # Users enter the API key on the page.
-    Endpoint(("/",), page, "GET", public=True),
+    Endpoint(("/",), page, "GET"),
     Endpoint(("/markdown",), markdown),
     Endpoint(("/tokenize",), tokenize),
     Endpoint(("/detokenize",), detokenize),
     Endpoint(("/apply-template",), apply_template),
-    Endpoint(("/v1/messages",), anthropic.messages, format_error=anthropic.error_body),
-    Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens, format_error=anthropic.error_body),
+    Endpoint(("/v1/messages",), anthropic.messages),
+    Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens),
     Endpoint(("/v1/responses", "/responses"), responses.responses),
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
-    Endpoint(("/api/chat",), ollama.chat, format_error=ollama_error_body),
-    Endpoint(("/api/generate",), ollama.generate_text, format_error=ollama_error_body),
-    Endpoint(("/api/embed",), ollama_embed, format_error=ollama_error_body),
-    Endpoint(("/api/embeddings",), ollama_embeddings, format_error=ollama_error_body),
-    Endpoint(("/api/tags",), tags, "GET", format_error=ollama_error_body),
-    Endpoint(("/api/ps",), processes, "GET", format_error=ollama_error_body),
-    Endpoint(("/api/show",), show, format_error=ollama_error_body),
-    Endpoint(("/api/version",), version, "GET", format_error=ollama_error_body),
+    Endpoint(("/api/chat",), ollama.chat),
+    Endpoint(("/api/generate",), ollama.generate_text),
+    Endpoint(("/api/embed",), ollama_embed),
+    Endpoint(("/api/embeddings",), ollama_embeddings),
+    Endpoint(("/api/tags",), tags, "GET"),
+    Endpoint(("/api/ps",), processes, "GET"),
+    Endpoint(("/api/show",), show),
+    Endpoint(("/api/version",), version, "GET"),
 )
+
+PUBLIC = ("/health", "/v1/health", "/")
+"""Paths that require no API key, which users enter on the page."""
+
+
+def find_error_format(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """Return the function that makes the JSON of an error in the format of the API at a path."""
+    if path.startswith("/api/"):
+        return ollama.error_body
+    return anthropic.error_body if path in ("/v1/messages", "/v1/messages/count_tokens") else error_body
+
 
 _RANKS = "this server does not support ranking"
 _ONE_MODEL = "this server serves one model; to use another, restart it: ngramspec serve MODEL"
@@ -125,11 +199,13 @@ def make_app(
         hosts: Names of this server, in addition to localhost and IP addresses.
         log: Function that is called after every request.
     """
-    by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
     routes = [Route(path, target, methods=[target.method]) for target in ENDPOINTS for path in target.paths]
     middleware = [Middleware(log_requests, log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
-    middleware.append(Middleware(Access, endpoints=by_path, keys=keys, origins=origins, hosts=hosts))
+    middleware.append(Middleware(Access, public=PUBLIC, keys=keys, origins=origins, hosts=hosts))
+
+    async def handle_error(request: Request, error: Exception) -> Response:
+        return error_response(to_api_error(error), request.scope)
 
     async def handle_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -141,10 +217,79 @@ def make_app(
             api_error = ApiError(403, "this server does not forward requests to other servers")
         else:
             api_error = ApiError(error.status_code, messages.get(error.status_code, error.detail))
-        response = error_response(api_error, by_path.get(path), request.scope)
+        response = error_response(api_error, request.scope)
         response.headers.update(error.headers or {})
         return response
 
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: handle_http_error})
+    handlers = {HTTPException: handle_http_error, ApiError: handle_error, NGramSpecError: handle_error}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.server = server
     return app
+
+
+# --------------------------------------------------------------------------- the reading of requests
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body; raise an ApiError if it is too large, or ClientDisconnect if the client disconnects."""
+    too_large = ApiError(413, f"the request is larger than the maximum of {max_bytes / 2**20:g} MiB")
+    lengths = request.headers.getlist("content-length")
+    if any(not value.isdecimal() or len(value) > 15 or int(value) > max_bytes for value in lengths):
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+_VALUES = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|[,\[{]', re.DOTALL)
+"""Strings, and the character before each other value except the first of an array or object."""
+
+
+def _has_many_values(raw: bytes) -> bool:
+    values = (1 for match in _VALUES.finditer(raw) if not match[0].startswith(b'"'))
+    return sum(islice(values, MAX_VALUES + 1)) > MAX_VALUES
+
+
+async def _read_json(raw: bytes, model: type[B], list_field: str) -> tuple[B, dict[str, Any]]:
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
+        raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
+    try:
+        if len(raw) < LARGE_JSON:
+            return _parse(raw, model, list_field)
+        return await asyncio.to_thread(_parse, raw, model, list_field)
+    except RecursionError:
+        raise ApiError(400, "the request's JSON is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ApiError(400, "the request contains an unpaired surrogate, which is not valid text") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number with too many digits
+        raise ApiError(400, f"the request is not valid JSON: {error}") from error
+
+
+def _parse(raw: bytes, model: type[B], list_field: str) -> tuple[B, dict[str, Any]]:
+    """Parse JSON. Raises ValueError, UnicodeEncodeError for unpaired surrogates, RecursionError, or ApiError."""
+    text = raw.decode("utf-8-sig")
+    data: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=_read_whole_number)
+    if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
+        json.dumps(data, ensure_ascii=False).encode()
+    if not isinstance(data, list if list_field else dict):
+        raise ApiError(400, f"the request must be a JSON {'list' if list_field else 'object'}")
+    fields: Any = {list_field: data} if list_field else data
+    return parse(model, fields), fields
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not part of JSON")
+
+
+def _read_whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS:,} digits")
+    return int(digits)

@@ -1,11 +1,5 @@
 """`Body`: base of the pydantic models of requests, with the types and limits of their fields.
 
-    class Question(Body):
-        n: Annotated[int, whole(minimum=1)] = 1
-        messages: Items[Message]
-
-    parse(Question, {"messages": [{"role": 5}]})      # ApiError: messages[0].role must be a string, got 5
-
 A null field is treated as a missing one. Unknown fields are ignored, because clients send many that other servers
 support. An invalid value raises an `ApiError` that names its field.
 """
@@ -17,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -29,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.json_text import ApiError, bad_field
 from ngramspec.server.limits import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
 
 _MAX_INTEGER = 2**31 - 1
@@ -44,6 +39,7 @@ _PROBLEMS = {
     "bool_type": "must be true or false, got {value}",
     "string_type": "must be a string, got {value}",
     "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
     "float_type": "must be a finite number, got {value}",
     "finite_number": "must be a finite number, got {value}",
     "list_type": "must be a list, got {value}",
@@ -95,7 +91,6 @@ Items = Annotated[tuple[T, ...], Field(max_length=MAX_ITEMS)]
 
 
 def parse(model: type[B], data: Any) -> B:
-    """Return the body of a request; raise an ApiError for an invalid one."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -158,11 +153,19 @@ def texts(max_strings: int = MAX_STRINGS, max_characters: int = MAX_CHARACTERS) 
     return PlainValidator(check)
 
 
-def tagged(tag: str, models: Mapping[str, type[Body]], default: type[Body]) -> PlainValidator:
-    """Return the validator of an object whose model depends on the text in one of its fields.
+def refuse(problem: str) -> AfterValidator:
+    """Return the validator of a field that is not supported, and must have a value like false."""
 
-    Unlike in pydantic's tagged unions, the location of an error does not contain the tag.
-    """
+    def check(value: Any) -> Any:
+        if value:
+            raise FieldError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+def tagged(tag: str, models: Mapping[str, type[Body]], default: type[Body]) -> PlainValidator:
+    # In pydantic's tagged unions, the location of an error contains the tag.
 
     def read(value: Any) -> Body:
         kind = value.get(tag) if isinstance(value, dict) else None
@@ -172,9 +175,11 @@ def tagged(tag: str, models: Mapping[str, type[Body]], default: type[Body]) -> P
 
 
 class TextPart(Body):
-    """A part of the content of a message that is a text."""
-
     text: Text
+
+
+class Refusal(TextPart):
+    text: Text = Field(validation_alias="refusal")
 
 
 class _OtherPart(Body):
@@ -254,7 +259,6 @@ PromptField = Annotated[Prompts, PlainValidator(_read_prompts)]
 
 
 def count_problem(count: int, maximum: int, noun: str) -> str:
-    """Return the message for a field with too many items."""
     return f"must have at most {maximum:,} {noun}, got {count:,}"
 
 

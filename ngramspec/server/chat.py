@@ -1,29 +1,33 @@
-"""Responses to chats, for every API with chats.
-
-Each API turns its body into a `ChatTask`, with a `Transcript` and a `Toolbox`. Its `Reply` formats the answers.
-"""
+"""Chats of all APIs: each turns its body into a `ChatTask`, with a `Transcript` and a `Toolbox`, and has a `Reply`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
+from starlette.responses import Response
 
 from ngramspec.chat.families import AnswerParser, answer_grammar, find_open_tag, reasoning_tags
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.request import Request
 from ngramspec.sampling.settings import ReasoningBudget, Sampling, budget_for
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import Body, Content, FieldError, Flag, Items, Name, Text, describe_value, whole
-from ngramspec.server.constraints import JsonFormat, Schema, TextGrammar, run_in_worker
-from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.generation import Generation, make_request, make_sampling, repeat_with_seeds
-from ngramspec.server.json_text import read_arguments
+from ngramspec.server.generation import (
+    Constraint,
+    Generation,
+    Schema,
+    make_request,
+    make_sampling,
+    repeat_with_seeds,
+    run_in_worker,
+)
+from ngramspec.server.json_text import ApiError, bad_field, read_arguments
+from ngramspec.server.reply import Reply, respond
 from ngramspec.server.state import UNLIMITED, Call, ServedModel
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -32,16 +36,13 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "m
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
-    """A conversation to answer."""
-
     body: Generation
     # Messages in OpenAI's form: "role" (system, user, assistant, tool) and "content" (a string, or several text parts).
     # If they apply: "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Tool] = ()  # tools that may be called
-    tool_choice: str = "auto"  # "auto", "none", "required", or the name of the tool that must be called
+    toolbox: Toolbox
     parallel: bool = True  # whether one answer may contain several calls
-    constraint: JsonFormat | TextGrammar | None = None
+    constraint: Constraint | None = None
     logprobs: int | None = None  # for this and the next field see `Request`
     post_sampling: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template: "enable_thinking" and so on
@@ -54,7 +55,7 @@ class ChatTask:
     earlier_tokens: Sequence[int] = ()  # token ids of an earlier text before the conversation
 
     def __post_init__(self) -> None:
-        if self.tool_choice == "required" and not self.tools:
+        if self.toolbox.choice == "required" and not self.toolbox.tools:
             raise bad_field("tool_choice", "tool_choice requires a call, but there are no tools")
 
     @property
@@ -64,21 +65,22 @@ class ChatTask:
         return message if message.get("role") == "assistant" and not message.get("tool_calls") else None
 
     @property
+    def json_form(self) -> Constraint | None:
+        return self.constraint if self.constraint is not None and self.constraint.kind == "json" else None
+
+    @property
     def callable_tools(self) -> Sequence[Tool]:
-        return self.tools if self.tool_choice != "none" else ()
+        return self.toolbox.tools if self.toolbox.choice != "none" else ()
 
 
 def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
-    """Render and tokenize the prompt of a conversation, with the callable tools and the start of the answer.
-
-    It raises an ApiError if the conversation is invalid, and a ModelError if the chat template rejects it.
-    """
+    """Render and tokenize the prompt of a conversation, with the callable tools and the start of the answer."""
     model.check_size(sum(_content_size(message.get("content", "")) for message in task.messages))
     vocabulary, last = model.vocabulary, task.message_to_continue
     messages = task.messages if last is None else task.messages[:-1]
     variables = {**model.variables, **task.variables}
-    if isinstance(task.constraint, JsonFormat) and "response_format" in (vocabulary.chat_template or ""):
-        variables["response_format"] = task.constraint.schema or {"type": "object"}
+    if (form := task.json_form) is not None and "response_format" in (vocabulary.chat_template or ""):
+        variables["response_format"] = form.value or {"type": "object"}
     try:
         prompt: ChatPrompt = vocabulary.chats.prompt(
             messages,
@@ -105,23 +107,33 @@ def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
-async def count_prompt(call: Call[Any], task: ChatTask) -> int:
-    """Return the number of tokens of the prompt; it raises the same errors as `render_prompt`."""
-    return len((await asyncio.to_thread(render_prompt, call.model, task)).tokens)
+async def count_prompt(call: Call[Any], read_task: Callable[[Call[Any]], ChatTask]) -> int:
+    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, read_task(call)))
+    return len(prompt.tokens)
 
 
-def _make_chat_request(call: Call[Any], task: ChatTask) -> tuple[Request, str]:
-    """Return the request of a task, and the text at the end of its prompt (`ChatPrompt.opening`).
+async def answer_chat(
+    call: Call[Any],
+    read_task: Callable[[Call[Any]], ChatTask],
+    make_reply: Callable[[Call[Any], Sequence[Answer], Toolbox], Reply],
+    n_answers: int = 1,
+) -> Response:
+    """Answer a chat of an API, which reads its own task and formats its own answers."""
 
-    It raises the same errors as `render_prompt`, and an ApiError for fields that contradict each other.
-    """
-    model, vocabulary, constraint = call.model, call.model.vocabulary, task.constraint
-    sampling = make_sampling(
-        call, task.body, constraint.make_grammar() if isinstance(constraint, TextGrammar) else None
-    )
+    def prepare() -> Reply:
+        task = read_task(call)
+        return make_reply(call, _make_answers(call, task, n_answers), task.toolbox)
+
+    return await respond(call, await asyncio.to_thread(prepare))
+
+
+def _make_answers(call: Call[Any], task: ChatTask, count: int) -> list[Answer]:
+    model, vocabulary = call.model, call.model.vocabulary
+    sampling = make_sampling(call, task.body, task.constraint if task.json_form is None else None)
     prompt = render_prompt(model, task)
     model.check_size(len(task.prediction))
-    if (grammar := _make_grammar(task, sampling, vocabulary, prompt.opening)) is not None:
+    parallel = task.parallel and vocabulary.chats.allows_parallel_calls
+    if (grammar := _make_grammar(task, sampling, vocabulary, prompt.opening, parallel)) is not None:
         sampling = replace(sampling, grammar=grammar)
     request = make_request(
         call,
@@ -134,14 +146,19 @@ def _make_chat_request(call: Call[Any], task: ChatTask) -> tuple[Request, str]:
         controls=vocabulary.chats.marks,
         prediction=vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
-    return request, prompt.opening
+    template, tools = vocabulary.chat_template, task.callable_tools
+    return [
+        Answer(request, number, AnswerParser(template, tools, opening=prompt.opening, parallel=parallel))
+        for number, request in enumerate(repeat_with_seeds(request, count))
+    ]
 
 
-def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening: str) -> str | None:
-    tools = task.callable_tools
-    is_call_required = bool(tools) and task.tool_choice != "auto"
-    json_format = task.constraint if isinstance(task.constraint, JsonFormat) else None
-    if json_format is None and not is_call_required:
+def _make_grammar(
+    task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, opening: str, parallel: bool
+) -> str | None:
+    tools, choice = task.callable_tools, task.toolbox.choice if task.callable_tools else "auto"
+    json_format = task.json_form
+    if json_format is None and choice == "auto":
         return None
     if sampling.grammar is not None:
         name = "tools" if tools or json_format is None else json_format.field
@@ -150,8 +167,8 @@ def _make_grammar(task: ChatTask, sampling: Sampling, vocabulary: Vocabulary, op
         "tools",
         answer_grammar,
         tools,
-        choice=task.tool_choice if is_call_required else "auto",
-        parallel=task.parallel and vocabulary.chats.allows_parallel_calls,
+        choice=choice,
+        parallel=parallel,
         json="" if json_format is None else json_format.make_rule(),
         template=vocabulary.chat_template,
         opening=opening,
@@ -176,17 +193,6 @@ def _read_budget(model: ServedModel, task: ChatTask, prompt: ChatPrompt) -> Reas
         prompt=prompt.tokens,
         start=find_open_tag(tags, prompt.opening),
     )
-
-
-async def start_chat(call: Call[Any], task: ChatTask, n_answers: int = 1) -> list[Answer]:
-    """Return the answers to a task, which are still empty; it raises the same errors as `render_prompt`."""
-    request, opening = await asyncio.to_thread(_make_chat_request, call, task)
-    vocabulary, tools = call.model.vocabulary, task.callable_tools
-    parallel = task.parallel and vocabulary.chats.allows_parallel_calls
-    return [
-        Answer(request, number, AnswerParser(vocabulary.chat_template, tools, opening=opening, parallel=parallel))
-        for number, request in enumerate(repeat_with_seeds(request, n_answers))
-    ]
 
 
 # --------------------------------------------------------------------------- reasoning
@@ -244,8 +250,6 @@ class ToolFields(Body):
 
 
 class NamedTool(Body):
-    """The name of a tool in a choice."""
-
     name: Name = ""
     namespace: Text | None = None
 
@@ -273,20 +277,14 @@ ToolChoiceField = Annotated[str | ToolChoice, PlainValidator(_read_tool_choice)]
 
 
 class Toolbox:
-    """The conversion of tools in OpenAI's APIs to functions, and of calls of functions to calls of those tools.
+    """The conversion of tools in OpenAI's APIs to functions with JSON arguments, and of their calls back.
 
-    A model calls only functions with JSON arguments. So a custom tool, whose input is a free text, becomes a function
-    with the only argument `input`, and a tool of a namespace becomes a function with a longer name:
-
-        {"type": "custom", "name": "patch"}                                     patch(input: str)
-        {"type": "namespace", "name": "mcp", "tools": [{"name": "read"}]}       mcp__read(...)
-
-    The answers convert calls back: `origin("mcp__read")` is ("read", "mcp"), and `free_text` is the input of a custom
-    tool.
+    A custom tool becomes a function with the argument `input`, and the tool read of a namespace mcp `mcp__read`.
     """
 
     def __init__(self) -> None:
         self.tools: list[Tool] = []  # tools as functions with unique names
+        self.choice = "auto"  # "auto", "none", "required", or the name of the function that must be called
         # Original name and namespace of the tool of each function.
         self.origins: dict[str, tuple[str, str | None]] = {}
         self.custom_tools: set[str] = set()  # functions that represent custom tools
@@ -309,27 +307,27 @@ class Toolbox:
             self.custom_tools.discard(name)  # of several tools of one name the last counts
         self.origins[name] = tool.name, namespace
 
-    def read_choice(self, choice: str | ToolChoice) -> str:
-        """Return the choice of tools (see `ChatTask`); if only some tools are allowed, drop the others."""
+    def read_choice(self, choice: str | ToolChoice) -> None:
+        """Set the choice; if only some tools are allowed, drop the others."""
         if isinstance(choice, str):
-            return choice
-        if choice.type in ("function", "custom"):
-            return self.choose(choice)
-        if choice.type != "allowed_tools":
+            self.choice = choice
+        elif choice.type in ("function", "custom"):
+            self.choice = self.find(choice)
+        elif choice.type == "allowed_tools":
+            subset = choice.allowed_tools or choice  # as in chat completions, or as in responses
+            # Tools of OpenAI's servers have no name.
+            names = {self.find(tool) for tool in subset.tools if tool.name or tool.function or tool.custom}
+            self.tools = [tool for tool in self.tools if tool.name in names]
+            self.choice = subset.mode
+        else:
             raise bad_field("tool_choice.type", f"tool_choice.type: unsupported tool type {choice.type!r}")
-        subset = choice.allowed_tools or choice  # as in chat completions, or as in responses
-        # Tools of OpenAI's servers have no name.
-        names = {self.choose(tool) for tool in subset.tools if tool.name or tool.function or tool.custom}
-        self.tools = [tool for tool in self.tools if tool.name in names]
-        return subset.mode
 
-    def choose(self, choice: NamedTool) -> str:
-        """Return the function that a choice names."""
+    def find(self, choice: NamedTool) -> str:
         path = "tool_choice"
-        for kind in ("function", "custom") if isinstance(choice, ToolChoice) else ():
-            if (tool := getattr(choice, kind)) is not None:
-                choice, path = tool, f"{path}.{kind}"
-                break
+        if isinstance(choice, ToolChoice) and choice.function is not None:
+            choice, path = choice.function, f"{path}.function"
+        elif isinstance(choice, ToolChoice) and choice.custom is not None:
+            choice, path = choice.custom, f"{path}.custom"
         if not choice.name:
             raise bad_field(f"{path}.name", f"{path}.name is missing")
         name = function_name(choice.name, choice.namespace)
@@ -375,7 +373,6 @@ class Transcript:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Messages so far."""
         return [
             {name: "\n".join(filter(None, value)) if name in _TEXTS else value for name, value in message.items()}
             for message in self._messages
@@ -391,11 +388,9 @@ class Transcript:
             self.add_message("user", f"<system>\n{text}\n</system>")
 
     def add_message(self, role: str, text: str) -> None:
-        """Add a text of the user or the assistant."""
         self._turn(role)["content"].append(text)
 
     def add_reasoning(self, text: str) -> None:
-        """Add the assistant's reasoning."""
         self._turn("assistant").setdefault("reasoning_content", []).append(text)
 
     def add_call(self, call: str, name: str, arguments: str) -> None:

@@ -15,8 +15,7 @@ from typing import ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ngramspec.server.errors import ApiError, error_body
-from ngramspec.server.json_text import encode_json
+from ngramspec.server.json_text import ApiError, encode_json, error_body
 
 HEADER_SECONDS = 20.0
 """Maximum time for the headers of a request."""

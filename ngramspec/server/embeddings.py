@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +14,13 @@ from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
 from ngramspec.server.body import Body, Flag, PromptField, Prompts, Text, check_count, whole
-from ngramspec.server.errors import ApiError, bad_field, context_length_error
 from ngramspec.server.generation import read_tokens
-from ngramspec.server.json_text import Encoded, JsonResponse
+from ngramspec.server.json_text import ApiError, Encoded, JsonResponse, bad_field, context_length_error
 from ngramspec.server.limits import MAX_ITEMS, MAX_NUMBERS
 from ngramspec.server.state import Call
 
 Vectors = NDArray[np.float32]
 """Vectors of one text; shape (1, width), or (tokens, width) without pooling."""
-
-NO_LIMIT = 2**31
-"""More tokens than any request contains."""
-
-LARGEST = 32760.0
-"""Value that the largest element of a vector gets when it is scaled to 16 bits."""
 
 
 class _EmbeddingsBody(Body):
@@ -50,39 +42,25 @@ async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
     embedder = _embedder(call, pools=True)
     if body.dimensions not in (None, embedder.width):
         raise bad_field("dimensions", f"dimensions: must be {embedder.width}, the size of this model's embeddings")
-    texts = await asyncio.to_thread(_read_texts, call, "input", body.input)
-    vectors = await _embed(call, embedder, texts)
-    tokens = sum(map(len, texts))
+    texts, vectors = await _embed(call, "input", body.input)
+    usage = {"prompt_tokens": sum(map(len, texts)), "total_tokens": sum(map(len, texts))}
+
+    def show(vector: Vectors) -> Any:
+        is_coded = body.encoding_format == "base64"
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_coded else vector.tolist()
 
     def encode() -> Response:
-        data = (
-            {
-                "object": "embedding",
-                "index": i,
-                "embedding": base64.b64encode(vector.astype("<f4")).decode()
-                if body.encoding_format == "base64"
-                else vector.tolist(),
-            }
-            for i, (vector,) in enumerate(vectors)
-        )
-        return JsonResponse(
-            {
-                "object": "list",
-                "data": Encoded.join(data),
-                "model": body.model or call.model.name,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
-        )
+        data = ({"object": "embedding", "index": i, "embedding": show(vector)} for i, (vector,) in enumerate(vectors))
+        fields = {"object": "list", "data": Encoded.join(data), "model": body.model or call.model.name, "usage": usage}
+        return JsonResponse(fields)
 
     return await asyncio.to_thread(encode)
 
 
 async def embedding(call: Call[_EmbeddingsBody]) -> Response:
     """Return a list of vectors for each text: one vector, or without pooling one for each token."""
-    embedder = _embedder(call)
     name, prompts = ("input", call.body.input) if call.body.content is None else ("content", call.body.content)
-    texts = await asyncio.to_thread(_read_texts, call, name, prompts)
-    results = await _embed(call, embedder, texts)
+    _, results = await _embed(call, name, prompts)
 
     def encode() -> Response:
         lists = (Encoded.join(vector.tolist() for vector in vectors) for vectors in results)
@@ -93,35 +71,28 @@ async def embedding(call: Call[_EmbeddingsBody]) -> Response:
 
 async def ollama_embed(call: Call[_EmbeddingsBody]) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
-    body, started_at = call.body, time.monotonic()
-    embedder = _embedder(call, pools=True)
-    if body.dimensions is not None and not 1 <= body.dimensions <= embedder.width:
-        raise bad_field(
-            "dimensions", f"dimensions must be a whole number from 1 to {embedder.width}, got {body.dimensions}"
-        )
-    texts: list[list[int]] = []
+    body, width = call.body, _embedder(call, pools=True).width
+    if body.dimensions is not None and not 1 <= body.dimensions <= width:
+        raise bad_field("dimensions", f"dimensions must be a whole number from 1 to {width}, got {body.dimensions}")
+    texts, vectors = list[list[int]](), list[Vectors]()
     if body.input is not None and body.input.values not in ([""], []):  # otherwise Ollama only loads the model
-        texts = await asyncio.to_thread(_read_texts, call, "input", body.input, body.truncate)
-    vectors = await _embed(call, embedder, texts, body.dimensions)
-    lists = await asyncio.to_thread(Encoded.join, (vector.tolist() for (vector,) in vectors))
-    return JsonResponse(
-        {
-            "model": body.model or call.model.name,
-            "embeddings": lists,
-            "total_duration": round(1e9 * (time.monotonic() - started_at)),
-            "load_duration": 0,
-            "prompt_eval_count": sum(map(len, texts)),
-        }
-    )
+        texts, vectors = await _embed(call, "input", body.input, body.truncate, body.dimensions)
+    fields = {
+        "model": body.model or call.model.name,
+        "embeddings": await asyncio.to_thread(Encoded.join, (vector.tolist() for (vector,) in vectors)),
+        "total_duration": round(1e9 * (time.monotonic() - call.started_at)),
+        "load_duration": 0,
+        "prompt_eval_count": sum(map(len, texts)),
+    }
+    return JsonResponse(fields)
 
 
 async def ollama_embeddings(call: Call[_EmbeddingsBody]) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
-    embedder = _embedder(call, pools=True)
+    _embedder(call, pools=True)
     if not call.body.prompt:
         return JsonResponse({"embedding": []})
-    texts = await asyncio.to_thread(_read_texts, call, "prompt", Prompts([call.body.prompt], False), True)
-    ((vector,),) = await _embed(call, embedder, texts)
+    _, ((vector,),) = await _embed(call, "prompt", Prompts([call.body.prompt], False), True)
     return JsonResponse({"embedding": vector.tolist()})
 
 
@@ -131,17 +102,14 @@ def _embedder(call: Call[_EmbeddingsBody], *, pools: bool = False) -> Embedder:
     if embedder is None:
         raise ApiError(501, "embeddings are disabled; start the server with --embeddings")
     if pools and embedder.pooling == "none":
-        raise ApiError(
-            400, "--pooling none returns one vector per token; use /embedding, or start the server with --pooling mean"
-        )
+        problem = "--pooling none returns one vector per token"
+        raise ApiError(400, f"{problem}; use /embedding, or start the server with --pooling mean")
     return embedder
 
 
-def _read_texts(
-    call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False
-) -> list[list[int]]:
+def _read_texts(call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool) -> list[list[int]]:
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
-    embedder = _embedder(call)
+    embedder, vocabulary = _embedder(call), call.model.vocabulary
     if prompts is None:
         raise bad_field(name, f"{name} is missing")
     values = prompts.values
@@ -150,14 +118,14 @@ def _read_texts(
         raise bad_field(name, f"{name} must not be empty")
     room = embedder.n_ctx
     if truncate:  # tokenizing a text that is much too long would be a waste of time
-        max_characters = embedder.n_ctx * call.model.vocabulary.longest_token
+        max_characters = embedder.n_ctx * vocabulary.longest_token
         values = [text[:max_characters] if isinstance(text, str) else text for text in values]
-        room = NO_LIMIT
+        room = 2**31  # more tokens than any request contains
     texts = [read_tokens(call.model, prompt, name, room) for prompt in values]
     if not all(texts):
         raise bad_field(name, f"{name} must not contain a text without tokens")
     for text in texts if truncate else ():  # the end token stays, because some models put the embedding in it
-        n_end = call.model.vocabulary.is_eog(text[-1])
+        n_end = vocabulary.is_eog(text[-1])
         del text[embedder.n_ctx - n_end : len(text) - n_end]
     longest = max(map(len, texts))
     if longest > embedder.n_ctx:
@@ -168,11 +136,13 @@ def _read_texts(
 
 
 async def _embed(
-    call: Call[_EmbeddingsBody], embedder: Embedder, texts: Sequence[Sequence[int]], width: int | None = None
-) -> list[Vectors]:
-    """Return the scaled vectors of each text, cut to `width` numbers; other requests run between the texts."""
+    call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False, width: int | None = None
+) -> tuple[list[list[int]], list[Vectors]]:
+    """Return the texts of a field, and their vectors, cut to `width` numbers; other requests run between the texts."""
+    embedder = _embedder(call)
+    texts = await asyncio.to_thread(_read_texts, call, name, prompts, truncate)
     kind = call.model.embd_normalize if call.body.embd_normalize is None else call.body.embd_normalize
-    results = []
+    results = list[Vectors]()
     for text in texts:
         vectors: Vectors = await asyncio.wrap_future(
             call.model.service.run_between_passes(partial(embedder.reading, text))
@@ -181,13 +151,13 @@ async def _embed(
         if not np.isfinite(vectors).all():
             raise ApiError(500, "the embedding of this text is not finite")
         results.append(vectors if embedder.pooling == "none" else scale_vectors(vectors[:, :width], kind))
-    return results
+    return texts, results
 
 
 def scale_vectors(vectors: Vectors, kind: int) -> Vectors:
     """Return scaled vectors, shape (any number, width), as with llama-server's `--embd-normalize`.
 
-    `kind` is -1 for no scaling, 0 for a largest number of LARGEST, or p for a p-norm of 1 (2 is the Euclidean length).
+    `kind` is -1 for no scaling, 0 for a largest number of 16 bits, or p for a p-norm of 1 (2 is the Euclidean length).
     """
     if kind == -1:
         return vectors
@@ -195,7 +165,7 @@ def scale_vectors(vectors: Vectors, kind: int) -> Vectors:
     largest[largest == 0] = 1.0
     parts = vectors / largest  # with numbers of at most 1, powers do not overflow
     if kind == 0:
-        result = parts * LARGEST
+        result = parts * 32760.0
     else:
         norms = np.linalg.norm(parts, kind, axis=1, keepdims=True)
         result = parts / np.where(norms == 0, 1.0, norms)

@@ -7,21 +7,43 @@ request override the server's defaults:
     server's defaults      temperature 0.8, top_k 40
     request                {"temperature": 0, "bad_words": ["foo"], "repetition_penalty": 1.1}
     Sampling               temperature 0.0, top_k 40, logit_bias ((id of "foo", -inf), ...), repeat_penalty 1.1
+
+Every constraint of the text becomes a grammar for llguidance. These requests have the same effect:
+
+    {"json_schema": {"type": "integer"}}                                                    llama-server
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {...}}}}          OpenAI
+    {"guided_json": {"type": "integer"}}, {"structured_outputs": {"json": {...}}}           vLLM
+
+A constraint is never ignored: the status is 400 if the server cannot satisfy it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    create_model,
+    model_validator,
+)
 
-from ngramspec.data import ModelError
+from ngramspec.data import GrammarError, ModelError
 from ngramspec.fill_in import fill_in
+from ngramspec.grammars.json_schema import json_rule
+from ngramspec.grammars.lark import MAX_SIZE, choice_grammar, lark, pattern_grammar
+from ngramspec.grammars.worker import worker
 from ngramspec.request import Request
 from ngramspec.sampling.settings import (
     LARGEST_BIAS,
@@ -34,31 +56,150 @@ from ngramspec.sampling.settings import (
     options,
     parse_samplers,
 )
+from ngramspec.server.answer import Answer
 from ngramspec.server.body import (
     Body,
     FieldError,
     Flag,
     Items,
+    Name,
     Number,
     Prompts,
     Text,
     Tokens,
     check_count,
+    check_json,
     describe_value,
     texts,
     whole,
 )
-from ngramspec.server.constraints import Constraints, JsonFormat
-from ngramspec.server.errors import ApiError, bad_field, context_length_error
-from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ANSWERS, MAX_CHARACTERS, MAX_TOKENS
+from ngramspec.server.json_text import ApiError, bad_field, context_length_error
+from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ANSWERS, MAX_CHARACTERS, MAX_CHOICES, MAX_TOKENS
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
+
+T = TypeVar("T")
+
+# --------------------------------------------------------------------------- constraints
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A constraint of the text, which applies from the first token on, but JSON in a chat only after reasoning."""
+
+    field: str  # name of the field that asks for it
+    value: Any  # of JSON, a schema; {} means any object
+    kind: str = "json"
+    strict: bool = True  # reject unsupported parts of a schema instead of ignoring them
+
+    def make_rule(self) -> str:
+        """Return the grammar expression of JSON; raise an ApiError if the schema is not supported."""
+        return run_in_worker(self.field, json_rule, self.value, strict=self.strict)
+
+    def make_grammar(self) -> str:
+        """Return the grammar; raise an ApiError if it is not supported."""
+        match self.kind:
+            case "json" | "json_schema":
+                return lark(f"start: {self.make_rule()}")
+            case "choice":
+                return run_in_worker(self.field, choice_grammar, self.value)
+            case "regex":
+                return run_in_worker(self.field, pattern_grammar, self.value)
+            case "structural_tag":
+                raise bad_field(self.field, f"{self.field}: is not supported; use a grammar (GBNF) instead")
+        return str(self.value)
+
+
+def run_in_worker(field: str, make: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    """Return the grammar or expression that a function makes, within the worker's limits; raise errors as ApiErrors."""
+    try:
+        return worker.call(make, *arguments, **keywords)
+    except (GrammarError, RecursionError) as error:
+        raise bad_field(field, f"{field}: {error}") from error
+
+
+def _read_schema(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        check_json(value)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise FieldError("is text that is not JSON") from None
+    if not isinstance(value, dict):
+        raise FieldError(f"must be an object, got {describe_value(value)}")
+    return value
+
+
+Schema = Annotated[dict[str, Any], Strict()]
+
+
+class _Guided(Body):
+    """vLLM's constraints."""
+
+    guided_json: Annotated[dict[str, Any] | None, PlainValidator(_read_schema)] = None
+    guided_choice: Annotated[tuple[str, ...], texts(MAX_CHOICES, MAX_SIZE), Field(min_length=1)] = ()
+    guided_grammar: Name = ""
+    guided_regex: Name = ""
+    guided_json_object: Flag = False
+    guided_structural_tag: Any = None
+
+
+class _StructuredOutputs(_Guided):
+    model_config = ConfigDict(alias_generator=lambda name: name.removeprefix("guided_"))
+
+
+class Constraints(_Guided):
+    """The constraints of all APIs, which endpoints combine with their own field."""
+
+    grammar: Text = ""  # "" means no grammar, as in llama-server
+    json_schema: Schema | None = None
+    structured_outputs: _StructuredOutputs | None = None
+
+    def read_constraint(self, own: Constraint | None = None) -> Constraint | None:
+        """Return the only constraint of the text; `own` is the JSON in an API's own field."""
+        found = [] if own is None else [own]
+        if self.grammar:
+            found.append(Constraint("grammar", self.grammar, "grammar"))
+        if self.json_schema is not None:
+            found.append(Constraint("json_schema", self.json_schema, "json_schema"))
+        for prefix, source in (("guided_", self), ("structured_outputs.", self.structured_outputs or _Guided())):
+            for kind in ("json", "choice", "grammar", "regex", "json_object", "structural_tag"):
+                value = getattr(source, f"guided_{kind}")
+                if value or (kind == "json" and value is not None):
+                    schema = {} if kind == "json_object" else value
+                    found.append(Constraint(f"{prefix}{kind}", schema, kind.removesuffix("_object")))
+        if len(found) > 1:
+            raise bad_field(found[1].field, f"{found[1].field} cannot be combined with {found[0].field}")
+        return found[0] if found else None
+
+
+class _SchemaWrapper(Body):
+    json_form: Schema = Field({}, alias="schema")
+    strict: Flag = False
+
+
+class ResponseFormat(_SchemaWrapper):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _SchemaWrapper | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ResponseFormat:
+        if self.type == "json_schema" and "json_form" not in self.model_fields_set:
+            self.require("json_schema")
+        return self
+
+    def read(self) -> Constraint | None:
+        inner = (self.json_schema if self.type == "json_schema" else None) or self
+        return None if self.type == "text" else Constraint("response_format", inner.json_form, strict=inner.strict)
+
+
+# --------------------------------------------------------------------------- fields of sampling
 
 _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
 _OFF = {f.name: f.default for f in dataclass_fields(Sampling)}
-
-# --------------------------------------------------------------------------- fields of sampling
 
 _SAMPLER_CHARACTERS = 1000  # more than the names of all samplers
 
@@ -128,15 +269,11 @@ _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
 class Scale(Body):
-    """The scale of a LoRA adapter."""
-
     id: Annotated[int, whole()] = -1
     scale: Number = 1.0
 
 
 class StreamOptions(Body):
-    """The form of a stream."""
-
     include_usage: Flag = False
 
 
@@ -175,7 +312,7 @@ class Generation(_Settings):  # type: ignore[misc]
     reasoning_budget_tokens: Annotated[int, whole(-1)] = Field(-1, validation_alias=AliasChoices(*_BUDGETS))
     reasoning_budget_message: Text | None = None
     post_sampling_probs: Flag = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     verbose: Flag | None = None
     return_progress: Flag = False
     timings_per_token: Flag = False
@@ -187,11 +324,6 @@ class Generation(_Settings):  # type: ignore[misc]
             if data.get(name) is not None and data[name] not in harmless_values:
                 raise FieldError(f"is not supported; {advice}", name)
         return data
-
-    @property
-    def has_usage_chunk(self) -> bool:
-        """True if the response is a stream that ends with a chunk of usage."""
-        return self.stream and self.stream_options is not None and self.stream_options.include_usage
 
 
 class TextGeneration(Generation):
@@ -239,27 +371,20 @@ def make_request(
     )
 
 
-def make_text_requests(
-    call: Call[Any], body: Generation, prompts: Sequence[Sequence[int]], form: JsonFormat | None = None, **more: Any
-) -> list[Request]:
-    """Return the requests for each prompt that is not a chat, one for each answer.
-
-    `form` is the JSON in an API's own field, and `more` contains fields of `Request`.
-    """
+def make_text_answers(
+    call: Call[Any], body: Generation, prompts: Sequence[Sequence[int]], form: Constraint | None = None, **more: Any
+) -> list[Answer]:
+    """Return the answers to each prompt that is not a chat; `form` is the JSON in an API's own field."""
     if (count := len(prompts) * body.n) > MAX_ANSWERS:
         raise bad_field("n", f"n must be at most {MAX_ANSWERS} for all prompts together, got {count}")
-    constraint = body.read_constraint(form)
-    sampling = make_sampling(call, body, None if constraint is None else constraint.make_grammar())
-    request = make_request(call, body, (), sampling, **more)
-    answers = repeat_with_seeds(request, body.n, len(prompts))
-    return [replace(answer, prompt=prompt) for prompt in prompts for answer in answers]
+    request = make_request(call, body, (), make_sampling(call, body, body.read_constraint(form)), **more)
+    requests = repeat_with_seeds(request, body.n, len(prompts))
+    pairs = [(request, prompt) for prompt in prompts for request in requests]
+    return [Answer(replace(request, prompt=prompt), number) for number, (request, prompt) in enumerate(pairs)]
 
 
 def repeat_with_seeds(request: Request, count: int, n_prompts: int = 1) -> list[Request]:
-    """Repeat a request `count` times, each time with the next seed.
-
-    It raises an ApiError if too many biases apply to all answers to `n_prompts` prompts.
-    """
+    """Repeat a request `count` times, each time with the next seed, for each of `n_prompts` prompts."""
     sampling, n_answers = request.sampling, count * n_prompts
     n_biases = len(sampling.logit_bias) * n_answers
     if n_answers > 1 and n_biases > MAX_TOKENS:
@@ -279,10 +404,7 @@ def read_logprobs(has_logprobs: bool, top_logprobs: int) -> int | None:
 
 
 def read_scales(model: ServedModel, scales: Sequence[Scale], name: str) -> tuple[float, ...] | None:
-    """Return the scales of all LoRA adapters in a request; `None` if it sets no scale.
-
-    Adapters that the request omits have scale 0, as in llama-server.
-    """
+    """Return the scales of all LoRA adapters, 0 for those that a request omits; `None` if it sets no scale."""
     count = len(model.adapters)
     for item in scales:
         if not 0 <= item.id < count:
@@ -292,9 +414,10 @@ def read_scales(model: ServedModel, scales: Sequence[Scale], name: str) -> tuple
     return tuple(by_number.get(number, 0.0) for number in range(count)) if scales else None
 
 
-def make_sampling(call: Call[Any], body: Generation, grammar: str | None) -> Sampling:
+def make_sampling(call: Call[Any], body: Generation, constraint: Constraint | None) -> Sampling:
     """Return the settings of the request, and the server's defaults that do not contradict them."""
     server, vocabulary = call.server, call.model.vocabulary
+    grammar = None if constraint is None else constraint.make_grammar()
     given: dict[str, Any] = {name: getattr(body, name) for name in _OPTIONS if name in body.model_fields_set}
     if "logit_bias" in given:
         given["logit_bias"] = _read_biases(given["logit_bias"], vocabulary)
@@ -350,10 +473,7 @@ def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
 
 
 def _read_biases(value: Any, vocabulary: Tokenizer) -> tuple[tuple[int, float], ...]:
-    """Return the biases in llama-server's pairs [[15043, 1.0], [" never", false]] or OpenAI's object {"15043": 1}.
-
-    The bias of a text applies to each of its tokens; false forbids them.
-    """
+    """Return the biases in llama-server's pairs [[15043, 1.0], [" never", false]] or OpenAI's object {"15043": 1}."""
     pairs = value
     if isinstance(value, dict):
         check_count("logit_bias", len(value), MAX_TOKENS, "tokens")
@@ -397,10 +517,7 @@ def read_prompts(model: ServedModel, prompts: Prompts | None) -> list[list[int]]
 
 
 def read_tokens(model: ServedModel, value: str | list[Any], name: str, n_ctx: int | None = None) -> list[int]:
-    """Return the token ids of a prompt: a text, or a list of token ids and texts.
-
-    `name` is the field for error messages, and `n_ctx` the size of the context; `None` means that of a request.
-    """
+    """Return the token ids of a prompt in the field `name`; `n_ctx` is its maximum size, by default a context."""
     vocabulary = model.vocabulary
     if isinstance(value, str):
         model.check_size(len(value), n_ctx)

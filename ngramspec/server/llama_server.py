@@ -13,7 +13,6 @@ from starlette.responses import Response
 from ngramspec.chat.stream import Delta
 from ngramspec.fill_in import Limits
 from ngramspec.grammars.lark import MAX_SIZE
-from ngramspec.request import Request
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import (
     Body,
@@ -30,18 +29,17 @@ from ngramspec.server.body import (
     whole,
 )
 from ngramspec.server.chat import render_prompt
-from ngramspec.server.errors import bad_field
 from ngramspec.server.generation import (
     TextGeneration,
     check_token,
     fill_in_prompt,
-    make_text_requests,
+    make_text_answers,
     read_prompts,
 )
-from ngramspec.server.json_text import Encoded, JsonResponse
+from ngramspec.server.json_text import Encoded, JsonResponse, bad_field
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.openai_chat import ChatBody, read_chat
-from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, read_telemetry, respond
+from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, respond
 from ngramspec.server.state import Call
 
 
@@ -61,16 +59,17 @@ class _PromptBody(_NativeBody):
 
 
 async def completion(call: Call[_PromptBody]) -> Response:
-    """Continue one prompt, or several."""
-    prompts = await asyncio.to_thread(read_prompts, call.model, call.body.prompt)
-    return await _continue_prompts(call, prompts, as_list=call.body.prompt.is_list)
+    def prepare() -> NativeReply:
+        prompts = read_prompts(call.model, call.body.prompt)
+        return _make_reply(call, prompts, as_list=call.body.prompt.is_list)
+
+    return await respond(call, await asyncio.to_thread(prepare))
 
 
-async def _continue_prompts(call: Call[Any], prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> Response:
-    """Continue each prompt, once for each requested answer; with `as_list`, the response is always a list."""
+def _make_reply(call: Call[Any], prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> NativeReply:
+    """Return the reply with an answer to each prompt, or several; raise an ApiError if it would be too large."""
     body: _NativeBody = call.body
-    requests = await asyncio.to_thread(
-        make_text_requests,
+    answers = make_text_answers(
         call,
         body,
         prompts,
@@ -78,27 +77,20 @@ async def _continue_prompts(call: Call[Any], prompts: Sequence[Sequence[int]], *
         cache_prompt=body.cache_prompt,
         post_sampling=body.post_sampling_probs,
     )
-    _check_sizes(call, requests)
-    seconds = body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None
-    has_limits = seconds is not None or body.n_indent
-    answers = [
-        Answer(request, number, LineLimits(seconds, body.n_indent) if has_limits else None)
-        for number, request in enumerate(requests)
-    ]
-    return await respond(call, NativeReply(call, answers, as_list=as_list or len(requests) > 1))
-
-
-def _check_sizes(call: Call[Any], requests: Sequence[Request]) -> None:
-    """Raise an ApiError for a response that would be too large."""
-    count = requests[0].logprobs or 0
-    n_tokens = sum(min(request.max_tokens, call.model.n_ctx) for request in requests)
+    request = answers[0].request
+    count, n_tokens = request.logprobs or 0, len(answers) * min(request.max_tokens, call.model.n_ctx)
     if count > MAX_ALTERNATIVES and count * n_tokens > MAX_LOGPROBS:
         problem = f"must be at most {MAX_ALTERNATIVES}, or {MAX_LOGPROBS:,} divided by the number of tokens to generate"
-        name = "n_probs" if call.body.n_probs else "logprobs"
+        name = "n_probs" if body.n_probs else "logprobs"
         raise bad_field(name, f"{name}: {problem} ({n_tokens:,}), got {count:,}")
     # Each answer has all settings.
-    n_characters = len(requests[0].sampling.grammar or "") * len(requests)
+    n_characters = len(request.sampling.grammar or "") * len(answers)
     check_count("grammar", n_characters, MAX_SIZE, "characters for all answers together")
+    seconds = body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None
+    if seconds is not None or body.n_indent:
+        for answer in answers:
+            answer.reader = LineLimits(seconds, body.n_indent)
+    return NativeReply(call, answers, as_list=as_list or len(answers) > 1)
 
 
 class NativeReply(Reply):
@@ -106,14 +98,12 @@ class NativeReply(Reply):
 
     def __init__(self, call: Call[_NativeBody], answers: Sequence[Answer], *, as_list: bool) -> None:
         super().__init__(call, answers)
-        self._call, self._as_list = call, as_list
-        self._returns_tokens = call.body.return_tokens
-        self._response_fields = call.body.response_fields  # empty means all
-        self._telemetry = read_telemetry(call, answers)
+        self._as_list = as_list
+        self._names = call.body.response_fields  # of the fields to return; empty means all
         self._results: list[dict[str, Any]] = [{} for _ in answers]  # of a response that is not streamed
 
     def events(self, answer: Answer) -> list[dict[str, Any]]:
-        more = self._telemetry[answer.number].update(answer) if self._telemetry else {}
+        more = self.telemetry[answer.number].update(answer) if self.telemetry else {}
         events: list[dict[str, Any]] = []
         event = {"index": answer.number, "content": answer.new_text, "tokens": [], "stop": False}
         if "prompt_progress" in more:
@@ -128,10 +118,9 @@ class NativeReply(Reply):
                 )
             events.append(event | more)
         if answer.done is not None:
-            has_prompt = not self._response_fields or "prompt" in self._response_fields
-            result = native_answer(self._call, answer, has_prompt=has_prompt)
+            result = native_answer(self.call, answer, has_prompt=not self._names or "prompt" in self._names)
             result |= {"index": answer.number, "content": "", "tokens": []}
-            events.append(self._select(result) if self._call.body.stream else result)
+            events.append(self._select(result) if self.call.body.stream else result)
         return events
 
     def fold(self, event: dict[str, Any]) -> None:
@@ -139,7 +128,7 @@ class NativeReply(Reply):
 
     def whole(self) -> Any:
         for answer, result in zip(self.answers, self._results, strict=True):
-            if not self._returns_tokens:
+            if not self.call.body.return_tokens:
                 result["tokens"] = []
             if answer.request.logprobs is not None:
                 result.setdefault("completion_probabilities", [])
@@ -148,10 +137,10 @@ class NativeReply(Reply):
 
     def _select(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return the requested fields of a result, where "a/b" is the field b of a; unknown names are ignored."""
-        if not self._response_fields:
+        if not self._names:
             return result
         fields: dict[str, Any] = {}
-        for name in self._response_fields:
+        for name in self._names:
             value: Any = result
             for part in name.split("/"):
                 value = value.get(part) if isinstance(value, Mapping) else None
@@ -184,10 +173,7 @@ class _TokenizeBody(Body):
 
 
 async def tokenize(call: Call[_TokenizeBody]) -> Response:
-    """Return the token ids of a text, or of a list of texts and token ids.
-
-    If `with_pieces` is set, each token has its text, or its bytes if they are not UTF-8.
-    """
+    """Return the token ids of a text, or of a list of texts and token ids; pieces that are not UTF-8 are bytes."""
     body, vocabulary = call.body, call.model.vocabulary
 
     def respond_with_tokens() -> Response:
@@ -231,7 +217,7 @@ async def detokenize(call: Call[_DetokenizeBody]) -> Response:
 async def apply_template(call: Call[ChatBody]) -> Response:
     """Return the prompt of a chat as text, without the first control token if `/completion` adds it."""
     vocabulary = call.model.vocabulary
-    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, read_chat(call.body)[0]))
+    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, read_chat(call)))
     bos = vocabulary.ends[0]
     adds_bos = vocabulary.tokenize("")[:1] == vocabulary.tokenize(bos, special=True, add_bos=False)
     return JsonResponse({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
@@ -256,36 +242,28 @@ class _InfillBody(_NativeBody):
 
 
 async def infill(call: Call[_InfillBody]) -> Response:
-    """Generate the text between a prefix and a suffix, for llama.vim and llama.vscode; `/completion`'s fields apply.
-
-    `input_extra` contains parts of the project's other files. The model sees them, and drafts come from them.
-    `t_max_prompt_ms` is ignored, as in llama-server: an editor disconnects if it no longer needs a suggestion, and the
-    next request would have to read the rest of the prompt anyway.
-    """
+    """Generate the text between a prefix and a suffix, for llama.vim and llama.vscode; `/completion`'s fields apply."""
     body = call.body
-    prompt = await asyncio.to_thread(
-        fill_in_prompt,
-        call.model,
-        body.input_prefix,
-        body.input_suffix,
-        prompt=body.prompt,
-        other_files=[(file.filename, file.text) for file in body.input_extra],
-        limits=Limits.for_context(call.model.n_ctx, near=NEAR, n_predict=max(0, body.max_tokens)),
-    )
-    return await _continue_prompts(call, [prompt])
+
+    def prepare() -> NativeReply:
+        prompt = fill_in_prompt(
+            call.model,
+            body.input_prefix,
+            body.input_suffix,
+            prompt=body.prompt,
+            other_files=[(file.filename, file.text) for file in body.input_extra],
+            limits=Limits.for_context(call.model.n_ctx, near=NEAR, n_predict=max(0, body.max_tokens)),
+        )
+        return _make_reply(call, [prompt])
+
+    return await respond(call, await asyncio.to_thread(prepare))
 
 
 class LineLimits:
-    """Limits that end an editor's suggestion before the model does.
+    """Limits that end an editor's suggestion: at a line end after `seconds`, or before a line with a smaller `indent`.
 
     The indentation of a line is known only when its first other character arrives. Until then the line is held back, so
-    that the text does not depend on the lengths of tokens and drafts.
-
-    Args:
-        seconds: Seconds after the first token, after which the text ends with the next line end (`t_max_predict_ms`).
-        indent: Minimum number of spaces and tabs at the start of each line except the first (`n_indent`). The text ends
-            before a line with fewer. A blank line has 0, so it ends the text, as in llama-server.
-        clock: Function that returns the time in seconds.
+    that the text does not depend on the lengths of tokens and drafts. A blank line has none, as in llama-server.
     """
 
     def __init__(

@@ -16,31 +16,34 @@ from starlette.responses import Response
 
 from ngramspec.batching.request import Done
 from ngramspec.chat.families import reasoning_tags
-from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, Tokens, describe_value, whole
-from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, start_chat
-from ngramspec.server.constraints import JsonFormat, Schema
-from ngramspec.server.errors import ApiError, bad_field, ollama_error_body
+from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, Tokens, describe_value, refuse, whole
+from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, answer_chat
 from ngramspec.server.generation import (
     Alternatives,
+    Constraint,
     Generation,
+    Schema,
     check_token,
     fill_in_prompt,
-    make_text_requests,
+    make_text_answers,
     read_logprobs,
     read_tokens,
 )
-from ngramspec.server.json_text import JsonResponse, dump_arguments, encode_json, read_arguments
+from ngramspec.server.json_text import (
+    ApiError,
+    JsonResponse,
+    bad_field,
+    dump_arguments,
+    encode_json,
+    read_arguments,
+)
 from ngramspec.server.reply import Reply, logprobs_content, respond
 from ngramspec.server.state import Call, ServedModel
 
 # A duration as Go writes it ("1h30m"), or a number of seconds.
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
-
-_IMAGES = "images are not supported; this model accepts only text"
-
 
 # --------------------------------------------------------------------------- the request
 
@@ -61,13 +64,7 @@ class _Options(Generation):
         return {name: data[name] for name in names if name in data} if isinstance(data, dict) else data
 
 
-def _check_images(images: tuple[Any, ...]) -> tuple[Any, ...]:
-    if images:
-        raise FieldError(_IMAGES)
-    return images
-
-
-_Images = Annotated[tuple[Any, ...], AfterValidator(_check_images)]
+_Images = Annotated[tuple[Any, ...], refuse("images are not supported; this model accepts only text")]
 
 
 def _read_keep_alive(value: Any) -> bool:
@@ -79,14 +76,14 @@ def _read_keep_alive(value: Any) -> bool:
     raise FieldError(f'must be a number of seconds or a duration such as "5m", got {describe_value(value)}')
 
 
-def _read_format(value: Any) -> JsonFormat | None:
+def _read_format(value: Any) -> Constraint | None:
     match value:
         case "":
             return None
         case "json":
-            return JsonFormat({}, "format")
+            return Constraint("format", {})
         case dict() as schema:
-            return JsonFormat(schema, "format", strict=False)
+            return Constraint("format", schema, strict=False)
     raise FieldError(f'must be "json" or a JSON schema, got {describe_value(value)}')
 
 
@@ -101,15 +98,17 @@ class _OllamaBody(Body):
     model: Text = ""
     stream: Flag = True
     options: _Options = Field(default_factory=_Options)
-    format: Annotated[JsonFormat | None, PlainValidator(_read_format)] = None
+    format: Annotated[Constraint | None, PlainValidator(_read_format)] = None
     keep_alive: Annotated[bool, PlainValidator(_read_keep_alive)] = True
     think: Annotated[str | bool | None, PlainValidator(_read_think)] = None
     logprobs: Flag = False
     top_logprobs: Alternatives = 0
-    timings_per_token: ClassVar = False  # not in this API
+    return_progress: ClassVar = False  # not in this API
+    timings_per_token: ClassVar = False
 
-    def read_task(self, model: ServedModel, messages: list[dict[str, Any]], **more: Any) -> ChatTask:
-        """Return the chat of a request; `more` contains further fields of the task."""
+    def read_task(
+        self, model: ServedModel, messages: list[dict[str, Any]], toolbox: Toolbox, earlier_tokens: Sequence[int] = ()
+    ) -> ChatTask:
         variables: dict[str, Any] = {} if self.think is None else {"enable_thinking": self.think is not False}
         if self.think and not reasoning_tags(model.vocabulary.chat_template):
             raise bad_field("think", f"think: {model.name!r} does not support thinking")
@@ -117,11 +116,12 @@ class _OllamaBody(Body):
             variables["reasoning_effort"] = EFFORTS[self.think]
         return ChatTask(
             self.options,
-            messages=messages,
+            messages,
+            toolbox,
             constraint=self.options.read_constraint(self.format),
             logprobs=read_logprobs(self.logprobs, self.top_logprobs),
             variables=variables,
-            **more,
+            earlier_tokens=earlier_tokens,
         )
 
 
@@ -162,38 +162,34 @@ class _GenerateBody(_OllamaBody):
     raw: Flag = False
     context: Tokens = ()
     images: _Images = ()
-    template: Text = ""
+    template: Annotated[Text, refuse("Go templates are not supported; use raw with the whole prompt")] = ""
 
 
 async def chat(call: Call[_OllamaChatBody]) -> Response:
-    """Answer a chat."""
-    reply = OllamaReply(call, is_chat=True)
-    if not call.body.messages:
-        return reply.load_response()
-    reply.answers = await start_chat(call, await asyncio.to_thread(_read_chat, call))
-    return await respond(call, reply)
+    return await (answer_chat(call, _read_chat, OllamaReply) if call.body.messages else _load(call))
 
 
 async def generate_text(call: Call[_GenerateBody]) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
-    body, reply = call.body, OllamaReply(call, is_chat=False)
-    if body.template:
-        raise bad_field("template", "template: Go templates are not supported; use raw with the whole prompt")
+    body = call.body
     if not body.prompt and not body.suffix:
-        return reply.load_response()
+        return await _load(call)
     if body.raw or body.suffix:
-        reply.answers = [Answer(await asyncio.to_thread(_read_request, call))]
-    else:
-        reply.has_context = True
-        reply.answers = await start_chat(call, await asyncio.to_thread(_read_prompt, call))
-    return await respond(call, reply)
+        return await respond(call, OllamaReply(call, await asyncio.to_thread(_read_request, call)))
+    return await answer_chat(call, _read_prompt, OllamaReply)
+
+
+async def _load(call: Call[Any]) -> Response:
+    """Answer a request without a prompt. The model is always loaded and never unloaded."""
+    reason = "load" if call.body.keep_alive else "unload"
+    return JsonResponse(OllamaReply(call, ()).event() | {"done": True, "done_reason": reason})
 
 
 def _read_chat(call: Call[_OllamaChatBody]) -> ChatTask:
     toolbox = Toolbox()
     for tool in call.body.tools:
         toolbox.add_tool(tool.function, "function")
-    return call.body.read_task(call.model, _make_messages(call.body.messages), tools=toolbox.tools)
+    return call.body.read_task(call.model, _make_messages(call.body.messages), toolbox)
 
 
 def _read_prompt(call: Call[_GenerateBody]) -> ChatTask:
@@ -201,11 +197,10 @@ def _read_prompt(call: Call[_GenerateBody]) -> ChatTask:
     transcript.add_system(call.body.system)
     transcript.add_message("user", call.body.prompt)
     before = [check_token(call.model.vocabulary, token, "context") for token in call.body.context]
-    return call.body.read_task(call.model, transcript.messages, earlier_tokens=before)
+    return call.body.read_task(call.model, transcript.messages, Toolbox(), before)
 
 
 def _make_messages(messages: Sequence[_Message]) -> list[dict[str, Any]]:
-    """Return the messages of a chat in OpenAI's format."""
     transcript, waiting = Transcript(), dict[str, str]()  # names of the tools whose results are missing, by id
     for number, message in enumerate(messages):
         match message.role:
@@ -231,8 +226,8 @@ def _make_messages(messages: Sequence[_Message]) -> list[dict[str, Any]]:
     return transcript.messages
 
 
-def _read_request(call: Call[_GenerateBody]) -> Request:
-    """Return the request for a text without the chat template."""
+def _read_request(call: Call[_GenerateBody]) -> list[Answer]:
+    """Return the answer to a prompt without the chat template."""
     body, model = call.body, call.model
     field = "raw" if body.raw else "suffix"
     for name in ("system", "context", "think", *(["suffix"] if body.raw else [])):
@@ -243,62 +238,45 @@ def _read_request(call: Call[_GenerateBody]) -> Request:
     else:
         tokens = read_tokens(model, body.prompt, "prompt")
     logprobs = read_logprobs(body.logprobs, body.top_logprobs)
-    (request,) = make_text_requests(call, body.options, [tokens], body.format, logprobs=logprobs)
-    return request
+    return make_text_answers(call, body.options, [tokens], body.format, logprobs=logprobs)
 
 
 # --------------------------------------------------------------------------- the answer
 
 
 class OllamaReply(Reply):
-    """An answer of `/api/chat` or `/api/generate`, or its stream of JSON lines.
-
-    `call` has the options of the request, and `fields` its other fields.
-    """
-
     media_type, head, tail = "application/x-ndjson", "", "\n"
 
-    def __init__(self, call: Call[Any], *, is_chat: bool) -> None:
-        super().__init__(call, ())
-        self._is_chat, self._started_at = is_chat, time.monotonic()
-        self._name = call.body.model or call.model.name
-        self._unloads = not call.body.keep_alive
-        self.has_context = False  # whether the answer contains its `context`
+    def __init__(self, call: Call[Any], answers: Sequence[Answer], _: Toolbox | None = None) -> None:
+        super().__init__(call, answers)
         self._n_calls = 0
-
-    def load_response(self) -> Response:
-        """Return the response to a request without a prompt. The model is always loaded and never unloaded."""
-        return JsonResponse(self._event() | {"done": True, "done_reason": "unload" if self._unloads else "load"})
 
     def events(self, answer: Answer) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
         for kind, block, text, _ in answer.changes:
             if block.kind != "call":
                 if text:
-                    events.append(self._event(**{"thinking" if block.kind == "reasoning" else "text": text}))
+                    events.append(self.event(**{"thinking" if block.kind == "reasoning" else "text": text}))
             # A limit may have cut off the arguments.
             elif kind == "closed" and (arguments := read_arguments(block.text)) is not None:
                 function = {"index": self._n_calls, "name": block.name, "arguments": arguments}
-                events.append(self._event(tool_calls=[{"id": block.id, "function": function}]))
+                events.append(self.event(tool_calls=[{"id": block.id, "function": function}]))
                 self._n_calls += 1
         if answer.logprobs:
-            events = events or [self._event()]
+            events = events or [self.event()]
             events[-1]["logprobs"] = logprobs_content(self.model, answer.logprobs)
         if answer.done is not None:
-            events.append(self._event() | self._end_fields(answer, answer.done))
+            events.append(self.event() | self._end_fields(answer, answer.done))
         return events
 
     def keepalive(self) -> str:
-        return self.encode([self._event()])
+        return self.encode([self.event()])
 
-    def error_chunk(self, error: ApiError) -> str:
-        return self.encode([ollama_error_body(error)])
-
-    def _event(self, text: str = "", **more: Any) -> dict[str, Any]:
+    def event(self, text: str = "", **more: Any) -> dict[str, Any]:
         """Return an event with a text; `more` contains reasoning (`thinking`) or `tool_calls`."""
         created_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        head = {"model": self._name, "created_at": created_at}
-        if self._is_chat:
+        head = {"model": self.name, "created_at": created_at}
+        if isinstance(self.call.body, _OllamaChatBody):
             return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
         return {**head, "response": text, **more, "done": False}
 
@@ -306,16 +284,21 @@ class OllamaReply(Reply):
         fields: dict[str, Any] = {
             "done": True,
             "done_reason": "length" if answer.reason == "length" else "stop",
-            "total_duration": round(1e9 * (time.monotonic() - self._started_at)),
+            "total_duration": round(1e9 * (time.monotonic() - self.call.started_at)),
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,
             "prompt_eval_duration": round(1e9 * done.prompt_seconds),
             "eval_count": done.stats.generated,
             "eval_duration": round(1e9 * done.seconds),
         }
-        if self.has_context:
+        body = self.call.body
+        if isinstance(body, _GenerateBody) and not (body.raw or body.suffix):
             fields["context"] = [*answer.request.prompt, *answer.tokens]
         return fields
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
 
 
 def timestamp(seconds: float) -> str:
@@ -336,7 +319,6 @@ async def version(call: Call[Body]) -> Response:
 
 
 async def tags(call: Call[Body]) -> Response:
-    """Return the list of models, which has one entry."""
     return JsonResponse({"models": [{**_entry(call.model), "modified_at": timestamp(call.server.started_at)}]})
 
 

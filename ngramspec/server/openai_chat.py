@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,6 +17,7 @@ from ngramspec.server.body import (
     FieldError,
     Flag,
     Items,
+    Refusal,
     Text,
     TextPart,
     check_json,
@@ -37,30 +35,19 @@ from ngramspec.server.chat import (
     Toolbox,
     ToolChoiceField,
     ToolFields,
+    answer_chat,
     count_prompt,
     free_text,
-    start_chat,
 )
-from ngramspec.server.constraints import ResponseFormat, Schema
-from ngramspec.server.errors import bad_field
-from ngramspec.server.generation import Alternatives, Generation, read_logprobs
-from ngramspec.server.json_text import JsonResponse, dump_arguments
+from ngramspec.server.generation import Alternatives, Generation, ResponseFormat, Schema, read_logprobs
+from ngramspec.server.json_text import JsonResponse, bad_field, dump_arguments
 from ngramspec.server.reply import (
-    DONE,
-    FINGERPRINT,
-    Reply,
+    ChunkReply,
     logprobs_content,
     prediction_usage,
-    read_telemetry,
-    respond,
-    totals,
     verbose_field,
 )
 from ngramspec.server.state import Call
-
-
-class _Refusal(TextPart):
-    text: Text = Field(validation_alias="refusal")
 
 
 class _Reasoning(TextPart):
@@ -74,7 +61,7 @@ class _Thinking(_Reasoning):
 
 
 # The part `redacted_thinking` is encrypted by another server, so it cannot be read.
-_ANSWER_PARTS = {"refusal": _Refusal, "thinking": _Thinking, "reasoning": _Reasoning, "redacted_thinking": Body}
+_ANSWER_PARTS = {"refusal": Refusal, "thinking": _Thinking, "reasoning": _Reasoning, "redacted_thinking": Body}
 
 
 def _read_arguments(value: Any) -> str:
@@ -150,8 +137,6 @@ def _read_think(value: Any) -> str | bool:
 
 
 class ChatBody(Generation):
-    """The body of a chat completion."""
-
     messages: Items[Annotated[_Message, tagged("role", {"assistant": _Answer}, _Message)]]
     tools: Items[_Tool] = ()
     functions: Items[ToolFields] | None = None  # older form of tools
@@ -174,24 +159,18 @@ class ChatBody(Generation):
 
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
-    """Answer a chat."""
-    task, toolbox = await asyncio.to_thread(read_chat, call.body)
-    return await respond(call, ChatReply(call, await start_chat(call, task, call.body.n), toolbox))
+    return await answer_chat(call, read_chat, ChatReply, call.body.n)
 
 
 async def input_tokens(call: Call[ChatBody]) -> Response:
-    """Return the number of tokens of the prompt of a chat."""
-    task, _ = await asyncio.to_thread(read_chat, call.body)
-    count = await count_prompt(call, task)
-    return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, read_chat)})
 
 
 # --------------------------------------------------------------------------- the conversation
 
 
-def read_chat(body: ChatBody) -> tuple[ChatTask, Toolbox]:
-    """Return the task of a chat, and its tools."""
-    toolbox = Toolbox()
+def read_chat(call: Call[ChatBody]) -> ChatTask:
+    body, toolbox = call.body, Toolbox()
     for item in body.tools:
         if (tool := item.custom if item.type == "custom" else item.function) is not None:
             toolbox.add_tool(tool, item.type)
@@ -212,27 +191,26 @@ def read_chat(body: ChatBody) -> tuple[ChatTask, Toolbox]:
     if continues_message and wants_new_turn:
         problem = "cannot be combined with continue_final_message"
         raise bad_field("add_generation_prompt", f"add_generation_prompt: {problem}")
-    parallel = body.parallel_tool_calls
-    task = ChatTask(
+    toolbox.read_choice(body.tool_choice)
+    parallel, reasoning = body.parallel_tool_calls, body.reasoning
+    budget = reasoning.max_tokens if reasoning is not None else None
+    return ChatTask(
         body,
-        messages=messages,
-        tool_choice=toolbox.read_choice(body.tool_choice),
-        tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
+        messages,
+        toolbox,
         parallel=body.functions is None if parallel is None else parallel,
         constraint=body.read_constraint(body.response_format and body.response_format.read()),
         logprobs=read_logprobs(body.logprobs, body.top_logprobs),
         post_sampling=body.post_sampling_probs,
         variables=_read_variables(body),
         prediction=body.prediction.text if body.prediction else "",
-        reasoning_budget=_read_budget(body),
+        reasoning_budget=body.thinking.budget if budget is None and body.thinking else budget,
         continues_message=continues_message,
         starts_answer=body.add_generation_prompt is not False,
     )
-    return task, toolbox
 
 
 def _read_variables(body: ChatBody) -> dict[str, Any]:
-    """Return the variables of the chat template."""
     variables = body.chat_template_kwargs or {}
     try:
         check_variables(variables)
@@ -255,12 +233,6 @@ def _read_variables(body: ChatBody) -> dict[str, Any]:
             return variables | NO_REASONING
         case effort:
             return variables | {"reasoning_effort": effort}
-
-
-def _read_budget(body: ChatBody) -> int | None:
-    if body.reasoning is not None and body.reasoning.max_tokens is not None:
-        return body.reasoning.max_tokens
-    return body.thinking.budget if body.thinking else None
 
 
 def _to_template(message: _Message, number: int) -> dict[str, Any]:
@@ -300,50 +272,40 @@ def _to_call(call: _Call) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the answer
 
 
-class ChatReply(Reply):
+class ChatReply(ChunkReply):
     """A chat completion, or its stream: the role, the deltas and the finish of each choice; then usage and timings."""
 
-    ending = DONE
-
     def __init__(self, call: Call[ChatBody], answers: Sequence[Answer], toolbox: Toolbox) -> None:
-        super().__init__(call, answers)
-        body = call.body
-        self._call, self._toolbox, self._uses_functions = call, toolbox, body.functions is not None
-        self._telemetry = read_telemetry(call, answers)
-        self._has_usage_event = body.has_usage_chunk or not body.stream
-        self._drafts = [DraftedText() for _ in answers] if body.return_drafts else []
+        super().__init__(call, answers, "chatcmpl", {}, {"object": "chat.completion.chunk"})
+        self._toolbox, self._uses_functions = toolbox, call.body.functions is not None
+        self._drafts = [DraftedText() for _ in answers] if call.body.return_drafts else []
         self._begun = set[int]()  # choices whose role was sent
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
-            "created": int(time.time()),
-            "model": body.model or self.model.name,
-            "system_fingerprint": FINGERPRINT,
-            "object": "chat.completion.chunk",
-        }
-        self.body = self._head | {"choices": [{"index": answer.number} for answer in answers]}
 
     def events(self, answer: Answer) -> list[dict[str, Any]]:
         number = answer.number
-        more = self._telemetry[number].update(answer) if self._telemetry else {}
+        more = self.telemetry[number].update(answer) if self.telemetry else {}
         choices = self._deltas(answer)
         if answer.done is not None:
-            choices.append({"delta": {}, "finish_reason": self._finish_reason(answer)})
-            if not self._has_usage_event and all(answer.done for answer in self.answers):
-                more = self._totals(with_usage=False)
+            has_function = self._uses_functions and answer.reason == "tool_calls"
+            choices.append({"delta": {}, "finish_reason": "function_call" if has_function else answer.reason})
+            if not self.has_usage_event and all(answer.done for answer in self.answers):
+                more = self.timings()
         elif not choices and "prompt_progress" in more:
             choices.append({"delta": {}})
         events: list[dict[str, Any]] = []
         if choices and number not in self._begun:
             self._begun.add(number)
             begin = {"index": number, "finish_reason": None, "delta": {"role": "assistant", "content": None}}
-            events.append({**self._head, "choices": [begin]})
+            events.append({**self.chunk, "choices": [begin]})
         for choice in choices:
             fields = {"index": number, "finish_reason": None, **choice}
-            events.append({**self._head, "choices": [fields], **more})
+            events.append({**self.chunk, "choices": [fields], **more})
         return events
 
-    def last_events(self) -> list[dict[str, Any]]:
-        return [{**self._head, "choices": [], **self._totals(with_usage=True)}] if self._has_usage_event else []
+    def usage(self) -> dict[str, Any]:
+        reasoning = sum(answer.reasoning_tokens for answer in self.answers)
+        predicted = prediction_usage(self.answers[0].request.prediction, [answer.tokens for answer in self.answers])
+        return super().usage() | {"completion_tokens_details": {"reasoning_tokens": reasoning, **predicted}}
 
     def whole(self) -> dict[str, Any]:
         for choice, answer in zip(self.body["choices"], self.answers, strict=True):
@@ -362,7 +324,7 @@ class ChatReply(Reply):
                 choice.setdefault("logprobs", {"content": []})
             if self._drafts:
                 choice["drafted"] = self._drafts[answer.number].content_spans
-        return {**self.body, "object": "chat.completion", **verbose_field(self._call, self.answers[0])}
+        return {**self.body, "object": "chat.completion", **verbose_field(self.call, self.answers[0])}
 
     def _deltas(self, answer: Answer) -> list[dict[str, Any]]:
         """Return the fields of the choice in each event of an event."""
@@ -399,18 +361,6 @@ class ChatReply(Reply):
             return {"function_call": delta["function"]} if block.call == 0 else {}
         return {"tool_calls": [{"index": block.call, **delta}]}
 
-    def _finish_reason(self, answer: Answer) -> str:
-        return "function_call" if self._uses_functions and answer.reason == "tool_calls" else answer.reason
-
-    def _totals(self, *, with_usage: bool) -> dict[str, Any]:
-        fields = totals(self.answers, len(self.answers), with_usage=with_usage)
-        if with_usage:
-            reasoning = sum(answer.reasoning_tokens for answer in self.answers)
-            texts = [answer.tokens for answer in self.answers]
-            prediction_fields = prediction_usage(self.answers[0].request.prediction, texts)
-            fields["usage"]["completion_tokens_details"] = {"reasoning_tokens": reasoning, **prediction_fields}
-        return fields
-
 
 # --------------------------------------------------------------------------- drafts
 
@@ -421,8 +371,7 @@ Span = tuple[int, int]
 class DraftedText:
     """Finds the accepted draft tokens in the text of an answer, for `return_drafts`.
 
-    It finds the texts that a parser returns, in order, in the text that the parser received, and so the tokens they
-    consist of. Text that the parser changed is not found, and has no spans.
+    It searches the texts that a parser returns, in order, in the text that the parser received.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Iterable, Sequence
 from encodings import utf_8
 from typing import Annotated, Any
@@ -13,23 +11,21 @@ from pydantic import PlainValidator, TypeAdapter
 from starlette.responses import Response
 
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.request import Request
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Flag, PromptField, Text, check_count, whole
-from ngramspec.server.constraints import ResponseFormat
-from ngramspec.server.errors import bad_field
+from ngramspec.server.body import Flag, PromptField, Text, check_count, refuse, whole
 from ngramspec.server.generation import (
     Alternatives,
+    ResponseFormat,
     TextGeneration,
     fill_in_prompt,
-    make_text_requests,
+    make_text_answers,
     read_logprobs,
     read_prompts,
 )
-from ngramspec.server.json_text import Encoded, encode_json
+from ngramspec.server.json_text import Encoded, bad_field, encode_json
 from ngramspec.server.limits import MAX_SCORED
-from ngramspec.server.reply import DONE, FINGERPRINT, Reply, clamp_logprob, respond, token_text, totals
+from ngramspec.server.reply import ChunkReply, clamp_logprob, respond, token_text
 from ngramspec.server.state import Call
 
 
@@ -49,23 +45,19 @@ class _CompletionBody(TextGeneration):
     logprobs: Annotated[int | bool | None, PlainValidator(_read_count)] = None
     top_logprobs: Alternatives = 0
     response_format: ResponseFormat | None = None
+    post_sampling_probs: Annotated[Flag, refuse("is not supported here; use /completion")] = False
 
 
 async def completions(call: Call[_CompletionBody]) -> Response:
-    """Continue one or more texts."""
-    requests, echoes = await asyncio.to_thread(_read_request, call)
-    answers = [Answer(request, number) for number, request in enumerate(requests)]
-    return await respond(call, CompletionReply(call, answers, echoes))
+    return await respond(call, await asyncio.to_thread(_read_request, call))
 
 
-def _read_request(call: Call[_CompletionBody]) -> tuple[list[Request], list[str]]:
-    """Return a request for each answer, grouped by prompt, and the text that `echo` puts before each answer."""
+def _read_request(call: Call[_CompletionBody]) -> CompletionReply:
+    """Return a reply with an answer for each choice, grouped by prompt, and the text that `echo` puts before each."""
     body, model = call.body, call.model
     if body.best_of not in (None, body.n):
         raise bad_field("best_of", "best_of is not supported; remove it or set n")
     logprobs = read_logprobs(body.logprobs, body.top_logprobs) if isinstance(body.logprobs, bool) else body.logprobs
-    if body.post_sampling_probs:
-        raise bad_field("post_sampling_probs", "post_sampling_probs: is not supported here; use /completion")
     scored = body.echo and logprobs is not None
     if scored and body.suffix:
         raise bad_field("echo", "echo with logprobs cannot be combined with suffix")
@@ -80,14 +72,15 @@ def _read_request(call: Call[_CompletionBody]) -> tuple[list[Request], list[str]
         n_scored = sum(map(len, prompts)) * body.n * (1 + (logprobs or 0))
         check_count("logprobs", n_scored, MAX_SCORED, "log-probabilities of all prompts")
     form = body.response_format.read() if body.response_format is not None else None
-    requests = make_text_requests(call, body, prompts, form, logprobs=logprobs, scored=scored)
-    texts = [""] * len(prompts)
+    answers = make_text_answers(call, body, prompts, form, logprobs=logprobs, scored=scored)
+    echoes = [""] * len(answers)
     if body.echo and body.prompt is not None:
         texts = [
             item if isinstance(item, str) else b"".join(map(model.vocabulary.piece, prompt)).decode("utf-8", "replace")
             for item, prompt in zip(body.prompt.values, prompts, strict=True)
         ]
-    return requests, [text for text in texts for _ in range(body.n)]
+        echoes = [text for text in texts for _ in range(body.n)]
+    return CompletionReply(call, answers, echoes)
 
 
 _Row = tuple[int, int, Logprobs | None]
@@ -122,25 +115,13 @@ def _find_offsets(vocabulary: Vocabulary, prompt: Sequence[int], text: str) -> l
     return [max(0, offsets.add(piece)) for piece in pieces]
 
 
-class CompletionReply(Reply):
+class CompletionReply(ChunkReply):
     """A response with completions, or its stream. `echoes` are the texts before each answer."""
 
-    ending = DONE
-
     def __init__(self, call: Call[_CompletionBody], answers: Sequence[Answer], echoes: Sequence[str]) -> None:
-        super().__init__(call, answers)
-        self._n_answers = call.body.n  # number of answers to one prompt
-        self._has_usage_event = call.body.has_usage_chunk or not call.body.stream
+        super().__init__(call, answers, "cmpl", {"object": "text_completion"}, {})
         self._pending_echoes = dict(enumerate(echoes))  # text before each answer of which nothing was sent
         self._offsets = [_Offsets(len(echo)) for echo in echoes]
-        self._head = {
-            "id": f"cmpl-{secrets.token_urlsafe(18)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": call.body.model or self.model.name,
-            "system_fingerprint": FINGERPRINT,
-        }
-        self.body = self._head | {"choices": [{"index": answer.number} for answer in answers]}
 
     def events(self, answer: Answer) -> list[dict[str, Any]]:
         events, number, more = [], answer.number, {}
@@ -152,17 +133,14 @@ class CompletionReply(Reply):
         if text or answer.logprobs:
             events.append(self._event(number, text, self._answer_table(answer, answer.logprobs)))
         if answer.done is not None:
-            if not self._has_usage_event and all(answer.done for answer in self.answers):
-                more = totals(self.answers, self._n_answers, with_usage=False)
+            if not self.has_usage_event and all(answer.done for answer in self.answers):
+                more = self.timings()
             events.append(self._event(number, "", self._answer_table(answer, ()), answer.reason) | more)
         return events
 
-    def last_events(self) -> list[dict[str, Any]]:
-        return [{**self._head, "choices": [], **totals(self.answers, self._n_answers)}] if self._has_usage_event else []
-
     def _event(self, number: int, text: str, table: dict[str, Any] | None, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
-        return {**self._head, "choices": [choice]}
+        return {**self.chunk, "choices": [choice]}
 
     def _echo_table(self, answer: Answer, echo: str) -> dict[str, Any] | None:
         """Return the logprobs of the prompt, of which the first token has none."""

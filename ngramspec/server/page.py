@@ -31,8 +31,7 @@ from starlette.responses import HTMLResponse, Response
 from ngramspec.data import GrammarError
 from ngramspec.grammars.worker import worker
 from ngramspec.server.body import Body, FieldError, Text, describe_value
-from ngramspec.server.errors import ApiError
-from ngramspec.server.json_text import JsonResponse
+from ngramspec.server.json_text import ApiError, JsonResponse
 from ngramspec.server.limits import MAX_HIGHLIGHTED, MAX_MARKDOWN
 from ngramspec.server.state import Call
 
@@ -44,7 +43,6 @@ def hash_source(text: str) -> str:
 
 @cache
 def make_page() -> tuple[str, dict[str, str]]:
-    """Return the page, with inlined style sheet and scripts, and its headers."""
     web = files("ngramspec.server").joinpath("web")
     hashes: dict[str, list[str]] = {"style": [], "script": []}
 

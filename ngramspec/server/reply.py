@@ -1,12 +1,11 @@
-"""The format of answers (`Reply`), whole or as a stream of chunks, and the HTTP response with them (`respond`).
-
-This module also has the usage, the timings and the logprobs in the formats of OpenAI and llama-server.
-"""
+"""The format of answers (`Reply`), whole or as a stream of chunks, and the HTTP response with them (`respond`)."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -21,8 +20,7 @@ from ngramspec.data import NGramSpecError, __version__
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.answer import Answer, run_answers
-from ngramspec.server.errors import ApiError, error_body, to_api_error
-from ngramspec.server.json_text import ENCODER, Encoded, JsonResponse, encode_json
+from ngramspec.server.json_text import ENCODER, ApiError, Encoded, JsonResponse, encode_json, to_api_error
 from ngramspec.server.limits import MAX_SENT
 from ngramspec.server.state import COUNTERS, Call, ServedModel
 from ngramspec.steps import Stats
@@ -41,8 +39,11 @@ class Reply:
     ending = ""  # last chunk of a stream
 
     def __init__(self, call: Call[Any], answers: Sequence[Answer]) -> None:
-        self.model, self.answers = call.model, answers
+        self.call, self.model, self.answers = call, call.model, answers
+        self.name = call.body.model or call.model.name
         self.body: dict[str, Any] = {}  # response that is not streamed, as far as it is known
+        has_telemetry = call.body.stream and (call.body.return_progress or call.body.timings_per_token)
+        self.telemetry = [Telemetry(call.body) for _ in answers] if has_telemetry else []
 
     def events(self, answer: Answer) -> Iterable[dict[str, Any]]:
         """Return the events for what the last event of the engine added to an answer."""
@@ -53,7 +54,6 @@ class Reply:
         return ()
 
     def fold(self, event: dict[str, Any]) -> None:
-        """Add an event to the body."""
         merge(self.body, event)
 
     def fold_all(self, events: Iterable[dict[str, Any]]) -> str:
@@ -77,12 +77,51 @@ class Reply:
         return chunks
 
     def keepalive(self) -> str:
-        """Return the chunk that keeps a silent stream alive."""
         return ":\n\n"
 
     def error_chunk(self, error: ApiError) -> str:
-        """Return the last chunk of a stream that an error ends."""
-        return self.encode([error_body(error)])
+        return self.encode([self.call.format_error(error)])
+
+
+class ChunkReply(Reply):
+    """Answers in chunks with choices, as in OpenAI's older APIs: the usage is in a last chunk without choices."""
+
+    ending = "data: [DONE]\n\n"
+
+    def __init__(
+        self, call: Call[Any], answers: Sequence[Answer], prefix: str, first: dict[str, Any], last: dict[str, Any]
+    ) -> None:
+        super().__init__(call, answers)
+        self.has_usage_event = not call.body.stream or call.body.stream_options.include_usage
+        self.chunk = {
+            "id": f"{prefix}-{secrets.token_urlsafe(18)}",
+            **first,
+            "created": int(time.time()),
+            "model": self.name,
+            "system_fingerprint": FINGERPRINT,
+            **last,
+        }
+        self.body = self.chunk | {"choices": [{"index": answer.number} for answer in answers]}
+
+    def last_events(self) -> list[dict[str, Any]]:
+        return [{**self.chunk, "choices": [], **self.timings(), "usage": self.usage()}] if self.has_usage_event else []
+
+    def timings(self) -> dict[str, Any]:
+        last = self.answers[-1]
+        return {"timings": timings(last.prompt_tokens, *last.done[1:])} if last.done is not None else {}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the usage, which counts a prompt with several answers once."""
+        step = self.call.body.n
+        prompt_tokens = sum(answer.prompt_tokens for answer in self.answers[::step])
+        groups = [self.answers[i : i + step] for i in range(0, len(self.answers), step)]
+        generated_tokens = sum(answer.done.stats.generated for answer in self.answers if answer.done is not None)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated_tokens,
+            "total_tokens": prompt_tokens + generated_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(min(a.cached_tokens for a in group) for group in groups)},
+        }
 
 
 NAMED = "event: %(type)s\ndata: "
@@ -123,10 +162,6 @@ def merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
 # --------------------------------------------------------------------------- the response
 
 
-DONE = "data: [DONE]\n\n"
-"""The last chunk of OpenAI's older streams."""
-
-
 async def respond(call: Call[Any], reply: Reply) -> Response:
     """Answer a call with what the requests of a reply generate, as a stream or as a whole.
 
@@ -145,8 +180,6 @@ async def respond(call: Call[Any], reply: Reply) -> Response:
 async def _generate(
     call: Call[Any], reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]
 ) -> AsyncGenerator[str, None]:
-    """Generate the answers of a reply, and yield the chunks that `use` makes of their events."""
-
     def format_events(answer: Answer) -> str:
         return use(reply.events(answer))
 
@@ -214,10 +247,7 @@ FINGERPRINT = f"b{__version__}-ngramspec"
 def timings(
     prompt_tokens: int, stats: Stats, cached_tokens: int, prompt_seconds: float, seconds: float
 ) -> dict[str, Any]:
-    """Return llama-server's `timings`; counts of drafts and close calls are present only if they are not 0.
-
-    `gain` is the estimated time of plain decoding, by the costs of passes, divided by the actual time.
-    """
+    """Return llama-server's `timings`; counts of drafts and close calls are present only if they are not 0."""
     fields = {
         "cache_n": cached_tokens,
         **_rate_fields("prompt", prompt_tokens - cached_tokens, prompt_seconds),
@@ -235,20 +265,16 @@ def timings(
 
 
 def prediction_usage(prediction: Sequence[int], texts: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Return how many tokens of a prediction occur in the texts and how many do not; empty without a prediction.
+    """Return how many tokens of a prediction follow the same token in the texts; empty without a prediction."""
 
-    A token occurs if it follows the same token as in the prediction, or begins the text. The time is linear.
-    """
+    def count_pairs(tokens: Sequence[int]) -> Counter[tuple[int | None, int]]:
+        return Counter(zip((None, *tokens), tokens, strict=False))
+
     if not prediction:
         return {}
-    pairs = _count_pairs(prediction)
-    n_accepted = sum([(pairs & _count_pairs(text)).total() for text in texts])
+    n_accepted = sum([(count_pairs(prediction) & count_pairs(text)).total() for text in texts])
     n_rejected = len(prediction) * len(texts) - n_accepted
     return {"accepted_prediction_tokens": n_accepted, "rejected_prediction_tokens": n_rejected}
-
-
-def _count_pairs(tokens: Sequence[int]) -> Counter[tuple[int | None, int]]:
-    return Counter(zip((None, *tokens), tokens, strict=False))
 
 
 def _rate_fields(what: str, tokens: int, seconds: float) -> dict[str, Any]:
@@ -263,9 +289,8 @@ def _rate_fields(what: str, tokens: int, seconds: float) -> dict[str, Any]:
 class Telemetry:
     """Fields that a stream adds to the chunks of an answer on request: progress of the prompt, and timings so far."""
 
-    def __init__(self, *, has_progress: bool, has_timings: bool) -> None:
-        self._has_progress, self._has_timings = has_progress, has_timings
-        self._stats = Stats()
+    def __init__(self, body: Any) -> None:
+        self._body, self._stats = body, Stats()
         self._started_at = self._first_at = 0.0  # times of the start and of the first token; 0 before
 
     def update(self, answer: Answer) -> dict[str, Any]:
@@ -278,39 +303,12 @@ class Telemetry:
         for step in answer.steps:
             self._stats.add(step)
         cached, done = answer.cached_tokens, answer.evaluated_tokens
-        if self._has_progress and answer.is_progress:
+        if self._body.return_progress and answer.is_progress:
             fields["prompt_progress"] = {"total": answer.prompt_tokens, "cache": cached, "processed": done}
-        if self._has_timings:
+        if self._body.timings_per_token:
             first_at = self._first_at or now
             fields["timings"] = timings(done, self._stats, cached, first_at - self._started_at, now - first_at)
         return fields
-
-
-def read_telemetry(call: Call[Any], answers: Sequence[Answer]) -> list[Telemetry]:
-    """Return the telemetry of each answer if the request asks for it with `return_progress` or `timings_per_token`."""
-    has_progress, has_timings = call.body.return_progress, call.body.timings_per_token
-    if not call.body.stream or not (has_progress or has_timings):
-        return []
-    return [Telemetry(has_progress=has_progress, has_timings=has_timings) for _ in answers]
-
-
-def totals(answers: Sequence[Answer], n_answers: int, *, with_usage: bool = True) -> dict[str, Any]:
-    """Return the last timings and the usage of answers; `n_answers` is the number of answers to one prompt."""
-    ends = [answer.done for answer in answers if answer.done is not None]
-    fields: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1][1:])}
-    if with_usage:
-        cached_tokens = sum(
-            min(done.n_cached for done in ends[i : i + n_answers]) for i in range(0, len(ends), n_answers)
-        )
-        prompt_tokens = sum(answer.prompt_tokens for answer in answers[::n_answers])
-        generated_tokens = sum(done.stats.generated for done in ends)
-        fields["usage"] = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": generated_tokens,
-            "total_tokens": prompt_tokens + generated_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        }
-    return fields
 
 
 def logprobs_content(model: ServedModel, tokens: Sequence[Logprobs], post_sampling: bool = False) -> Encoded:
@@ -383,10 +381,7 @@ def prompt_text(model: ServedModel, tokens: Sequence[int]) -> str:
 
 
 def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a response: every field of `Sampling` under its own name, and a few more.
-
-    A `max_tokens` of -1 means until the context is full.
-    """
+    """Return the settings of a response: every field of `Sampling` under its own name, and a few more."""
     settings: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
     # JSON has no infinity; llama-server writes null.
     biases = [{"id": token, "bias": None if bias == -math.inf else bias} for token, bias in sampling.logit_bias]

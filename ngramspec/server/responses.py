@@ -1,28 +1,11 @@
-"""OpenAI's `/v1/responses`, the newer API for chats, which Codex uses: the endpoints, and the reading of a request.
+"""OpenAI's `/v1/responses`, the newer API for chats, which Codex uses.
 
-A request contains a list of items: messages, reasoning, calls and their results. `read_task` converts it to a
-`ChatTask`, which has messages as in chat completions. For example,
-
-    {"instructions": "Be brief.", "tools": [{"type": "custom", "name": "shell"}], "max_output_tokens": 50, "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "ls does it."}]},
-        {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls"},
-        {"type": "custom_tool_call_output", "call_id": "c1", "output": "a.txt"}]}
-
-becomes a task with max_tokens 50, one tool, `shell(input: str)`, and four messages:
-
-    system      Be brief.
-    user        List the files.
-    assistant   reasoning_content "ls does it.", tool_calls [shell({"input": "ls"}) with id c1]
-    tool        a.txt, for the call c1
-
-`ResponseReply` converts the answer to items again. The server stores nothing, so a request that
-refers to an earlier response is rejected.
+A conversation is a list of items: messages, reasoning, calls and their results. `read_task` converts them to messages
+as in chat completions, and `ResponseReply` the answer to items again. The server stores nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -40,11 +23,13 @@ from ngramspec.server.body import (
     Flag,
     Items,
     Name,
+    Refusal,
     Text,
     TextPart,
     check_json,
     join_parts,
     parts,
+    refuse,
     tagged,
     texts,
     whole,
@@ -58,38 +43,20 @@ from ngramspec.server.chat import (
     ToolChoiceField,
     ToolFields,
     Transcript,
+    answer_chat,
     count_prompt,
     free_text,
     function_name,
-    start_chat,
 )
-from ngramspec.server.constraints import JsonFormat, Schema
-from ngramspec.server.errors import ApiError
-from ngramspec.server.generation import Alternatives, Generation
-from ngramspec.server.json_text import Encoded, JsonResponse, dump_arguments, encode_json
-from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage, read_telemetry, respond
+from ngramspec.server.generation import Alternatives, Constraint, Generation, Schema
+from ngramspec.server.json_text import ApiError, Encoded, JsonResponse, dump_arguments, encode_json
+from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage
 from ngramspec.server.state import Call
 
-
-def _refuse(problem: str) -> AfterValidator:
-    def check(value: Any) -> Any:
-        if value:
-            raise FieldError(problem)
-        return value
-
-    return AfterValidator(check)
+_NOT_STORED = refuse("this server does not store responses; send the whole conversation as input")
 
 
-_NOT_STORED = _refuse("this server does not store responses; send the whole conversation as input")
-
-
-class _Refusal(TextPart):
-    text: Text = Field(validation_alias="refusal")
-
-
-_PARTS: Mapping[str, type[Body]] = {**TEXT_PARTS, "refusal": _Refusal}
-
-_Texts = Annotated[tuple[TextPart, ...], parts(_PARTS)]
+_Texts = Annotated[tuple[TextPart, ...], parts({**TEXT_PARTS, "refusal": Refusal})]
 
 
 class _Message(Body):
@@ -156,7 +123,7 @@ class _MoreTools(Body):
 
 
 class _Reference(Body):
-    id: Annotated[Any, _refuse("this server does not store items; send the item itself")]
+    id: Annotated[Any, refuse("this server does not store items; send the item itself")]
 
 
 class _OtherItem(Body):
@@ -205,7 +172,7 @@ class _Format(Body):
 
 
 class _TextForm(Body):
-    format: _Format | None = None
+    format: _Format = _Format.model_construct(type="text")
 
 
 class _Effort(Body):
@@ -218,8 +185,8 @@ class _ResponsesBody(Generation):
     tools: _Tools = ()
     tool_choice: ToolChoiceField = "auto"
     parallel_tool_calls: Flag = True
-    text: _TextForm | None = None
-    reasoning: _Effort | None = None
+    text: _TextForm = _TextForm()
+    reasoning: _Effort = _Effort()
     include: Annotated[tuple[str, ...], texts()] = ()
     top_logprobs: Alternatives = 0
     stop: Annotated[tuple[str, ...], PlainValidator(lambda _: ())] = ()  # not in this API
@@ -228,30 +195,24 @@ class _ResponsesBody(Generation):
     metadata: Schema | None = None
     previous_response_id: Annotated[Any, _NOT_STORED] = None
     conversation: Annotated[Any, _NOT_STORED] = None
-    prompt: Annotated[Any, _refuse("this server does not store prompts; send instructions and input")] = None
-    background: Annotated[Flag, _refuse("background responses are not supported")] = False
+    prompt: Annotated[Any, refuse("this server does not store prompts; send instructions and input")] = None
+    background: Annotated[Flag, refuse("background responses are not supported")] = False
     truncation: Literal["disabled"] = "disabled"
 
 
 async def responses(call: Call[_ResponsesBody]) -> Response:
-    """Answer a chat."""
-    task, toolbox = await asyncio.to_thread(read_task, call.body)
-    echo = _echo_fields(call.body, call.data)
-    return await respond(call, ResponseReply(call, await start_chat(call, task), toolbox, echo))
+    return await answer_chat(call, read_task, ResponseReply)
 
 
 async def input_tokens(call: Call[_ResponsesBody]) -> Response:
-    """Return the number of tokens of the prompt of a chat."""
-    task, _ = await asyncio.to_thread(read_task, call.body)
-    return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, read_task)})
 
 
 # --------------------------------------------------------------------------- the conversation
 
 
-def read_task(body: _ResponsesBody) -> tuple[ChatTask, Toolbox]:
-    """Return the task of a request, and its tools."""
-    transcript, toolbox = Transcript(), Toolbox()
+def read_task(call: Call[_ResponsesBody]) -> ChatTask:
+    body, transcript, toolbox = call.body, Transcript(), Toolbox()
     _add_tools(toolbox, body.tools, "tools")
     transcript.add_system(body.instructions)
     for number, item in enumerate(body.input):
@@ -261,43 +222,26 @@ def read_task(body: _ResponsesBody) -> tuple[ChatTask, Toolbox]:
             _add_item(transcript, item)
     if not transcript.messages:
         transcript.add_message("user", "")  # Codex sends an empty input to check the connection
-    effort = body.reasoning.effort if body.reasoning is not None else None
     variables: Mapping[str, Any] = {}
-    if effort is not None:
+    if (effort := body.reasoning.effort) is not None:
         levels = {"minimal": "low"} | EFFORTS
         variables = NO_REASONING if effort == "none" else {"enable_thinking": True, "reasoning_effort": levels[effort]}
-    format, form = body.text.format if body.text is not None else None, None
-    if format is not None and format.type != "text":
+    format, form = body.text.format, None
+    if format.type != "text":
         schema = format.json_form if format.type == "json_schema" else None
-        form = JsonFormat(schema or {}, "text.format.schema", format.strict)
+        form = Constraint("text.format.schema", schema or {}, strict=format.strict)
     has_logprobs = "message.output_text.logprobs" in body.include
-    task = ChatTask(
+    toolbox.read_choice(body.tool_choice)
+    return ChatTask(
         body,
-        messages=transcript.messages,
-        tool_choice=toolbox.read_choice(body.tool_choice),
-        tools=toolbox.tools,  # `read_choice` has dropped the tools that may not be called
+        transcript.messages,
+        toolbox,
         parallel=body.parallel_tool_calls,
         constraint=body.read_constraint(form),
         logprobs=body.top_logprobs or (0 if has_logprobs else None),
         variables=variables,
         prediction=body.prediction.text if body.prediction else "",
     )
-    return task, toolbox
-
-
-def _echo_fields(body: _ResponsesBody, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the request that OpenAI's responses repeat, as they came."""
-    format = (data.get("text") or {}).get("format") or {"type": "text"}
-    return {
-        "instructions": data.get("instructions"),
-        "max_output_tokens": data.get("max_output_tokens"),
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls,
-        "reasoning": {"effort": None, "summary": None} | (data.get("reasoning") or {}),
-        "text": {"format": Encoded([encode_json(format)])},  # a stream has these three times
-        "tool_choice": data.get("tool_choice") or "auto",
-        "tools": Encoded.join(data.get("tools") or []),
-    }
 
 
 def _add_tools(toolbox: Toolbox, tools: Sequence[Body], path: str, namespace: str | None = None) -> None:
@@ -343,7 +287,7 @@ _DELTAS = {
 
 
 class ResponseReply(Reply):
-    """A response, or its stream of events. `echo` contains the fields of the request that it repeats.
+    """A response, or its stream of events.
 
     Each block of an answer becomes an item: text a "message", reasoning a "reasoning", and a call a "function_call" or
     a "custom_tool_call". For the text "Hi!" in two chunks, the events are:
@@ -361,12 +305,9 @@ class ResponseReply(Reply):
 
     head = NAMED
 
-    def __init__(
-        self, call: Call[_ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox, echo: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, call: Call[_ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox) -> None:
         super().__init__(call, answers)
-        self._telemetry = read_telemetry(call, answers)
-        self._toolbox, self._echo, self._name = toolbox, echo, call.body.model or call.model.name
+        self._toolbox = toolbox
         self._key = secrets.token_hex(12)  # part of the ids of the response and its items
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []  # items whose last events were sent
@@ -374,9 +315,21 @@ class ResponseReply(Reply):
         self._item: dict[str, Any] = {}  # item of the open block, which grows, and what its events have in common
         self._place: dict[str, Any] = {}
         self._closed: Block | None = None  # its last events are sent later, because it was cut only if nothing follows
+        body, data = call.body, call.data
+        format = (data.get("text") or {}).get("format") or {"type": "text"}
+        self._echo = {  # the fields of the request that OpenAI's responses repeat, as they came
+            "instructions": data.get("instructions"),
+            "max_output_tokens": data.get("max_output_tokens"),
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "reasoning": {"effort": None, "summary": None} | (data.get("reasoning") or {}),
+            "text": {"format": Encoded([encode_json(format)])},  # a stream has these three times
+            "tool_choice": data.get("tool_choice") or "auto",
+            "tools": Encoded.join(data.get("tools") or []),
+        }
 
     def events(self, answer: Answer) -> list[Event]:
-        more = self._telemetry[0].update(answer) if self._telemetry else {}
+        more = self.telemetry[0].update(answer) if self.telemetry else {}
         events = self._begin() if answer.changes or answer.done or "prompt_progress" in more else []
         if "prompt_progress" in more:
             events.append(self._event("response.in_progress", response=self._response("in_progress"), **more))
@@ -486,7 +439,7 @@ class ResponseReply(Reply):
             "background": False,
             "error": None,
             "incomplete_details": incomplete,
-            "model": self._name,
+            "model": self.name,
             "output": list(self._output),
             "previous_response_id": None,
             "store": False,

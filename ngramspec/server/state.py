@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
@@ -18,7 +19,7 @@ from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.body import Body
-from ngramspec.server.errors import ApiError, context_length_error, shutdown_error
+from ngramspec.server.json_text import ApiError, JsonResponse, context_length_error, error_body, shutdown_error
 
 EUCLIDEAN = 2  # llama-server's default scaling of embeddings
 UNLIMITED = -1  # reasoning budget that means no limit, as in llama-server
@@ -26,8 +27,6 @@ UNLIMITED = -1  # reasoning budget that means no limit, as in llama-server
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model."""
-
     service: Engine
     vocabulary: Vocabulary
     name: str  # name of the model for clients
@@ -69,8 +68,6 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Server:
-    """State shared by all requests."""
-
     # Sampling settings for requests that do not set them; the temperature is llama.cpp's.
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.8))
     seed: int | None = None  # seed for requests that do not set it; `None` means a random one for each request
@@ -98,6 +95,9 @@ class Server:
 
 COUNTERS = "ngramspec.counters"
 """Key of a request's counters in its ASGI scope."""
+
+FORMAT = "ngramspec.format"
+"""Key of the function in the scope that returns the JSON of an error in the format of the request's API."""
 
 
 @dataclass(slots=True)
@@ -134,15 +134,24 @@ B = TypeVar("B", bound=Body)
 
 @dataclass
 class Call(Generic[B]):
-    """An HTTP request."""
-
     server: Server
     body: B  # JSON of the request
     data: Mapping[str, Any]  # the same as it came
     counters: Counters = field(default_factory=Counters)
     query: Mapping[str, str] = field(default_factory=dict)  # with the parameters of the path
     headers: Headers = field(default_factory=Headers)
+    format_error: Callable[[ApiError], dict[str, Any]] = error_body
+    started_at: float = field(default_factory=time.monotonic)
 
     @cached_property
     def model(self) -> ServedModel:
         return self.server.require_model()
+
+
+def error_response(error: ApiError, scope: Scope) -> JsonResponse:
+    counters: Counters = scope[COUNTERS]
+    counters.error, counters.field = error.type, error.param or (error.code if isinstance(error.code, str) else "")
+    response = JsonResponse(scope[FORMAT](error), error.status)
+    if error.is_final:
+        response.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic obey it
+    return response

@@ -11,7 +11,7 @@ from support.http import demo_vocabulary, get_error, make_server, send
 
 from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import MAX_BREAKERS, Sampling
-from ngramspec.server import endpoint
+from ngramspec.server import app
 from ngramspec.server.limits import (
     LARGE_JSON,
     MAX_ALTERNATIVES,
@@ -134,13 +134,13 @@ def test_serve_rejects_json_in_strings_with_too_many_values(path: str, body: dic
 
 
 def test_serve_parses_large_json_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, parse = list[int](), endpoint._parse
+    threads, parse = list[int](), app._parse
 
     def note_thread(*arguments: Any) -> Any:
         threads.append(threading.get_ident())
         return parse(*arguments)
 
-    monkeypatch.setattr(endpoint, "_parse", note_thread)
+    monkeypatch.setattr(app, "_parse", note_thread)
     for size in (10, LARGE_JSON):
         assert send(make_server()[0], "/tokenize", {"content": "", "unknown": "x" * size}).status_code == 200
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
