@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ngramspec.chat.stream import (
     PYTHON_STRING,
@@ -246,3 +246,39 @@ def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
         return {match[1]: read_literal(match[2]) for match in matches if match} if all(matches) else None
     except ValueError:
         return None
+
+
+# --------------------------------------------------------------------------------------- gpt-oss
+
+TO = " to="  # before the recipient of a call, also without a channel before it
+_CHANNEL, _START, _MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def read_message(reader: Reader, answer: Deltas, tools: Tools, start: str | None = None) -> Reads[bool]:
+    """Parse a message after the start of its header: reasoning ("analysis"), a call if it has a recipient, or text."""
+    start = start or (yield from reader.take(TO))
+    if start is None:
+        return False
+    header, marker = yield from reader.read_before(_MESSAGE, _START, *_ENDS)
+    if marker != _MESSAGE:
+        return False
+    header = start + header
+    recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
+    kind: Literal["text", "reasoning"] = "reasoning" if channel and channel[1] == "analysis" else "text"
+    if recipient:
+        yield from reader.skip_space()
+        if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
+            return False
+        if answer.is_full:
+            return True
+        yield from reader.skip()
+        kind = "text"  # after the JSON
+    elif not channel:
+        return False
+    marker = yield from reader.read_until((*_ENDS, _CHANNEL, _START), partial(answer.add_content, kind=kind))
+    if marker in (_CHANNEL, _START):
+        reader.at -= len(marker)
+    return True

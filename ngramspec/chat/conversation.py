@@ -169,43 +169,29 @@ class ToolTemplate:
         has_calls = bool(tools) or any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
         renders_calls = features.arguments and features.results and features.tools
         keeps_parts = features.system and (renders_calls or not has_calls)
-        for turn in turns:
+        for number, turn in enumerate(turns):
             can_have_parts = keeps_parts and turn["role"] in features.parts and not turn.get("tool_calls")
             if isinstance(content := turn.get("content"), list) and not can_have_parts:
                 turn["content"] = "\n".join(part["text"] for part in content)
-        template_tools: list[Any] | None = None
-        if has_calls:
-            turns, template_tools = self._adapt_tools(turns, tools, features)
+            _adapt_calls(turn, features, number)
+        if features.arguments is None:
+            turns = [self._write_calls(turn) for turn in turns]
+        elif not features.parallel:
+            turns = list(_split_turns(turns))
+        if not features.user_next:
+            turns = list(_add_answers(turns))
+        if not features.results:
+            turns = _move_results_to_turns(turns)
+        if tools and not features.tools:
+            turns = _add_description(turns, self._describe(tools), features.system)
         if not features.system:
             turns = _merge_system_message(turns)
         for form in self._forms:
             turns = form(turns)
         if not features.strings and "user" in features.parts:
             turns = split_contents(turns)
-        return turns, template_tools
-
-    def _adapt_tools(
-        self, messages: list[Message], tools: Sequence[Tool], features: TemplateFeatures
-    ) -> tuple[list[Message], list[Any] | None]:
-        for number, message in enumerate(messages):
-            if message.get("tool_calls"):
-                message["tool_calls"] = list(_adapt_calls(message["tool_calls"], features, number))
-                message.setdefault("content", "")
-            else:
-                message.pop("tool_calls", None)
-            if features.short_ids and "tool_call_id" in message:
-                message["tool_call_id"] = _shorten_id(message["tool_call_id"])
-        if features.arguments is None:
-            messages = [self._write_calls(message) for message in messages]
-        elif not features.parallel:
-            messages = list(_split_turns(messages))
-        if not features.user_next:
-            messages = list(_add_answers(messages))
-        if not features.results:
-            messages = _move_results_to_turns(messages)
-        if tools and not features.tools:
-            return _add_description(messages, self._describe(tools), features.system), None
-        return messages, [openai_tool(tool if features.schemas else _simplify(tool)) for tool in tools] or None
+        shown_tools = [openai_tool(tool if features.schemas else _simplify(tool)) for tool in tools]
+        return turns, shown_tools if shown_tools and features.tools else None
 
     @cached_property
     def features(self) -> TemplateFeatures:
@@ -235,7 +221,15 @@ class ToolTemplate:
         )
 
 
-def _adapt_calls(calls: Sequence[Mapping[str, Any]], features: TemplateFeatures, number: int) -> Iterator[Message]:
+def _adapt_calls(turn: Message, features: TemplateFeatures, number: int) -> None:
+    """Write the calls and ids of a turn as the template requires them."""
+    if features.short_ids and "tool_call_id" in turn:
+        turn["tool_call_id"] = _shorten_id(turn["tool_call_id"])
+    if not turn.get("tool_calls"):
+        turn.pop("tool_calls", None)
+        return
+    turn.setdefault("content", "")
+    calls, turn["tool_calls"] = turn["tool_calls"], []
     for place, call in enumerate(calls):
         function = call["function"]
         arguments = function.get("arguments") or "{}"
@@ -244,11 +238,9 @@ def _adapt_calls(calls: Sequence[Mapping[str, Any]], features: TemplateFeatures,
             is_object = isinstance(arguments, str) and arguments.lstrip().startswith("{") and read_object(arguments)
             value = arguments if is_object else to_json(value)
         id_ = str(call.get("id") or f"call_{number}_{place}")
-        yield {
-            "id": _shorten_id(id_) if features.short_ids else id_,
-            "type": "function",
-            "function": {"name": function["name"], "arguments": value},
-        }
+        id_ = _shorten_id(id_) if features.short_ids else id_
+        function = {"name": function["name"], "arguments": value}
+        turn["tool_calls"].append({"id": id_, "type": "function", "function": function})
 
 
 def _read_arguments(text: str) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from ngramspec.chat.calls import (
+    TO,
     ReadCall,
     make_list_parsers,
     make_named_parser,
     make_object_parser,
     make_python_parser,
-    read_arguments,
+    read_message,
 )
 from ngramspec.chat.stream import Delta, Deltas, Reader, Reads, Tool, Tools, to_json
 from ngramspec.chat.tagged import make_invoke_parsers, read_function, read_gemma4, read_hermes
@@ -41,8 +42,7 @@ class Family:
     around: tuple[str, str | None, str] = ("", "\n", "")
     # Parser of calls without a start, which are only at the beginning of an answer or after another call.
     bare: ReadCall | None = None
-    # Whether an answer consists of messages in gpt-oss' channels, and some messages are calls; replaces `starts`.
-    channels: bool = False
+    channels: bool = False  # whether an answer consists of messages in gpt-oss' channels, some of which are calls
     short_ids: bool = False  # whether ids of calls have nine characters
     only_own: bool = False  # whether calls in Hermes' form are content
 
@@ -87,9 +87,12 @@ FAMILIES = (
     Family(
         "harmony",
         (("<|channel|>", "<|message|>"),),
+        {mark: partial(read_message, start=mark) for mark in ("<|channel|>", "<|start|>")},
         call=("<|channel|>commentary to=functions.%(name)s <|constrain|>json<|message|>", ""),
         around=("", None, ""),
+        bare=read_message,
         channels=True,
+        only_own=True,
     ),
     Family("deepseek-v3.2", ((_DSML,),), make_invoke_parsers(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls")),
     Family(
@@ -313,10 +316,10 @@ class AnswerParser:
     ) -> None:
         # Whether the answer has ended after a call; `None` if it ends only with the text, as it may have several calls.
         self.ended: bool | None = None if parallel or not tools else False
-        family, tags = family_of(template) or HERMES, find_reasoning_tags(template)
+        family, known_tools = family_of(template) or HERMES, {tool.name: tool for tool in tools}
         self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
-        reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
-        self._reads = reads(self._reader, self._answer, {tool.name: tool for tool in tools})
+        tags = {} if family.channels else find_reasoning_tags(template)
+        self._reads = _read_answer(self._reader, self._answer, known_tools, family, tags, opening)
 
     def push(self, text: str) -> list[Delta]:
         """Parse a further piece of the answer, including control tokens."""
@@ -335,7 +338,7 @@ class AnswerParser:
 
 
 def _read_answer(
-    reader: Reader, answer: Deltas, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
+    reader: Reader, answer: Deltas, tools: Tools, family: Family, tags: Mapping[str, str], opening: str
 ) -> Reads[None]:
     """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
     tag: str | None = find_open_tag(tags, opening)
@@ -344,8 +347,8 @@ def _read_answer(
     if tag is None:
         reader.at = 0
     else:
-        yield from reader.read_until((tags[tag],), answer.add_reasoning)
-    if not tools:
+        yield from reader.read_until((tags[tag],), partial(answer.add_content, kind="reasoning"))
+    if not tools and not family.channels:
         yield from reader.read_until((), answer.add_content)
         return
     starts = family.starts if family.only_own else {HERMES_START: read_hermes, **family.starts}
@@ -355,82 +358,31 @@ def _read_answer(
         # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
         if family.bare:
             before = reader.at
-            yield from reader.skip_space()
             if (yield from family.bare(reader, answer, tools)):
                 continue
             reader.at = before
-            match = _CALL_START.match(reader.peek_rest()) if reader.cut else None
-            if match and any(name.startswith(match[1]) for name in tools):
+            if reader.cut and _is_cut_call(reader.peek_rest(), TO if family.channels else "", tools):
                 return
         while (start := (yield from reader.read_until(starts, answer.add_content))) is not None:
             before = reader.at - len(start)
-            yield from reader.skip_all(start)
+            yield from reader.skip_all(*([] if family.channels else [start]))
             end = reader.at
             reader.ran_out = False
             if (yield from starts[start](reader, answer, tools)):
                 break
             reader.at = before
-            if _is_cut_call(reader, start, tools):
+            if reader.cut and _is_cut_call(reader.peek_rest(), start, tools):
                 return
             answer.add_content((yield from reader.read(end - before)))
         else:
             return
 
 
-def _is_cut_call(reader: Reader, start: str, tools: Tools) -> bool:
-    """Return True if the text, which begins like a call, would have become one if a limit had not cut it."""
-    text = reader.peek_rest().removeprefix(start).strip()
-    return reader.cut and (len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools))
-
-
-# ----------------------------------------------------------------------------- gpt-oss' channels
-
-_CHANNEL, _START, _MESSAGE, _TO = "<|channel|>", "<|start|>", "<|message|>", " to="
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
-_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
-
-
-def _read_channels(reader: Reader, answer: Deltas, tools: Tools) -> Reads[None]:
-    """Parse gpt-oss' messages: the analysis channel is reasoning, a recipient makes a call, other text is content."""
-    while (yield from reader.peek()):
-        before = reader.at
-        start = yield from reader.take(_CHANNEL, _START, _TO)
-        if start is not None:
-            reader.ran_out = False
-            if (yield from _read_message(reader, answer, tools, start)):
-                if answer.is_full or (reader.cut and reader.ran_out):
-                    return
-                continue
-            reader.at = before
-            if _is_cut_call(reader, start, tools):
-                return
-            answer.add_content((yield from reader.read(len(start))))
-        marker = yield from reader.read_until((_CHANNEL, _START), answer.add_content)
-        if marker is None:
-            return
-        reader.at -= len(marker)
-
-
-def _read_message(reader: Reader, answer: Deltas, tools: Tools, start: str) -> Reads[bool]:
-    """Parse a message after the start of its header; return True if it is a message."""
-    header, marker = yield from reader.read_before(_MESSAGE, _START, *_ENDS)
-    if marker != _MESSAGE:
-        return False
-    header = start + header
-    recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
-    add_text = answer.add_reasoning if channel and channel[1] == "analysis" else answer.add_content
-    if recipient:
-        yield from reader.skip_space()
-        if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
-            return False
-        if answer.is_full:
-            return True
-        yield from reader.skip()
-        add_text = answer.add_content  # for text after the JSON
-    elif not channel:
-        return False
-    marker = yield from reader.read_until((*_ENDS, _CHANNEL, _START), add_text)
-    if marker in (_CHANNEL, _START):
-        reader.at -= len(marker)
-    return True
+def _is_cut_call(text: str, start: str, tools: Tools) -> bool:
+    """Return True if a text would have become a call, with this start or as an object, if a limit had not cut it."""
+    if not start:
+        match = _CALL_START.match(text)
+        return match is not None and any(name.startswith(match[1]) for name in tools)
+    rest = text.removeprefix(start).strip()
+    is_near = len(rest) < _SHORT or rest[0] in "{[<" or any(name in rest[:_NEAR] for name in tools)
+    return text.startswith(start) and is_near

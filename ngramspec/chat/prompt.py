@@ -1,4 +1,4 @@
-"""Text of a prompt in which messages cannot add control tokens (`Layout`).
+"""Prompts in which messages cannot add control tokens (`ChatPrompt`).
 
 A template converts messages to one text, in which "<|im_end|>" ends a message, even if a message contains it. So the
 template is rendered a second time, with unguessable names in place of the strings in the messages. Only control tokens
@@ -48,8 +48,8 @@ _TYPES = frozenset(
 Span = tuple[int, int]
 
 
-class Layout(NamedTuple):
-    """The text of a prompt, and the control tokens in it."""
+class ChatPrompt(NamedTuple):
+    """The prompt of a conversation: its text, and the control tokens in it."""
 
     text: str
     controls: list[Span]  # control tokens of the template
@@ -57,8 +57,9 @@ class Layout(NamedTuple):
     has_bos: bool  # True if the template writes the token that begins a prompt
     # Text of the template at the end, which ends in the begun answer: "<think>\\n" if it begins with reasoning.
     opening: str
+    tokens: list[int]  # token ids; none until `ChatTemplate` has tokenized the text
 
-    def extend(self, pieces: Sequence[tuple[str, bool]], opening: str, pattern: re.Pattern[str]) -> Layout:
+    def extend(self, pieces: Sequence[tuple[str, bool]], opening: str, pattern: re.Pattern[str]) -> ChatPrompt:
         """Return the text followed by pieces, each with whether it is the template's own, and with another opening.
 
         `pattern` matches the control tokens.
@@ -86,12 +87,13 @@ class LayoutTemplate:
         self._source = _Source(make_pattern(plain), frozenset(plain_names), self._pattern)
         self._looked_for = frozenset(mark for word in strings for mark in self._pattern.findall(word))
 
-    def lay_out(self, values: Values) -> Layout:
+    def lay_out(self, values: Values) -> ChatPrompt:
         """Return the prompt of a conversation; raise a ModelError if its own control tokens cannot be identified."""
         text = self._render(values)
         spans = [match.span() for match in self._pattern.finditer(text)]
         skeleton, own_spans, opening = self._make_skeleton(values, text, spans)
-        return Layout(text, own_spans, spans == own_spans, bool(self._bos) and skeleton.startswith(self._bos), opening)
+        has_bos = bool(self._bos) and skeleton.startswith(self._bos)
+        return ChatPrompt(text, own_spans, spans == own_spans, has_bos, opening, [])
 
     def _make_skeleton(self, values: Values, text: str, spans: list[Span]) -> tuple[str, list[Span], str]:
         """Return the text with names in place of strings, the places of the template's control tokens, and its end."""

@@ -64,9 +64,6 @@ class Deltas:
         self._kind: Literal["text", "reasoning"] = "text"
         self._held_space, self._drops_space = "", False  # after and before text of this kind
 
-    def add_reasoning(self, text: str) -> None:
-        self.add_content(text, "reasoning")
-
     def add_content(self, text: str, kind: Literal["text", "reasoning"] = "text") -> None:
         if kind != self._kind:
             self._kind, self._held_space, self._drops_space = kind, "", True
@@ -296,47 +293,54 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\["\\/bfnrt]|(?:\\u[0-9a-fA-F]{4}){1,2}')
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-_ESCAPES = [f"\\{character}" for character in '"\\/bfnrtu']
 _JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
 _PYTHON_WORDS = {word: name for name, word in _JSON_WORDS.items()}
 _PYTHON_PART = re.compile(rf"{PYTHON_STRING}|\b(?:true|false|null)\b", re.DOTALL)
 _PYTHON_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
-def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
+ReadKey = Callable[["Reader", Emit], Reads[bool]]
+ReadLeaf = Callable[["Reader", Emit, list[str]], Reads[bool]]
+
+
+def read_value(
+    reader: Reader, emit: Emit, read_key: ReadKey | None = None, read_leaf: ReadLeaf | None = None
+) -> Reads[bool]:
     """Parse and emit a JSON value as far as it is valid; return True if it is complete.
 
-    Commas and keys are emitted with the value after them, so that `find_closers` can complete the emitted text.
+    Commas and keys are emitted with the value after them, so that `find_closers` can complete the emitted text. With
+    other parsers of keys and scalars, the white space between the parts is that of `to_json`.
     """
-    brackets, held = list[str](), list[str]()
+    brackets, held, is_json = list[str](), list[str](), read_key is None
+    read_key, read_leaf = read_key or _read_string, read_leaf or _read_leaf
     start = reader.at  # index of the first held character
     expected_part = "value"  # or "item" of a list, "key", ":", ","
     while True:
         start = start if held else reader.at
         character = yield from reader.peek()
         if character and SPACE.fullmatch(character) and brackets:
-            yield from reader.run(SPACE, held.append)
+            yield from reader.run(SPACE, held.append if is_json else _ignore)
             continue
         if brackets and character == brackets[-1] and expected_part in {"item", "key", ","}:
-            emit("".join(held).replace(",", "") + (yield from reader.read(1)))
-            brackets.pop()
+            yield from reader.read(1)
+            emit(("".join(held).replace(",", "") if is_json else "") + brackets.pop())
             expected_part = ","
         elif expected_part == "key":
-            if character != '"' or not (yield from _read_string(reader, held.append)):
+            if not (yield from read_key(reader, held.append)):
                 break
             expected_part = ":"
             continue
         elif expected_part in {":", ","}:
             if character != expected_part:
                 break
-            held.append((yield from reader.read(1)))
+            held.append((yield from reader.read(1)) + ("" if is_json else " "))
             expected_part = _NEXT_PARTS.get(expected_part + brackets[-1], "value")
             continue
         elif character in {"{", "["} and len(brackets) < MAX_DEPTH:
             emit("".join(held) + (yield from reader.read(1)))
             brackets.append("}" if character == "{" else "]")
             expected_part = _NEXT_PARTS["," + brackets[-1]]
-        elif (yield from _read_leaf(reader, emit, held)):
+        elif (yield from read_leaf(reader, emit, held)):
             expected_part = ","
         else:
             break
@@ -350,10 +354,8 @@ def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
 def read_string(reader: Reader) -> Reads[str | None]:
     """Parse a JSON string and return it decoded; `None` if no complete string comes next."""
     parts: list[str] = []
-    if (yield from reader.peek()) != '"' or not (yield from _read_string(reader, parts.append)):
-        return None
-    text: str = json.loads("".join(parts))
-    return text
+    is_complete = yield from _read_string(reader, parts.append)
+    return json.loads("".join(parts)) if is_complete else None
 
 
 def read_literal(text: str, *, only_json: bool = False) -> Any:
@@ -404,6 +406,8 @@ def escape(text: str) -> str:
 
 
 def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
+    if (yield from reader.peek()) != '"':
+        return False
     emit((yield from reader.read(1)))
     while True:
         yield from reader.run(_PLAIN, emit)
@@ -414,7 +418,7 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
         if character == "\\":
             # An escape is read only when it is complete, so that half an escape is never emitted.
             start = reader.at
-            text = (yield from reader.take(*_ESCAPES)) or ""
+            text = yield from reader.read(2)
             text += (yield from reader.read(4)) if text == "\\u" else ""
             end = reader.at
             if _SURROGATE.fullmatch(text):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from ngramspec.chat.calls import ReadCall, make_list_parsers, read_arguments, read_calls
-from ngramspec.chat.stream import MAX_DEPTH, Deltas, Emit, Reader, Reads, Tool, Tools, escape, read_literal, to_json
+from ngramspec.chat.stream import Deltas, Emit, Reader, Reads, Tool, Tools, escape, read_literal, read_value, to_json
 from ngramspec.grammars.json_schema import find_target
 
 _UNKNOWN = Tool("")
@@ -38,7 +39,7 @@ _ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
 class Tags(NamedTuple):
     """The marks of a form of calls."""
 
-    starts: tuple[str, ...]  # of a call
+    starts: tuple[str, ...]  # of a call; the first one is before the name, unless `name_end` is after it
     parameter: str  # before the name of a parameter
     value_ends: tuple[str, str]  # after the value; models write both
     ends: tuple[str, ...]  # of a call
@@ -48,7 +49,7 @@ class Tags(NamedTuple):
 
 
 _QWEN = Tags(
-    ("<tool_call>", "<function="),
+    ("<function=", "<tool_call>"),
     "<parameter=",
     ("</parameter>", "</parameter/>"),
     ("</function>", "</function/>", *_HERMES_ENDS),
@@ -72,14 +73,18 @@ def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     return name in tools and (yield from _read_tagged(reader, answer, name, False, tools[name], _GLM))
 
 
-def read_function(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-    """Parse the text after "<function=": a name and ">", then parameters in tags, or all parameters as JSON."""
-    name, is_whole = yield from _read_header(reader, "<function=")
-    if not name or (yield from reader.peek()) != "{":
-        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name, _UNKNOWN), _QWEN))
-    yield from read_arguments(reader, answer, name)
-    yield from reader.skip(*_QWEN.ends)
-    return True
+def read_function(reader: Reader, answer: Deltas, tools: Tools, tags: Tags = _QWEN) -> Reads[bool]:
+    """Parse the text after the start of a call: a name and ">", then parameters in tags, or Qwen's all as JSON."""
+    marker: str | None = tags.starts[0]
+    while marker:
+        yield from reader.skip_all(marker)
+        name, attributes = yield from _read_name(reader)
+        marker = yield from reader.skip_space(marker)
+    if name and tags is _QWEN and (yield from reader.peek()) == "{":
+        yield from read_arguments(reader, answer, name)
+        yield from reader.skip(*tags.ends)
+        return True
+    return (yield from _read_tagged(reader, answer, name, attributes is not None, tools.get(name, _UNKNOWN), tags))
 
 
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
@@ -95,12 +100,7 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
         (f"</{mark}parameter>", f"</{mark}parameter/>"),
         (f"</{mark}invoke>", f"</{mark}invoke/>", *list_ends.values()),
     )
-
-    def read_invoke(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        name, is_whole = yield from _read_header(reader, item)
-        return (yield from _read_tagged(reader, answer, name, is_whole, tools.get(name, _UNKNOWN), tags))
-
-    return make_list_parsers(list_ends, item, read_invoke)
+    return make_list_parsers(list_ends, item, partial(read_function, tags=tags))
 
 
 def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
@@ -114,16 +114,6 @@ def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
         return name, attributes
     reader.at = start
     return name, None
-
-
-def _read_header(reader: Reader, start: str) -> Reads[tuple[str, bool]]:
-    """Parse the name of a function and ">" after `start`, and repetitions of both; return True with a whole header."""
-    marker: str | None = start
-    while marker:
-        yield from reader.skip_all(start)
-        name, attributes = yield from _read_name(reader)
-        marker = yield from reader.skip_space(start)
-    return name, attributes is not None
 
 
 def _read_tagged(reader: Reader, answer: Deltas, name: str, is_whole: bool, tool: Tool, tags: Tags) -> Reads[bool]:
@@ -164,7 +154,8 @@ def _read_key(reader: Reader, tool: Tool, tags: Tags) -> Reads[tuple[str, frozen
         yield from reader.skip_all(tags.name_end)
         while (yield from reader.take(tags.value)):
             pass
-    return key, _types(tool, key)
+    properties = tool.parameters.get("properties")
+    return key, _types_of(properties.get(key) if isinstance(properties, Mapping) else None, tool.parameters)
 
 
 def _read_value(
@@ -233,13 +224,8 @@ def _find_types(value: Any) -> frozenset[str]:
     return _KINDS[type(value)]
 
 
-def _types(tool: Tool, key: str) -> frozenset[str] | None:
-    """Return the types of a parameter in the schema of a tool; `None` if the schema has no type."""
-    properties = tool.parameters.get("properties")
-    return _types_of(properties.get(key) if isinstance(properties, Mapping) else None, tool.parameters, 0)
-
-
-def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
+def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
+    """Return the types of a parameter by its schema; `None` if that has no type."""
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return None
     if (target := find_target(schema, root)) is not None:
@@ -265,55 +251,32 @@ def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
     if not (yield from reader.skip_space("call:")):
         return False
     name = (yield from reader.run(_GEMMA_NAME)).strip()
-    if not name or not (yield from reader.take("{")):
+    if not name or (yield from reader.peek()) != "{":
         return False
     answer.begin_call(name)
-    answer.add_arguments("{")
-    yield from _read_rest(reader, answer.add_arguments)
+    yield from read_value(reader, answer.add_arguments, _read_gemma_key, _read_gemma_leaf)
     yield from reader.skip(_GEMMA_MARKS[1])
     return True
 
 
-def _read_rest(reader: Reader, emit: Emit) -> Reads[None]:
-    """Parse the text after an opening brace as JSON, up to its closing brace or the first text that is not valid."""
-    brackets = ["}"]
-    first = True  # whether the innermost brackets are still empty
-    while brackets:
-        start = reader.at
-        yield from reader.skip_space()
-        comma = None if first else (yield from reader.take(","))
-        if (yield from reader.skip_space(brackets[-1])):
-            emit(brackets.pop())
-            first = False
-            continue
-        before = ", " if comma else ""
-        is_valid = first or comma is not None
-        if is_valid and brackets[-1] == "}":
-            quote = yield from reader.take(_QUOTE, '"')
-            before += to_json((yield from reader.run(_GEMMA_NAME)).strip()) + ": "
-            yield from reader.take(quote or _QUOTE)
-            is_valid = (yield from reader.skip_space(":")) is not None
-            yield from reader.skip_space()
-        opening = (yield from reader.take("{", "[")) if is_valid and len(brackets) < MAX_DEPTH else None
-        first = opening is not None
-        if opening:
-            emit(before + opening)
-            brackets.append("}" if opening == "{" else "]")
-        elif not is_valid or not (yield from _read_word(reader, emit, before)):
-            reader.at = start
-            return
+def _read_gemma_key(reader: Reader, emit: Emit) -> Reads[bool]:
+    quote = yield from reader.take(_QUOTE, '"')
+    emit(to_json((yield from reader.run(_GEMMA_NAME)).strip()))
+    yield from reader.take(quote or _QUOTE)
+    return True
 
 
-def _read_word(reader: Reader, emit: Emit, before: str) -> Reads[bool]:
-    """Parse a string in quotes, or a bare word, which is a JSON value or a string; return True if there is one."""
+def _read_gemma_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
+    """Parse a string in Gemma's quotes, or a bare word, which is a JSON value or a string."""
     if (yield from reader.take(_QUOTE)):
-        emit(f'{before}"')
+        emit("".join([*held, '"']))
         marker = yield from reader.read_until((_QUOTE, *_GEMMA_MARKS), lambda text: emit(escape(text)))
         emit('"' if marker else "")
         reader.at -= len(marker) if marker in _GEMMA_MARKS else 0
         return True
-    word = (yield from reader.run(_BARE)).strip()
+    start, word = reader.at, (yield from reader.run(_BARE)).strip()
     if not word or (reader.cut and not (yield from reader.peek())):
+        reader.at = start
         return False
-    emit(before + (to_json(word.strip('"')) if word.startswith('"') else convert_value(word, None)))
+    emit("".join(held) + (to_json(word.strip('"')) if word.startswith('"') else convert_value(word, None)))
     return True

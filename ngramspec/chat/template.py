@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import datetime
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
-from ngramspec.chat.prompt import Layout, LayoutTemplate, Render, Values
+from ngramspec.chat.prompt import ChatPrompt, LayoutTemplate, Render, Values
 from ngramspec.data import ModelError
 from ngramspec.tokens import Control, Tokenizer, make_pattern
 from ngramspec.worker import Worker
@@ -39,21 +39,6 @@ worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
 large_worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
 
 
-class ChatPrompt(NamedTuple):
-    """The prompt of a conversation."""
-
-    tokens: list[int]
-    layout: Layout
-
-    @property
-    def text(self) -> str:
-        return self.layout.text
-
-    @property
-    def opening(self) -> str:
-        return self.layout.opening
-
-
 class ChatTemplate:
     """A chat template in Jinja over a vocabulary, the control tokens by their texts, and the texts of BOS and EOS."""
 
@@ -69,23 +54,18 @@ class ChatTemplate:
         check: Callable[[int], None] | None = None,
     ) -> ChatPrompt:
         """Return the prompt of a conversation; `check` raises an error for the length of a text that is too long."""
-        layout = self.lay_out({**variables, "messages": messages})
+        prompt = self.lay_out({**variables, "messages": messages})
         if check is not None:
-            check(len(layout.text))
-        return ChatPrompt(self._tokenize(layout, tokenizer), layout)
+            check(len(prompt.text))
+        return self._tokenize(prompt, tokenizer)
 
     def extend(
         self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str, tokenizer: Tokenizer
     ) -> ChatPrompt:
         """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
-        layout = prompt.layout.extend(pieces, opening, self._pattern)
-        return ChatPrompt(self._tokenize(layout, tokenizer), layout)
+        return self._tokenize(prompt.extend(pieces, opening, make_pattern(self._controls)), tokenizer)
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return make_pattern(self._controls)
-
-    def lay_out(self, values: Mapping[str, Any]) -> Layout:
+    def lay_out(self, values: Mapping[str, Any]) -> ChatPrompt:
         """Return the text of a prompt for the variables of the template; raise a ModelError if it rejects them."""
         with _nesting_errors():
             raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
@@ -97,13 +77,13 @@ class ChatTemplate:
             result: T = worker.call(_examine, self._parts, function, arguments, keywords)
         return result
 
-    def _tokenize(self, layout: Layout, tokenizer: Tokenizer) -> list[int]:
-        text = layout.text
-        if layout.only_own:
-            return tokenizer.tokenize(text, special=True, add_bos=not layout.has_bos)
-        tokens, at, before = tokenizer.tokenize("", add_bos=not layout.has_bos)[:1], 0, None
+    def _tokenize(self, prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
+        text, add_bos = prompt.text, not prompt.has_bos
+        if prompt.only_own:
+            return prompt._replace(tokens=tokenizer.tokenize(text, special=True, add_bos=add_bos))
+        tokens, at, before = tokenizer.tokenize("", add_bos=add_bos)[:1], 0, None
         # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
-        for start, end in [*layout.controls, (len(text), len(text))]:
+        for start, end in [*prompt.controls, (len(text), len(text))]:
             control = self._controls.get(text[start:end])
             piece = text[at:start]
             piece = piece.lstrip(_SPACE) if before is not None and before.rstrip else piece
@@ -111,7 +91,7 @@ class ChatTemplate:
             tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
             tokens += [control.token] if control is not None else []
             at, before = end, control
-        return tokens
+        return prompt._replace(tokens=tokens)
 
 
 @contextmanager
@@ -132,7 +112,7 @@ def _load(parts: bytes) -> tuple[Render, LayoutTemplate]:
     return render, LayoutTemplate(source, render, controls, bos)
 
 
-def _lay_out(parts: bytes, values: bytes) -> Layout:
+def _lay_out(parts: bytes, values: bytes) -> ChatPrompt:
     return _load(parts)[1].lay_out(pickle.loads(values))
 
 

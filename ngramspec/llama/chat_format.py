@@ -13,9 +13,9 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.chat.conversation import ToolTemplate, make_assistant_prefill
 from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
 from ngramspec.chat.features import find_features, find_marks, make_turns
-from ngramspec.chat.prompt import Layout, LayoutTemplate, Render
+from ngramspec.chat.prompt import ChatPrompt, LayoutTemplate, Render
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import ChatPrompt, ChatTemplate, check_variables, template_variables
+from ngramspec.chat.template import ChatTemplate, check_variables, template_variables
 from ngramspec.data import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tokens import Control
@@ -53,7 +53,7 @@ class BuiltinTemplate(ChatTemplate):
         self._name = name.encode()
         self._layouts = LayoutTemplate("", self._render, controls, bos)
 
-    def lay_out(self, values: Mapping[str, Any]) -> Layout:
+    def lay_out(self, values: Mapping[str, Any]) -> ChatPrompt:
         return self._layouts.lay_out(values)
 
     def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **named: P.kwargs) -> T:

@@ -11,8 +11,8 @@ from pydantic import PlainValidator
 from starlette.responses import Response
 
 from ngramspec.chat.families import AnswerParser, answer_grammar, find_open_tag, reasoning_tags
+from ngramspec.chat.prompt import ChatPrompt
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import ChatPrompt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import ReasoningBudget, Sampling, budget_for
 from ngramspec.server.answer import Answer

@@ -19,8 +19,7 @@ from support.tiny_models import write_model
 llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
 
-from ngramspec.chat.prompt import Layout  # noqa: E402
-from ngramspec.chat.template import ChatPrompt  # noqa: E402
+from ngramspec.chat.prompt import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.answering import load_settings, make_sampling  # noqa: E402
 from ngramspec.steps import Step, StopReason  # noqa: E402
@@ -201,7 +200,7 @@ def answering(*answers: str, stop: StopReason = "eog") -> tuple[NGramSpec, mock.
     )
     told.vocabulary = told
     told.weights.notes = ()
-    told.chats.prompt.return_value = ChatPrompt([1, 2, 3], Layout("", [], only_own=True, has_bos=False, opening=""))
+    told.chats.prompt.return_value = ChatPrompt("", [], only_own=True, has_bos=False, opening="", tokens=[1, 2, 3])
     told.is_eog.return_value = False
     told.generate.side_effect = generate
     model = NGramSpec("told")
