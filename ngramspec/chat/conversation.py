@@ -424,8 +424,9 @@ def make_assistant_prefill(
         end = [("<|end|><|start|>assistant", True)] if thinking and text else []
         return [*thinking, *end, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
     if marks is not None:
-        reasoning_pieces = [(reasoning, False), *([(marks.between, True)] if text else [])] if reasoning else []
-        return [(marks.before, True), *reasoning_pieces, (text, False)]
+        before, between = marks
+        reasoning_pieces = [(reasoning, False), *([(between, True)] if text else [])] if reasoning else []
+        return [(before, True), *reasoning_pieces, (text, False)]
     tag, pieces = find_open_tag(tags, opening), list[tuple[str, bool]]()
     has_line_ends = opening.endswith("\n")
     if tag is None and reasoning and tags:

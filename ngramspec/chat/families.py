@@ -15,14 +15,17 @@ from typing import Any
 from ngramspec.chat.calls import (
     TO,
     ReadCall,
+    make_invoke_parsers,
     make_list_parsers,
     make_named_parser,
     make_object_parser,
     make_python_parser,
+    read_function,
+    read_gemma4,
+    read_hermes,
     read_message,
 )
 from ngramspec.chat.stream import Delta, Deltas, Reader, Reads, Tool, Tools, to_json
-from ngramspec.chat.tagged import make_invoke_parsers, read_function, read_gemma4, read_hermes
 from ngramspec.data import GrammarError
 from ngramspec.grammars.json_schema import call_rule, json_rule
 from ngramspec.grammars.lark import Lark, encode_controls, lark, literal

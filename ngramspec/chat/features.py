@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -161,11 +162,8 @@ def openai_tool(tool: Tool) -> dict[str, Any]:
 _QUESTION: Message = {"role": "user", "content": "quserq"}
 
 
-class Marks(NamedTuple):
-    """Text of a template around the parts of an answer, after the start of the assistant's turn."""
-
-    before: str  # reasoning, or the text if there is no reasoning
-    between: str = ""  # reasoning and text
+Marks = tuple[str, str]
+"""Text of a template before the reasoning, or the text if there is no reasoning, and text between the two."""
 
 
 def make_turns(has_reasoning: bool) -> list[Message]:
@@ -191,12 +189,9 @@ def find_marks(
         full_text = render({**values, "messages": conversation, "add_generation_prompt": False})
     except ModelError:
         return None
-    words = ["quserq", *(["qthoughtq"] if has_reasoning else []), "qtextq"]
-    places = [full_text.find(word) for word in words]
-    if places[0] < 0 or places != sorted(places) or "quserq" not in prompt_text:
+    pattern = "(quserq.*?)" + ("qthoughtq(.*?)" if has_reasoning else "()") + "qtextq"
+    match, (_, question_text, turn_start) = re.search(pattern, full_text, re.DOTALL), prompt_text.partition("quserq")
+    turn_start = question_text + turn_start
+    if match is None or not question_text or not match[1].startswith(turn_start):
         return None
-    turn_start = prompt_text[prompt_text.index("quserq") :]
-    before, *between = [
-        full_text[places[i] + (0 if i == 0 else len(words[i])) : places[i + 1]] for i in range(len(words) - 1)
-    ]
-    return Marks(before.removeprefix(turn_start), *between) if before.startswith(turn_start) else None
+    return match[1].removeprefix(turn_start), match[2]
