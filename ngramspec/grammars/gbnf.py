@@ -1,14 +1,28 @@
-"""GBNF, llama.cpp's language for grammars, as a tree of nodes; `lexemes` writes it as `Lark`."""
+"""GBNF, llama.cpp's language for grammars, and its conversion to `Lark`.
+
+llguidance reads a text by lexemes, each a regular expression, and uses the longest match. GBNF has no lexemes: a text
+is valid if there is any way to read it. So a part of the grammar without recursion becomes one lexeme only if the
+longest match cannot miss another reading: no character that may follow a lexeme may continue it to a longer one, or
+come later in another lexeme with the same first character. Otherwise it is split into its parts, down to single
+characters, which are never the beginning of each other. A grammar without recursion is one lexeme.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, reduce
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
+from operator import or_
+from typing import NamedTuple
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.lark import MAX_SIZE
+from ngramspec.grammars.lark import MAX_SIZE, Lark, lark, literal
 
 LAST = 0x10FFFF
 """The last code point."""
@@ -16,8 +30,13 @@ LAST = 0x10FFFF
 MAX_BRACKETS = 60
 """Maximum depth of brackets within each other."""
 
+MAX_DEPTH = 200
+"""Maximum depth of a rule, counting brackets, repetitions and the rules without recursion in it."""
+
 MAX_REPETITIONS = 1_000_000
 """Maximum bound of a repetition."""
+
+_MAX_LEXEMES = 2000  # maximum number of lexemes that are compared; of more, all are split
 
 Ranges = tuple[tuple[int, int], ...]  # code points from and to, both included, ascending
 
@@ -27,13 +46,6 @@ class Chars:
     """One character of a class."""
 
     ranges: Ranges
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    """Several characters in a row."""
-
-    text: str
 
 
 @dataclass(slots=True, eq=False)
@@ -56,51 +68,46 @@ class Token:
 class Sequence:
     """Parts one after the other."""
 
-    parts: list[Any]  # nodes; `lexemes` puts its own into them
+    parts: list[Node]
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
     """One of several."""
 
-    options: list[Any]
+    options: list[Node]
 
 
 @dataclass(slots=True, eq=False)
 class Repetition:
     """A part several times; a `maximum` of `None` means no limit, and it is not 0."""
 
-    part: Any
+    part: Node
     minimum: int
     maximum: int | None
 
 
-Node = Chars | Text | Reference | Token | Sequence | Choice | Repetition
+Node = Chars | Reference | Token | Sequence | Choice | Repetition
 
 FindToken = Callable[[str], int | None]
 """Returns the token with a name such as "<think>"."""
 
 
-def parse(text: str, find_token: FindToken = lambda name: None) -> Mapping[str, Node]:
-    """Return the rules of a grammar by name; raise a GrammarError with the line if the text is not GBNF."""
+def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
+    """Return the `Lark` grammar of the texts that a GBNF grammar describes.
+
+    A text that is not GBNF raises a GrammarError with the line.
+    """
     if len(text) > MAX_SIZE:
         raise GrammarError(f"the grammar has {len(text):,} characters, but may have at most {MAX_SIZE:,}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(f"the grammar does not parse: character {error.start} of it is not valid text") from error
-    rules = _Parser(text, find_token).read_rules()
-    if "root" not in rules:
-        raise GrammarError("the grammar has no rule named root")
-    for rule in rules.values():
-        for node in walk(rule):
-            if isinstance(node, Reference) and node.name not in rules:
-                line = _line(text, node.at)
-                raise GrammarError(f"the grammar does not parse: there is no rule {node.name!r}, in line {line}")
-    return rules
+    return _Writer(_Parser(text, find_token).read_rules()).write()
 
 
-def walk(node: Any) -> Iterator[Any]:
+def walk(node: Node) -> Iterator[Node]:
     """Yield a node and all nodes below it."""
     waiting = [node]
     while waiting:
@@ -109,8 +116,7 @@ def walk(node: Any) -> Iterator[Any]:
         waiting += children(node)
 
 
-def children(node: Any) -> list[Any]:
-    """Return the nodes right below a node."""
+def children(node: Node) -> list[Node]:
     match node:
         case Sequence(inner) | Choice(inner):
             return inner
@@ -127,7 +133,6 @@ _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BOUNDS = re.compile(r"\{\s*(\d{1,18})\s*(?:(,)\s*(\d{1,18})?\s*)?\}")
 _TOKEN = re.compile(r"(!?)<(?:\[(\d{1,9})\]|([^>\r\n]*))>")
-_PLAIN = re.compile(r'[^"\\]+')
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _SIMPLE = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^"}
 _SUFFIXES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -139,6 +144,7 @@ class _Parser:
     def __init__(self, text: str, find_token: FindToken) -> None:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
+        self._references: list[Reference] = []
 
     def read_rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
@@ -157,6 +163,12 @@ class _Parser:
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
                 raise self._error("expected a line end")
             self._skip(_SPACE_AND_LINES)
+        if "root" not in rules:
+            raise GrammarError("the grammar has no rule named root")
+        for reference in self._references:
+            if reference.name not in rules:
+                place = f"in line {_line(self._text, reference.at)}"
+                raise GrammarError(f"the grammar does not parse: there is no rule {reference.name!r}, {place}")
         return rules
 
     def _choice(self) -> Node:
@@ -194,24 +206,18 @@ class _Parser:
             what = "expected something to repeat before it" if character in "*+?{" else "unexpected character"
             raise self._error(what)
         self._at = name.end()
-        return Reference(name[0], start)
+        self._references.append(Reference(name[0], start))
+        return self._references[-1]
 
     def _literal(self) -> Node:
         start = self._at
         self._at += 1
-        pieces: list[str] = []
+        codes: list[int] = []
         while not self._text.startswith('"', self._at):
-            plain = _PLAIN.match(self._text, self._at)
-            if plain is not None:
-                pieces.append(plain[0])
-                self._at = plain.end()
-            else:
-                pieces.append(chr(self._character("the text that begins", start)))
+            codes.append(self._character("the text that begins", start))
         self._at += 1
-        text = "".join(pieces)
-        if len(text) == 1:
-            return Chars(((ord(text), ord(text)),))
-        return Text(text) if text else Sequence([])
+        letters: list[Node] = [Chars(((code, code),)) for code in codes]
+        return Sequence(letters) if len(letters) != 1 else letters[0]
 
     def _class(self) -> Node:
         start = self._at
@@ -331,3 +337,308 @@ def _merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
 def _complement(ranges: Ranges) -> Ranges:
     edges = [-1, *(edge for low, high in ranges for edge in (low, high)), LAST + 1]
     return tuple((low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True) if low + 1 <= high - 1)
+
+
+# --------------------------------------------------------------------------- lexemes
+
+
+class Sets(NamedTuple):
+    """Characters in the texts of a part: masks with a bit for each group of characters that the grammar tells apart."""
+
+    is_nullable: bool = True  # whether the text may be empty
+    first: int = 0  # characters that may begin a text
+    rest: int = 0  # characters that may come later in a text
+    more: int = 0  # characters that may continue a whole text, not empty, to a longer one; perhaps others
+    size: int = 0  # number of characters and classes in the part
+
+    def then(self, other: Sets) -> Sets:
+        """Return the sets of this part followed by another one."""
+        after = other.first if self.first else 0
+        rest = self.rest | other.rest | after
+        if (self.more | (self.first if self.is_nullable else 0)) & other.first:
+            more = rest  # it is not clear where the first part ends
+        else:
+            more = other.more | (self.more | after if other.is_nullable else 0)
+        first = self.first | (other.first if self.is_nullable else 0)
+        return Sets(self.is_nullable and other.is_nullable, first, rest, more, self.size + other.size)
+
+    def repeat(self, minimum: int, maximum: int | None) -> Sets:
+        """Return the sets of this part several times."""
+        is_nullable = self.is_nullable or minimum == 0
+        if maximum == 1:
+            return self._replace(is_nullable=is_nullable)
+        rest = self.rest | self.first
+        may_go_on = is_nullable or minimum != maximum
+        more = rest if self.more & self.first else self.more | (self.first if may_go_on else 0)
+        return Sets(is_nullable, self.first, rest, more, self.size)
+
+    @staticmethod
+    def choose(options: list[Sets]) -> Sets:
+        """Return the sets of one of several parts."""
+        first = shared = rest = more = 0
+        for option in options:
+            shared |= first & option.first
+            first, rest, more = first | option.first, rest | option.rest, more | option.more
+        for option in options:
+            more |= option.rest if option.first & shared else 0  # another option may be the start of this one
+        is_nullable = any(option.is_nullable for option in options)
+        return Sets(is_nullable, first, rest, more, sum(option.size for option in options))
+
+
+class _Writer:
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._split: set[Node | str] = set()  # nodes that are not one lexeme, and rules that are not part of one
+        self._joins: dict[Node, bool] = {}  # whether nodes may be lexemes, by what is split now
+        self._runs: dict[tuple[Node, ...], Sequence] = {}
+        self._expressions: dict[Node, str] = {}
+        self._numbers = {name: number for number, name in enumerate(rules)}
+        self._masks: dict[Ranges, int] = {}
+        edges = {0, LAST + 1}
+        for node in (node for rule in rules.values() for node in walk(rule)):
+            if isinstance(node, Chars):
+                edges |= {edge for low, high in node.ranges for edge in (low, high + 1)}
+        self._edges = sorted(edges)
+        references = {
+            name: {node.name for node in walk(rule) if isinstance(node, Reference)} for name, rule in rules.items()
+        }
+        order = _order_bottom_up(references)
+        self._regular: dict[str, bool] = {}  # whether rules have neither recursion nor tokens
+        depths: dict[str, int] = {}
+
+        def depth(node: Node) -> int:
+            if isinstance(node, Reference) and self._regular.get(node.name):
+                return 1 + depths[node.name]
+            return 1 + max(map(depth, children(node)), default=0)
+
+        for name in order:
+            is_plain = all(self._regular.get(inner, False) for inner in references[name])
+            self._regular[name] = is_plain and not any(isinstance(part, Token) for part in walk(rules[name]))
+            depths[name] = depth(rules[name])
+            if depths[name] > MAX_DEPTH:
+                raise GrammarError(f"the grammar's rule {name!r} is nested more than {MAX_DEPTH} deep")
+        self._rule_sets = dict.fromkeys(rules, Sets(is_nullable=False))
+        users: dict[str, set[str]] = defaultdict(set)
+        for name, inner_names in references.items():
+            for inner in inner_names:
+                users[inner].add(name)
+        waiting = order[::-1]
+        while waiting:
+            name = waiting.pop()
+            sets = self._find_sets(rules[name])
+            if not self._regular[name]:
+                sets = Sets(sets.is_nullable, sets.first)  # the others are only needed in lexemes
+            if sets != self._rule_sets[name]:
+                self._rule_sets[name] = sets
+                waiting += users[name]
+        self._sets = cache(self._find_sets)
+
+    def _find_sets(self, node: Node) -> Sets:
+        match node:
+            case Chars(ranges):
+                return Sets(False, self._mask(ranges), size=1)
+            case Reference(name):
+                return self._rule_sets[name]
+            case Choice(options):
+                return Sets.choose([self._find_sets(option) for option in options])
+            case Repetition(part, minimum, maximum):
+                return self._find_sets(part).repeat(minimum, maximum)
+            case Sequence(parts):
+                return reduce(Sets.then, map(self._find_sets, parts), Sets())
+        return Sets(is_nullable=False)  # of a token
+
+    def _mask(self, ranges: Ranges) -> int:
+        if ranges not in self._masks:
+            places = [(bisect_left(self._edges, low), bisect_left(self._edges, high + 1)) for low, high in ranges]
+            self._masks[ranges] = sum((1 << end) - (1 << start) for start, end in places)
+        return self._masks[ranges]
+
+    # ------------------------------------------------------------------ lexemes
+
+    def write(self) -> Lark:
+        while True:
+            self._joins.clear()
+            names, follows = self._find_follow()
+            conflicts = self._find_conflicts(follows)
+            if not conflicts:
+                return self._text(names)
+            self._split |= {node.name if isinstance(node, Reference) else node for node in conflicts}
+
+    def _find_conflicts(self, follows: Mapping[Node, int]) -> list[Node]:
+        """Return the lexemes to split, because the longest match may miss another reading."""
+        same: dict[str, list[Node]] = defaultdict(list)
+        for node in follows:
+            same[self._expression(node)].append(node)
+        lexemes = [
+            (nodes, self._sets(nodes[0]), reduce(or_, (follows[node] for node in nodes))) for nodes in same.values()
+        ]
+        if len(lexemes) > _MAX_LEXEMES:
+            return [node for nodes, sets, _ in lexemes if sets.rest for node in nodes]
+        conflicts = [node for nodes, sets, follow in lexemes if follow & sets.more for node in nodes]
+        followed = [lexeme for lexeme in lexemes if lexeme[2]]
+        for longer in [lexeme for lexeme in lexemes if lexeme[1].rest]:
+            for lexeme in followed:
+                may_continue = lexeme[1].first & longer[1].first and lexeme[2] & longer[1].rest
+                if may_continue and lexeme is not longer:
+                    # The larger one is split, so that a string stays whole if there is a string with a colon.
+                    conflicts += max(longer, lexeme, key=lambda lexeme: lexeme[1].size)[0]
+        return conflicts
+
+    def _find_follow(self) -> tuple[list[str], dict[Node, int]]:
+        """Return the rules that can be reached, and the characters that may follow each lexeme, as masks."""
+        follows: dict[Node, int] = defaultdict(int)
+        rule_follows, changed_rules = {"root": 0}, {"root"}
+
+        def spread(node: Node, follow: int) -> None:
+            if self._can_join(node):
+                follows[node] |= follow
+                return
+            match node:
+                case Reference(name) if name not in rule_follows or follow & ~rule_follows[name]:
+                    rule_follows[name] = rule_follows.get(name, 0) | follow
+                    changed_rules.add(name)
+                case Sequence(parts):
+                    for part in reversed(self._join_runs(parts)):
+                        spread(part, follow)
+                        sets = self._sets(part)
+                        follow = sets.first | (follow if sets.is_nullable else 0)
+                case Choice(options):
+                    for option in options:
+                        spread(option, follow)
+                case Repetition(part, _, maximum):
+                    spread(part, follow | (self._sets(part).first if maximum != 1 else 0))
+
+        while changed_rules:
+            name = changed_rules.pop()
+            spread(self._rules[name], rule_follows[name])
+        return [*rule_follows], follows
+
+    def _can_join(self, node: Node) -> bool:
+        """Return True if a node may be a lexeme, or part of one."""
+        if node not in self._joins:
+            match node:
+                case Token():
+                    self._joins[node] = False
+                case Reference(name):
+                    self._joins[node] = self._regular[name] and name not in self._split
+                case _:
+                    self._joins[node] = node not in self._split and all(map(self._can_join, children(node)))
+        return self._joins[node]
+
+    def _join_runs(self, parts: list[Node]) -> list[Node]:
+        """Join consecutive parts of lexemes: into one; if that is split, all but the last; otherwise none."""
+        joined: list[Node] = []
+        for can_join, group in groupby(parts, self._can_join):
+            run = list(group)
+            for length in (len(run), len(run) - 1) if can_join else ():
+                # A lexeme is identified by its node, so the node must be the same object in every round.
+                whole = self._runs.setdefault(tuple(run[:length]), Sequence(run[:length]))
+                if length > 1 and whole not in self._split:
+                    run = [whole, *run[length:]]
+                    break
+            joined += run
+        return joined
+
+    # ------------------------------------------------------------------ the text
+
+    def _expression(self, node: Node) -> str:
+        """Return the regular expression of a part without recursion; rules in it are separate terminals."""
+        if (cached_expression := self._expressions.get(node)) is not None:
+            return cached_expression
+        match node:
+            case Chars(ranges):
+                expression = literal(_letter(node)) if _letter(node) else _class(ranges)
+            case Reference(name):
+                expression = f"PART_{self._numbers[name]}"
+            case Sequence(parts):
+                texts: list[str] = []
+                for are_letters, group in groupby(parts, lambda part: bool(_letter(part))):
+                    run = list(group)
+                    texts += [literal("".join(map(_letter, run)))] if are_letters else map(self._expression, run)
+                expression = f"({' '.join(texts)})" if len(texts) > 1 else "".join(texts) or '""'
+            case Choice(options):
+                expression = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
+            case Repetition(part, minimum, maximum):
+                expression = f"({self._expression(part)}){_bounds(minimum, maximum)}"
+            case _:
+                raise AssertionError(node)
+        self._expressions[node] = expression
+        return expression
+
+    def _text(self, rule_names: list[str]) -> Lark:
+        names = {name: "start" if name == "root" else f"rule_{self._numbers[name]}" for name in rule_names}
+        terminals: dict[str, str] = {}  # names by expression
+
+        def write(node: Node) -> str:  # noqa: PLR0911
+            if self._can_join(node):
+                is_nullable, first, *_ = self._sets(node)
+                if not first:
+                    return '""'
+                expression = self._expression(node)
+                expression = f"({expression}) & /(?s:.+)/" if is_nullable else expression
+                return terminals.setdefault(expression, f"LEXEME_{len(terminals)}") + "?" * is_nullable
+            match node:
+                case Reference(name):
+                    return names[name]
+                case Token(token, negated):
+                    return f"<[{'^' * negated}{token}]>"
+                case Sequence(parts):
+                    return " ".join(map(write, self._join_runs(parts))) if parts else '""'
+                case Choice(options):
+                    return f"({' | '.join(map(write, options))})"
+                case Repetition(part, minimum, maximum):
+                    return f"({write(part)}){_bounds(minimum, maximum)}"
+            raise AssertionError(node)
+
+        lines = [f"{names[name]}: {write(self._rules[name])}" for name in names]
+        lines += [f"{name}: {expression}" for expression, name in terminals.items()]
+        by_number = list(self._rules.values())
+        written_parts, waiting = set[str](), [*terminals]
+        while waiting:
+            for part in {*_PART.findall(waiting.pop())} - written_parts:
+                written_parts.add(part)
+                waiting.append(self._expression(by_number[int(part)]))
+                lines.append(f"PART_{part}: {waiting[-1]}")
+        return lark(*lines)
+
+
+_PART = re.compile(r"\bPART_([0-9]+)\b")
+
+
+def _order_bottom_up(references: Mapping[str, set[str]]) -> list[str]:
+    """Return all rules, each after those that it refers to; those that lead to a recursive rule are last."""
+    sorter = TopologicalSorter(references)
+    with suppress(CycleError):
+        sorter.prepare()
+    order: list[str] = []
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    return [*order, *(references.keys() - order)]
+
+
+def _letter(node: Node) -> str:
+    """Return the only character that a node matches; "" for other nodes."""
+    match node:
+        case Chars(((low, high),)) if low == high:
+            return chr(low)
+    return ""
+
+
+def _class(ranges: Ranges) -> str:
+    inner = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in _remove_surrogates(ranges))
+    return f"/[{inner}]/"
+
+
+def _remove_surrogates(ranges: Ranges) -> Iterator[tuple[int, int]]:
+    for low, high in ranges:
+        if low < 0xD800:
+            yield low, min(high, 0xD7FF)
+        if high > 0xDFFF:
+            yield max(low, 0xE000), high
+
+
+def _bounds(minimum: int, maximum: int | None) -> str:
+    if maximum is None:
+        return {0: "*", 1: "+"}.get(minimum, f"{{{minimum},}}")
+    return "?" if (minimum, maximum) == (0, 1) else f"{{{minimum},{maximum}}}"

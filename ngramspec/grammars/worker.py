@@ -12,8 +12,8 @@ from functools import lru_cache
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from ngramspec.data import GrammarError
+from ngramspec.grammars.gbnf import gbnf_to_lark
 from ngramspec.grammars.lark import Lark, compile_lark
-from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.worker import Worker
 
 worker = Worker("the grammar", "prepare", GrammarError, cache=8 * 2**20)

@@ -12,9 +12,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.gbnf import NAMED_TOKEN
+from ngramspec.grammars.gbnf import NAMED_TOKEN, gbnf_to_lark
 from ngramspec.grammars.lark import MAX_SIZE, Lark, compile_lark, reason
-from ngramspec.grammars.lexemes import gbnf_to_lark
 from ngramspec.grammars.worker import compile_grammar, worker
 from ngramspec.tokens import ending_tokens
 

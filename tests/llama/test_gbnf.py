@@ -10,7 +10,7 @@ from support.json_texts import read_bytes
 from support.llama_grammar import read_with_llama
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.lexemes import MAX_DEPTH, gbnf_to_lark
+from ngramspec.grammars.gbnf import MAX_DEPTH, gbnf_to_lark
 from ngramspec.llama.vocabulary import Vocabulary
 
 JSON = r"""
