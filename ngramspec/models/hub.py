@@ -193,7 +193,7 @@ def choose(
     """Choose the files of a model in a repository, in the order of its parts; `local` are those on this disk by path.
 
     `file_or_quant` is a file name that ends in .gguf (its folder may be left out), or a quantisation such as Q4_K_M.
-    `None` means one of `PREFERRED_QUANTS`, and otherwise any. Of several matches, the first is chosen, as in llama.cpp.
+    `None` means one of `PREFERRED_QUANTS`, and otherwise any. The first of several matches is chosen, as in llama.cpp.
     """
     models: dict[str, list[str]] = {}  # paths of a model's files in order, by the path of the first
     for file in sorted(path for path in paths if is_model(path, local.get(path))):
