@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 from architectures.files import write_models
+from support.machines import CARD
 
 from ngramspec.backend import Part
 from ngramspec.data import TargetError
@@ -149,11 +151,7 @@ def test_cache_rollback_with_empty_sliding_window_evaluates_tokens_again(target:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Add a GPU to the devices; return its free memory in bytes, which the test can change."""
     free = [2**33]
-
-    def made_up() -> list[devices.Device]:
-        return [devices.Device("CUDA0", "RTX 3090", True, free[0], 2**34, backend="CUDA")]
-
-    monkeypatch.setattr(devices, "devices", made_up)
+    monkeypatch.setattr(devices, "devices", lambda: [replace(CARD, free=free[0])])
     return free
 
 

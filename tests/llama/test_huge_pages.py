@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,22 +67,20 @@ def test_anonymous_memory_excludes_mapped_files(tmp_path: Path) -> None:
     assert not holds(anonymous_memory(), place(mapped))
 
 
-def test_advise_huge_pages_without_system_support_returns_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_MAPS", tmp_path / "missing")
-    assert anonymous_memory() == []
-    assert advise_huge_pages([]) == 0
-    monkeypatch.undo()
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-    keep = mmap.mmap(-1, 2 * LARGE) if sys.platform == "win32" else mmap.mmap(-1, 2 * LARGE, mmap.MAP_PRIVATE)
-    assert advise_huge_pages([]) == 0
-    keep.close()
-
-
-@on_linux
-def test_advise_huge_pages_if_kernel_refuses_returns_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(devices, "_MAPS", Path("/missing")),
+        lambda patch: patch.delattr(mmap, "MADV_HUGEPAGE", raising=False),
+        pytest.param(lambda patch: patch.setattr(mmap, "MADV_HUGEPAGE", 12345), marks=on_linux),  # the kernel refuses
+    ],
+)
+def test_advise_huge_pages_without_system_support_returns_zero(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
     before = anonymous_memory()
-    keep = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
+    keep = mmap.mmap(-1, 2 * LARGE) if sys.platform == "win32" else mmap.mmap(-1, 2 * LARGE, mmap.MAP_PRIVATE)
     assert advise_huge_pages(before) == 0
     keep.close()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO
+from support.machines import CARD
 
 from ngramspec.llama import devices, requantize
-from ngramspec.llama.devices import Device
 from ngramspec.llama.requantize import NOTE, choose_smollm, reorders_q4_0
 from ngramspec.model_settings import ModelSettings
 from ngramspec.models import find
@@ -20,7 +20,6 @@ from ngramspec.models.check import check_complete
 
 X86, ARM = "CPU : AVX2 = 1 | REPACK = 1 |", "CPU : NEON = 1 | DOTPROD = 1 | REPACK = 1 |"
 AMX = "CPU : AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1 |"
-GPU = Device("CUDA0", "RTX 3090", True, 1, 24 * 2**30)
 
 Choose = Callable[..., Path]
 
@@ -87,25 +86,19 @@ def test_choose_smollm_in_several_threads_never_returns_half_a_file(choose: Choo
     assert sizes == {check_complete(copy).required_bytes}
 
 
-@pytest.mark.parametrize("reason", ["no kernels", "--no-repack", "GPU", "AMX"])
+@pytest.mark.parametrize("reason", ["no kernels", "--no-repack", "GPU", "AMX", ""])
 def test_choose_smollm_keeps_installed_file_if_q4_0_is_not_faster(
     reason: str, choose: Choose, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason == "no kernels":
         monkeypatch.setattr(devices, "build", lambda: "CPU : SSE3 = 1 | REPACK = 1 |")
     if reason == "GPU":
-        monkeypatch.setattr(devices, "devices", lambda: [GPU])
-    if reason == "AMX":
+        monkeypatch.setattr(devices, "devices", lambda: [CARD])
+    if reason in ("AMX", ""):  # "": with broken AMX kernels
         monkeypatch.setattr(devices, "build", lambda: AMX)
-        monkeypatch.setattr(requantize, "has_broken_amx", lambda *, all_on_gpu: all_on_gpu)
-    assert choose(repack=reason != "--no-repack") == DEMO
-    assert (notes, list(tmp_path.iterdir())) == ([], [])
-
-
-def test_choose_smollm_with_broken_amx_converts(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "build", lambda: AMX)
-    monkeypatch.setattr(requantize, "has_broken_amx", lambda *, all_on_gpu: not all_on_gpu)
-    assert choose() != DEMO
+        monkeypatch.setattr(requantize, "has_broken_amx", lambda *, all_on_gpu: all_on_gpu == bool(reason))
+    assert (choose(repack=reason != "--no-repack") == DEMO) == bool(reason)
+    assert bool(notes) == any(tmp_path.iterdir()) == (not reason)
 
 
 @pytest.mark.parametrize("reason", ["no folder", "full"])
