@@ -20,7 +20,8 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.load import LoadedModel, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.settings import NO_RULES, Allowed, Sampling, TextRules, budget_for, option
+from ngramspec.sampling.reasoning import budget_for
+from ngramspec.sampling.settings import NO_RULES, Allowed, Sampling, TextRules, option
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
 

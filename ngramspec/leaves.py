@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 MODULES = {
+    "BudgetSampler": "sampling.reasoning",
     "BranchingSequence": "llama.branches",
     "ChatFormat": "llama.chat_format",
     "GrammarGuide": "drafting.grammar",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ngramspec.memory.memory import memory_folder as memory_folder
     from ngramspec.memory.memory import open_memory as open_memory
     from ngramspec.policies.traced import with_trace as with_trace
+    from ngramspec.sampling.reasoning import BudgetSampler as BudgetSampler
 else:
 
     def __getattr__(name):

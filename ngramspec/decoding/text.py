@@ -21,7 +21,7 @@ from ngramspec.drafting.draft import NO_DRAFT, Ask, Chooser, Draft, Drafter, Mar
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.request import GREEDY, Request
 from ngramspec.sampling.distribution import distribution_logprobs, logprobs
-from ngramspec.sampling.sampler import BudgetSampler, CloseCalls, RecordingSampler, Sampler, TokenBanSampler
+from ngramspec.sampling.sampler import CloseCalls, RecordingSampler, Sampler, TokenBanSampler
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import TokenTable, ending_tokens, partial_match_start
 
@@ -191,7 +191,7 @@ class Text(DraftedText):
         self._stream = TextStream(request.stop, request.rules.min_tokens, vocabulary.controls if request.stop else {})
         self._pieces.update({token: raw for token, raw in self._stream.pieces.items() if token not in shown})
         self._guide: leaves.GrammarGuide | None = None
-        self._budget: BudgetSampler | None = None  # limits reasoning
+        self._budget: leaves.BudgetSampler | None = None  # limits reasoning
         self._calls: CloseCalls | None = None
         self._recorder: RecordingSampler | None = None
         self._decisions: list[TokenDecision] = []  # since the last step
@@ -211,7 +211,7 @@ class Text(DraftedText):
             too_early = {*ending_tokens(vocabulary), *rules.stop_token_ids} if rules.min_tokens else ()
             sampler = TokenBanSampler(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
         if rules.reasoning is not None:
-            sampler = self._budget = BudgetSampler(sampler, rules.reasoning)
+            sampler = self._budget = leaves.BudgetSampler(sampler, rules.reasoning)
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
         how.rule(sampler.sampling, rules.restriction)
         if counts_calls:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from encodings import utf_8
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
-from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass
-from ngramspec.sampling.settings import ReasoningBudget, Sampling, TextRules
+from ngramspec.sampling.distribution import BadLogits, Distribution
+from ngramspec.sampling.settings import Sampling, TextRules
 from ngramspec.tokens import Tokenizer
 
 
@@ -132,75 +131,6 @@ class TokenBanSampler(WrappedSampler):
         remaining = logits.copy()
         remaining[forbidden] = -np.inf
         return remaining
-
-
-class BudgetSampler(WrappedSampler):
-    """A sampler that closes a block of reasoning when its budget is used up.
-
-    The tokens that close it are forced one after the other: an optional message, then the closing tag. No setting can
-    forbid them; the sampler inside chooses all others. The count depends only on the tokens of prompt and text, so
-    drafts change nothing. The rules are those of llama.cpp's sampler for reasoning budgets: a budget counts all tokens
-    after the opening tag, each block has the whole budget, and a character is completed before its block is closed.
-    llama.cpp compares tokens; here tags are found in the text, as by the parser of the response, whichever tokens the
-    model writes them with. If a grammar forbids the closing tokens, the block stays open until it allows them.
-    """
-
-    def __init__(self, sampler: Sampler, budget: ReasoningBudget) -> None:
-        super().__init__(sampler)
-        self._budget = budget
-        self._longest = max(len(tag) for block in budget.blocks for tag in (block.start, block.end))
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
-        self.closing: Sequence[int] = ()  # tokens that must come next; empty means that any token may come
-        self._block = self._budget.open_block  # block at the end of the text; `None` outside reasoning
-        self._left = self._budget.limit - self._budget.used  # tokens left in that block
-        self._decoder = utf_8.IncrementalDecoder(errors="replace")
-        self._text = ""  # end of the text, which may contain a part of a tag
-        self._close_if_due()
-
-    def accept(self, token: int) -> None:
-        super().accept(token)
-        if self.closing:
-            self.closing = self.closing[1:]
-            if not self.closing:
-                self._block, self._text = None, ""
-            return
-        self._text += self._decoder.decode(self._budget.piece(token))
-        if self._block is None:
-            self._open()
-        elif self._block.end in self._text:
-            self._text = self._text.partition(self._block.end)[2]
-            self._block = None
-        else:
-            self._left -= 1
-        self._text = self._text[-self._longest :]
-        self._close_if_due()
-
-    def _open(self) -> None:
-        """Enter the block whose opening tag is in the text, if any."""
-        for block in self._budget.blocks:
-            if block.start in self._text:
-                self._block, self._left = block, self._budget.limit
-                self._text = self._text.partition(block.start)[2]
-                return
-
-    def _close_if_due(self) -> None:
-        """Force the closing tokens if the budget is used up, no character is incomplete and the grammar agrees."""
-        if self._block is not None and self._left <= 0 and not self._decoder.buffer:
-            closing, grammar = self._block.closing, self.grammar
-            if grammar is None or grammar.count_allowed(closing) == len(closing):
-                self.closing = closing
-
-    def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
-        if not self.closing:
-            return self._sampler.draw(logits, position, distributions)
-        if distributions is not None:
-            distributions.append(point_mass(self.closing[0]))
-        return self.closing[0]
-
-    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        return point_mass(self.closing[0]) if self.closing else self._sampler.distribution(logits)
 
 
 class RecordingSampler(WrappedSampler):

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-
-from ngramspec.tokens import Tokenizer
 
 T = TypeVar("T")
 KEY = "option"  # key of the `Option` in the metadata of a dataclass field
@@ -396,7 +393,7 @@ class TextRules:
 
     Rules that vLLM also has are named like its fields. A whole number declared with `option` is an option of `complete`
     and `chat`, a setting of `/set`, a field of every HTTP API, and one of Ollama's `options`, without further code;
-    `complete --beams` rejects it. `ngramspec.sampling.sampler` applies the rules to tokens.
+    `complete --beams` rejects it.
     """
 
     # Minimum number of tokens before the text may end, by a token or a stop string. Limits have priority: `max_tokens`,
@@ -420,43 +417,3 @@ class TextRules:
 
 
 NO_RULES = TextRules()
-
-
-def budget_for(
-    limit: int,
-    message: str,
-    tags: Mapping[str, str],
-    tokenizer: Tokenizer,
-    *,
-    prompt: Sequence[int] = (),
-    start: str | None = None,
-) -> ReasoningBudget | None:
-    """Return the budget of the response to a prompt, or `None` without `tags`, closing tags by opening tags.
-
-    `message` is inserted before the closing tag when the budget is used up; it contains no control tokens. The prompt
-    has opened the tag `start`.
-    """
-    if not tags:
-        return None
-    before = tokenizer.tokenize(message, add_bos=False) if message else []
-    blocks = {
-        tag: ReasoningBlock(tag.strip(), end, (*before, *tokenizer.tokenize(end, special=True, add_bos=False)))
-        for tag, end in tags.items()
-    }
-    piece = tokenizer.display_piece
-    used = 0 if start is None else _tokens_after(start.strip(), prompt, piece)
-    return ReasoningBudget(limit, tuple(blocks.values()), piece, None if start is None else blocks[start], used)
-
-
-def _tokens_after(tag: str, prompt: Sequence[int], piece: Callable[[int], bytes]) -> int:
-    """Return the number of tokens after the last occurrence of a tag; a token that contains its end does not count."""
-    raw, start, sizes = tag.encode(), b"", list[int]()
-    for token in reversed(prompt):
-        text = piece(token)
-        sizes.append(len(text))
-        start = (text + start)[: len(text) + len(raw)]
-        at = start.find(raw)
-        if at >= 0:
-            rest = sum(sizes) - at - len(raw)
-            return sum(end <= rest for end in accumulate(sizes))
-    return 0

@@ -14,7 +14,8 @@ from ngramspec.chat.families import AnswerParser, answer_grammar, find_open_tag,
 from ngramspec.chat.prompt import ChatPrompt
 from ngramspec.chat.stream import Tool
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling.settings import ReasoningBudget, Sampling, budget_for
+from ngramspec.sampling.reasoning import budget_for
+from ngramspec.sampling.settings import ReasoningBudget, Sampling
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import Body, Content, FieldError, Flag, Items, Name, Text, describe_value, whole
 from ngramspec.server.generation import (
