@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,12 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import Clock, MockTarget, plain_generate
 
-from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import TargetError
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
+from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.sampling.settings import Sampling
 
 N = 400
@@ -33,53 +33,29 @@ def seconds(n: int) -> float:
     return PASS * (1 + SLOPE * (n - 1))
 
 
-class Drafted:
-    """A target, and a blurred mock of it as its draft model.
-
-    Args:
-        sequences: Number of sequences of both models.
-        cost: Cost of a pass of the draft model relative to the target's; `None` means no draft model.
-        blur: Scale of the noise on the draft model's logits.
-
-    Attributes:
-        engine: Engine on the target while `run` is open.
-    """
-
-    engine: Engine
-
-    def __init__(self, sequences: int = 4, *, cost: float | None = 0.05, blur: float = 0.0) -> None:
-        clock = Clock(1e-7)
-        self.target = MockShared(sequences, seconds=seconds, clock=clock, n_vocab=N, peak=6.0)
-        self.drafter = MixtureDrafter(TextIndexSet())
-        if cost is not None:
-            self.cost = cost
-            self.small = MockShared(sequences, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0)
-            for sequence in self.small.sequences:
-                self._slow_and_blurred(sequence, blur)
-            model = ModelDrafter(self.small.sequences[0], clock=clock.perf_counter, shared_model=self.small)
-            self.drafter = HybridDrafter(model, TextIndexSet())
-
-    def _slow_and_blurred(self, sequence: Any, blur: float) -> None:
-        prefill, row = sequence.prefill, sequence.row
-
-        def slow(tokens: Sequence[int], **rest: Any) -> Any:
-            rows = prefill(tokens, **rest)
-            self.small.clock.now += self.cost * seconds(sequence.prefill_sizes[-1])
-            return rows
-
-        def blurred(context: Sequence[int]) -> Any:
-            rng = np.random.default_rng((7, *context[-2:]))
-            return row(context) + (blur * rng.standard_normal(N)).astype(np.float32)
-
-        sequence.prefill, sequence.row = slow, blurred
+def fast(n: int) -> float:
+    return 0.05 * seconds(n)
 
 
 @contextmanager
-def drafted(*args: Any, **options: Any) -> Iterator[Drafted]:
-    made = Drafted(*args, **options)
+def drafted(sequences: int, blur: float = 0.0) -> Iterator[Any]:
+    """Run an engine on a target, with a fast mock of it as its draft model, whose logits are blurred."""
+    clock = Clock(1e-7)
+    options: dict[str, Any] = {"clock": clock, "n_vocab": N, "peak": 6.0}
+    target = MockShared(sequences, seconds=seconds, **options)
+    small = MockShared(sequences, seconds=fast, reading=fast, **options)
+    for sequence in small.sequences:
+
+        def blurred(context: Sequence[int], row: Any = sequence.row) -> Any:
+            rng = np.random.default_rng((7, *context[-2:]))
+            return row(context) + (blur * rng.standard_normal(N)).astype(np.float32)
+
+        sequence.row = blurred  # type: ignore[method-assign]
+    model = ModelDrafter(small.sequences[0], clock=clock.perf_counter, shared_model=small)
     times = PassTimes({1: 1.0, 64: seconds(64) / PASS})
-    with run_engine(made.target, times=times, drafter=made.drafter, cache_room=1 << 24) as made.engine:
-        yield made
+    drafter = HybridDrafter(model, TextIndexSet())
+    with run_engine(target, times=times, drafter=drafter, cache_room=1 << 24) as engine:
+        yield SimpleNamespace(target=target, small=small, engine=engine)
 
 
 def prompts(n: int) -> list[list[int]]:

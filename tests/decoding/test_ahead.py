@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 from architectures.oracle import Oracle
 from numpy.typing import NDArray
@@ -103,12 +102,7 @@ def test_generate_with_early_backend_yields_step_before_next_error() -> None:
 
 
 def test_generate_with_early_backend_submits_no_pass_after_bad_logits() -> None:
-    class Broken(EarlyTarget):
-        def row(self, context: Sequence[int]) -> NDArray[Any]:
-            row = super().row(context)
-            return row * np.nan if len(context) == 9 else row
-
-    target = make_model(kind=Broken)
+    target = make_model(kind=EarlyTarget, broken=lambda context: len(context) == 9)
     assert isinstance(target, EarlyTarget)
     with pytest.raises(BadLogits):
         list(make_decoder(target, drafter="ngram").generate([1, 2, 3], max_tokens=40))

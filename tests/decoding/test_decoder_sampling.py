@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.decoder_loop import Coin, Oracle, drive, make_decoder, make_model
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD
@@ -136,19 +134,11 @@ def test_generate_with_return_decisions_reports_all_decisions(method: str) -> No
 )
 def test_generate_with_nan_logits_raises_after_valid_tokens(sampling: Sampling) -> None:
     """The logits after `length` tokens are broken, at any position in a pass."""
-
-    class Broken(MockTarget):
-        def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-            row = super().row(context)
-            if len(context) == length:
-                row[5] = np.nan
-            return row
-
     prompt = [1, 2, 3]
     text = plain_generate(MockTarget(12), prompt, 20, sampling)
     for length in range(3, 10):
         for draft_max, policy in ((1, "fixed"), (4, "fixed"), (4, "entropy")):
-            mock = Broken(12)
+            mock = MockTarget(12, broken=lambda context, length=length: len(context) == length)
             decoder = make_decoder(mock, drafter=Oracle(text), policy=policy, draft_max=draft_max)
             emitted: list[int] = []
             with pytest.raises(BadLogits, match=rf"^at position {length} of the text: the logit of token 5 is nan"):  # noqa: PT012
@@ -167,12 +157,7 @@ def test_generate_with_nan_logits_raises_after_valid_tokens(sampling: Sampling) 
 
 def test_generate_ignores_bad_logits_after_end_of_text(word_vocabulary: Vocabulary) -> None:
     """Plain decoding never sees the logits after the end of the text, so broken ones there must not affect a draft."""
-
-    class Broken(MockTarget):
-        def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-            row = super().row(context)
-            return np.full_like(row, np.nan) if context[-1] == END else row
-
+    options: dict[str, Any] = {"vocabulary": word_vocabulary, "broken": lambda context: context[-1] == END}
     for sampling, method in (
         (Sampling(), "greedy"),
         (Sampling(1.0, **OPEN), "coupled"),
@@ -181,7 +166,7 @@ def test_generate_ignores_bad_logits_after_end_of_text(word_vocabulary: Vocabula
         (Sampling(1.0, grammar='root ::= "a"*', **OPEN), "coupled"),
     ):
         for seed in range(20):
-            mock = Broken(vocabulary=word_vocabulary, words=(A, END), peak=0.3, seed=seed)
+            mock = MockTarget(**options, words=(A, END), peak=0.3, seed=seed)
             decoder = make_decoder(mock, drafter=Oracle([A, END, A, A]), policy="fixed", draft_max=3)
             seeded = replace(sampling, seed=seed)
             emitted, _ = drive(decoder, [A, A], max_tokens=4, sampling=seeded, acceptance=method)

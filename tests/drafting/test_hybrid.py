@@ -148,11 +148,7 @@ def test_hybrid_calls_lagging_model_within_loss_budget(stake: float, asked: bool
 
 
 def test_hybrid_model_with_bad_logits_is_disabled_for_one_draft() -> None:
-    class Broken(MockTarget):
-        def row(self, context: Sequence[int]) -> Any:
-            return super().row(context) * np.nan
-
-    model = Broken(N, peak=6.0)
+    model = MockTarget(N, peak=6.0, broken=lambda _: True)
     drafter = hybrid(model)
     drafter.begin([*range(30)])
     for n_calls in (1, 2):

@@ -141,11 +141,7 @@ def test_model_drafter_rejects_model_without_rollback() -> None:
 
 
 def test_model_drafter_with_bad_logits_ends_draft() -> None:
-    class Broken(MockTarget):
-        def row(self, context: Sequence[int]) -> Any:
-            return super().row(context) * (np.nan if len(context) > 6 else 1.0)
-
-    drafter = ModelDrafter(Broken(40))
+    drafter = ModelDrafter(MockTarget(40, broken=lambda context: len(context) > 6))
     drafter.begin(PROMPT)
     assert len(drafter.propose(Ask(9))) == 2
     assert len(drafter.propose(Ask(9, likeliest))) == 2

@@ -12,7 +12,6 @@ from support.mock_target import Clock, MockTarget
 
 from ngramspec.backend import Part, SequenceModel
 from ngramspec.data import TargetError
-from ngramspec.tokens import common_prefix
 
 Rows = NDArray[np.float32]
 
@@ -33,21 +32,12 @@ class MockSequence(MockTarget):
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, max_chunk: Callable[[], int] | None = None
     ) -> Generator[int, None, Rows]:
-        n_kept = common_prefix(self.tokens, tokens[:-1])
-        if aligned:
-            n_kept = n_kept // self.n_batch * self.n_batch
-        if self.replays and n_kept < len(self.tokens):
-            n_kept = 0
-        self._cut(n_kept)
-        self._mark = self.owed = 0
-        self.prefill_sizes.append(len(tokens) - n_kept)
-        n_done = n_kept
+        n_done = self._reuse(tokens, aligned)
         while True:
             yield n_done
             chunk = self.n_batch if aligned or max_chunk is None else min(self.n_batch, max_chunk())
             self._append(tokens[n_done : n_done + chunk], self.n_ctx, 0)
-            if self._seconds is not None and self._clock is not None:
-                self._clock.now += self._seconds(len(tokens[n_done : n_done + chunk]))
+            self._spend(self._seconds, len(self.tokens) - n_done)
             n_done = len(self.tokens)
             if n_done == len(tokens):
                 rows: Rows = self._return_rows([self._inexact(n_done)])

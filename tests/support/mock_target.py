@@ -67,11 +67,13 @@ class MockTarget(ModelBase):
         kernels: Number of the kernel that computes a batch; `None` means one kernel for all batches.
         noise: Scale of the noise by which kernels differ.
         seconds: Duration of a pass over n tokens on `clock`.
+        reading: Duration of a prefill of n tokens on `clock`; by default it takes no time.
         clock: Clock that a pass advances.
         seed: Seed of the model's logits.
         vocabulary: Vocabulary of the tokens, in place of n_vocab and eog.
         words: The only tokens whose logits are not -inf; `None` means all.
         leaves: Maximum number of branches in the questions of one `ask` call.
+        broken: Contexts after which a logit is nan.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class MockTarget(ModelBase):
         kernels: Kernels | None = None,
         noise: float = 1e-3,
         seconds: Callable[[int], float] | None = None,
+        reading: Callable[[int], float] | None = None,
         clock: Clock | None = None,
         seed: int = 0,
         vocabulary: Vocabulary | None = None,
         words: Sequence[int] | None = None,
         leaves: int = 4,
+        broken: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         self.n_vocab = n_vocab = vocabulary.n_vocab if vocabulary is not None else n_vocab
         self.leaves = leaves if "choose_loop" in program.MODULES else 0  # without that leaf, nothing branches
@@ -126,8 +130,8 @@ class MockTarget(ModelBase):
         self._kernels = kernels
         self._noise = noise
         self._noises: dict[tuple[int, ...], NDArray[np.float32]] = {}
-        self._seconds = seconds
-        self._clock = clock
+        self._seconds, self._reading, self._clock = seconds, reading, clock
+        self._broken = broken
         self._marks: list[int] = []  # the kernel that computed each cached token
         self._aligned = 0
 
@@ -150,21 +154,34 @@ class MockTarget(ModelBase):
             words = slice(None) if self._words is None else list(self._words)
             logits[words] = self._peak * rng.standard_normal(logits[words].size)
             self._rows[before, last] = logits
-        return self._rows[before, last].copy()
+        row = self._rows[before, last].copy()
+        if self._broken is not None and self._broken(context):
+            row[5] = np.nan
+        return row
 
     def prefill(
         self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None
     ) -> NDArray[np.float32]:
-        """Fill the cache with `tokens`, reuse its prefix, and return the logits after the last token.
-
-        Args:
-            tokens: Tokens of the prompt.
-            aligned: Reuse only whole chunks of n_batch tokens; with kernels, only chunks that an aligned prefill
-                computed.
-            progress: Callback that receives (tokens done, all tokens).
-        """
+        """Fill the cache with `tokens`, reuse its prefix, and return the logits after the last token."""
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"a prompt needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
+        n_shared = self._reuse(tokens, aligned)
+        was_aligned = self._aligned
+        for start in range(n_shared, len(tokens), self.n_batch):
+            chunk = tokens[start : start + self.n_batch]
+            self._append(chunk, self.n_ctx, PREFILL_KERNEL + len(chunk))
+            if progress is not None:
+                progress(len(self.tokens), len(tokens))
+        self._spend(self._reading, len(tokens) - n_shared)
+        self._aligned = len(tokens) // self.n_batch * self.n_batch if aligned else was_aligned
+        logits: NDArray[np.float32] = self._return_rows([self._inexact(len(self.tokens))])[0]
+        return logits
+
+    def _reuse(self, tokens: Sequence[int], aligned: bool) -> int:
+        """Cut the cache to the beginning of a prompt that need not be evaluated again, and return its length.
+
+        If `aligned`, these are only whole chunks of n_batch tokens; with kernels, only those of an aligned prefill.
+        """
         n_shared = common_prefix(self.tokens, tokens[:-1])
         if aligned:
             # Without kernels, the batches that evaluated a token make no difference.
@@ -174,16 +191,12 @@ class MockTarget(ModelBase):
             n_shared = 0
         self._cut(n_shared)
         self._mark = self.owed = 0
-        was_aligned = self._aligned
         self.prefill_sizes.append(len(tokens) - n_shared)
-        for start in range(n_shared, len(tokens), self.n_batch):
-            chunk = tokens[start : start + self.n_batch]
-            self._append(chunk, self.n_ctx, PREFILL_KERNEL + len(chunk))
-            if progress is not None:
-                progress(len(self.tokens), len(tokens))
-        self._aligned = len(tokens) // self.n_batch * self.n_batch if aligned else was_aligned
-        logits: NDArray[np.float32] = self._return_rows([self._inexact(len(self.tokens))])[0]
-        return logits
+        return n_shared
+
+    def _spend(self, seconds: Callable[[int], float] | None, n_tokens: int) -> None:
+        if seconds is not None and self._clock is not None:
+            self._clock.now += seconds(n_tokens)
 
     def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens in one pass and return the logits; row i, of shape (n_vocab,), follows tokens[i]."""
@@ -196,8 +209,7 @@ class MockTarget(ModelBase):
         self._append(tokens, self.n_ctx + self._slack, kernel)
         size, self.owed = self.owed + len(tokens), 0
         self.batches.append(size)
-        if self._seconds is not None and self._clock is not None:
-            self._clock.now += self._seconds(size)
+        self._spend(self._seconds, size)
         return self._return_rows([self._inexact(start + i + 1) for i in range(len(tokens))])
 
     def ask(self, tokens: Sequence[int], questions: Sequence[tuple[int, tuple[int, ...]]]) -> NDArray[np.float32]:
@@ -316,14 +328,8 @@ class Blurred(MockTarget):
     """
 
     def __init__(self, n_vocab: int = 16, *, blur: float = 2.0, **options: Any) -> None:
-        super().__init__(n_vocab, **options)
+        super().__init__(n_vocab, **{"reading": options.get("seconds"), **options})
         self._blur = blur
-
-    def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
-        row = super().prefill(tokens, **options)
-        if self._seconds is not None and self._clock is not None:
-            self._clock.now += self._seconds(self.prefill_sizes[-1])
-        return row
 
     def row(self, context: Sequence[int]) -> NDArray[np.float32]:
         rng = np.random.default_rng((7, *context))

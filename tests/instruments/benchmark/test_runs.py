@@ -148,13 +148,7 @@ def test_benchmark_runs_alternate_plain_and_drafted() -> None:
 
 
 def test_benchmark_times_decoding_and_prefill_separately(clock: Clock) -> None:
-    class Reading(MockTarget):
-        def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
-            logits = super().prefill(tokens, **options)
-            clock.now += float(self.prefill_sizes[-1])
-            return logits
-
-    benchmark = measured(Reading(seconds=lambda n: 1.0 + 0.25 * n, clock=clock))
+    benchmark = measured(MockTarget(seconds=lambda n: 1.0 + 0.25 * n, reading=float, clock=clock))
     for run in benchmark.runs:
         assert len(run.output) == run.stats.generated == 40
         assert sum(run.batches.values()) == run.stats.passes

@@ -306,14 +306,8 @@ def test_self_check_when_interrupted_reports_partial_results(make: Make) -> None
 def test_self_check_of_slow_model_keeps_within_time_limit(make: Make, seconds_per_pass: float, exact: bool) -> None:
     """A prefill takes time too: a quarter of a pass per token, as on a CPU."""
     clock = Clock(TICK)
-
-    class Slow(MockTarget):
-        def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
-            row = super().prefill(tokens, **options)
-            clock.now += seconds_per_pass / 4 * self.prefill_sizes[-1]
-            return row
-
-    target = mock(Slow, seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), clock=clock, n_batch=128)
+    timed: dict[str, Any] = {"reading": lambda n: seconds_per_pass / 4 * n, "clock": clock}
+    target = mock(seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), n_batch=128, **timed)
     # The sizes of exact mode are chosen once per model and machine.
     make(target, exact=exact).drafted.kernels.ensure_exact(target)
     options = {"cases": cases(300, 4), "max_tokens": 64, "seconds": 50.0, "clock": clock.perf_counter}
