@@ -17,6 +17,8 @@ from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.backend import ExactnessMode, Part
 from ngramspec.batching.request import Done, Event, Prefilled, Scored, Slot, Started
+from ngramspec.batching.writer import choose_sizes
+from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, SHARED_SIZES
 from ngramspec.data import PromptError, ShutdownError, TargetError
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
@@ -266,6 +268,24 @@ def test_engine_alternates_long_prefill_and_decoding() -> None:
     between = order[began:read]
     assert between.count("reads-Prefilled") > 90
     assert between.count("writes-Step") > 10
+
+
+@pytest.mark.parametrize(
+    ("kernels", "options", "sizes", "aligned"),
+    [
+        (lambda size, _: size > 3, {}, (1, 2, 3), True),
+        (lambda size, _: size > 1, {"n_batch": 256}, SHARED_SIZES[1:], True),
+        (None, {"n_batch": 256}, SHARED_SIZES, False),
+        (None, {"fail_rollback": True}, (1,), True),
+        (None, {"replays": True}, (1,), True),
+    ],
+)
+def test_choose_sizes_returns_sizes_whose_logits_agree(
+    kernels: Any, options: dict[str, Any], sizes: tuple[int, ...], aligned: bool, tmp_path: Path
+) -> None:
+    model = MockShared(2, kernels=kernels, n_vocab=30, **options)
+    assert choose_sizes(model, exact=False) == ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
+    assert choose_sizes(model, exact=True, folder=tmp_path) == ExactnessMode(sizes, aligned, bit_identical=True)
 
 
 def test_engine_with_exact_sizes_keeps_batches_in_class() -> None:
