@@ -215,6 +215,7 @@ class SpeculativeDecoder:
         times = None
         if self.drafter is not None:
             times = self.times.for_plain(sizes[0])
+            times.begin_text()
             self.drafts.first(text.last)
         if self.sequence.leaves and type(self.loop) is DecodingLoop:
             self.loop = leaves.choose_loop(self.loop, self.sequence, self.drafter, times, sizes)
