@@ -255,6 +255,9 @@ def find_file(answer: str, original: str) -> str | None:
     new = max(candidates, key=lambda block: (n_common(block), len(block)), default=[])
     if n_fences and 3 * n_common(new) < 2 * n_common(lines):
         return None
+    if not n_fences and new and (opening := _FENCE.match(new[0])):  # models may open a block twice
+        end = next((i for i in range(1, len(new)) if _closes(new[i], opening[1])), len(new))
+        new = new[1:end] if end >= len(new) - 1 else new
     return "".join(new) if any(map(str.strip, new)) else None
 
 
