@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from support.fake_service import Script
-from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, parse_chunks, send
+from support.http import CHAT, ask, demo_vocabulary, get_error, make_server, send
 
 from ngramspec.batching.request import Report, Slot
 from ngramspec.data import GrammarError, ShutdownError, TargetError
@@ -24,57 +24,11 @@ CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 TEXT = "Hello, world"
 
 
-def get(path: str) -> Any:
-    return send(make_server()[0], path, method="GET")
-
-
 def request_of(path: str, body: dict[str, Any], script: Script | None = None) -> Request:
     """Return the request that reaches the engine."""
     _, service = ask(path, body, script)
     (request,) = service.requests
     return request
-
-
-def test_chat_completions_returns_message_usage_and_timings() -> None:
-    told, _ = ask(CHATS, CHAT, Script(step=3, n_cached=4))
-    assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
-    tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
-    prompt = len(demo_vocabulary().chats.tokens(CHAT["messages"]))
-    assert told["usage"] == {
-        "prompt_tokens": prompt,
-        "completion_tokens": tokens,
-        "total_tokens": prompt + tokens,
-        "prompt_tokens_details": {"cached_tokens": 4},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
-    timings = told["timings"]
-    assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (4, prompt - 4, tokens)
-    assert timings["draft_n"] == timings["draft_n_accepted"] == tokens - 3 - 2
-    assert timings["predicted_per_second"] == pytest.approx((tokens - 3) / 0.25)
-    undrafted, _ = ask(CHATS, CHAT, Script(step=1))
-    assert not {"draft_n", "draft_n_accepted", "close_calls"} & set(undrafted["timings"])
-    timings = ask(CHATS, CHAT | {"max_tokens": 1})[0]["timings"]  # There is no rate of a single token.
-    assert (timings["predicted_n"], timings["predicted_ms"], timings["predicted_per_second"]) == (1, 250, 0)
-    assert timings["predicted_per_token_ms"] == 0
-
-
-def test_chat_completions_stream_sends_chunks_in_order() -> None:
-    response = send(make_server(Script(step=4))[0], CHATS, CHAT | {"stream": True})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *told, done = parse_chunks(response.text)
-    assert done == "[DONE]"
-    deltas = [chunk["choices"][0]["delta"] for chunk in told]
-    assert deltas[0] == {"role": "assistant", "content": None}
-    assert deltas[-1] == {}
-    assert "".join(delta["content"] for delta in deltas[1:-1]) == TEXT
-    assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None] * (len(told) - 1) + ["stop"]
-    assert ["timings" in chunk for chunk in told] == [False] * (len(told) - 1) + [True]
-    assert all("usage" not in chunk for chunk in told)
-    # If the client requests the usage, it comes in a separate chunk.
-    (*told, last), _ = ask(CHATS, CHAT | {"stream": True, "stream_options": {"include_usage": True}})
-    assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == last["timings"]["predicted_n"]
-    assert all("usage" not in chunk and "timings" not in chunk for chunk in told)
 
 
 def test_chat_completions_with_n_uses_a_seed_per_choice() -> None:
@@ -89,22 +43,6 @@ def test_chat_completions_with_n_uses_a_seed_per_choice() -> None:
     assert texts == dict.fromkeys(range(3), TEXT)
 
 
-def test_chat_completions_logprobs_cover_exactly_the_text() -> None:
-    told, _ = ask(CHATS, CHAT | {"logprobs": True})
-    content = told["choices"][0]["logprobs"]["content"]
-    assert "".join(token["token"] for token in content) == TEXT
-    assert all(token["top_logprobs"] == [] for token in content)
-    body = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 2, "stop": [" wor"]}
-    told, _ = ask(CHATS, body, Script(step=2))
-    choices = [c["choices"][0] for c in told if c["choices"][0]["delta"].get("content")]
-    assert "".join(choice["delta"]["content"] for choice in choices) == "Hello,"
-    for choice in choices:
-        tokens = choice["logprobs"]["content"]
-        assert "".join(token["token"] for token in tokens) == choice["delta"]["content"]
-        assert bytes(tokens[0]["bytes"]).decode() == tokens[0]["token"]
-        assert [len(token["top_logprobs"]) for token in tokens] == [2] * len(tokens)
-
-
 def test_chat_completions_accepts_limit_names_roles_and_content_parts() -> None:
     """The limit has three names, developer messages are system messages, and parts of a message are joined."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -115,61 +53,6 @@ def test_chat_completions_accepts_limit_names_roles_and_content_parts() -> None:
         (request,) = service.requests
         assert (request.max_tokens, told["choices"][0]["finish_reason"]) == (3, "length")
         assert list(request.prompt) == demo_vocabulary().chats.tokens(plain)
-
-
-def test_completions_accepts_text_tokens_and_lists() -> None:
-    for prompt, count in (("ab", 1), (["ab", "cd"], 2), ([5, 6], 1), ([[5, 6], [7]], 2)):
-        told, _ = ask(TEXTS, {"prompt": prompt})
-        assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(i, TEXT) for i in range(count)]
-    told, _ = ask(TEXTS, {"prompt": [[5, 6], [7]], "n": 2}, Script(n_cached=1))
-    assert len(told["choices"]) == 4
-    usage = told["usage"]  # The usage counts each prompt once.
-    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (3, 2)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_completions_with_echo_and_logprobs_returns_prompt_and_columns(stream: bool) -> None:
-    def parts(body: dict[str, Any]) -> list[Any]:
-        told, _ = ask(TEXTS, body | {"stream": stream}, Script(step=4))
-        return [one["choices"][0] for one in (told if stream else [told])]
-
-    assert "".join(part["text"] for part in parts({"prompt": "Say: ", "echo": True})) == "Say: " + TEXT
-    tables = [part["logprobs"] for part in parts({"prompt": "x", "logprobs": 2})]
-    columns = {name: [item for table in tables for item in table[name]] for name in tables[0]}
-    assert "".join(columns["tokens"]) == TEXT
-    assert len({len(column) for column in columns.values()}) == 1
-    for token, offset in zip(columns["tokens"], columns["text_offset"], strict=True):
-        assert TEXT[offset:].startswith(token)
-
-
-def test_completion_reports_stop_type_and_settings() -> None:
-    told, _ = ask(NATIVE, {"prompt": "x"})
-    assert (told["content"], told["stop_type"], told["stopping_word"]) == (TEXT, "eos", "")
-    told, _ = ask(NATIVE, {"prompt": "x", "stop": ["zzz", ", "]})
-    assert (told["content"], told["stop_type"], told["stopping_word"]) == ("Hello", "word", ", ")
-    told, _ = ask(NATIVE, {"prompt": "x", "n_predict": 2}, Script(ends=False))
-    assert (told["stop_type"], told["truncated"], told["tokens_predicted"]) == ("limit", False, 2)
-    settings = {name: told["generation_settings"][name] for name in ("n_predict", "n_keep", "n_probs", "stream")}
-    assert settings == {"n_predict": 2, "n_keep": 0, "n_probs": 0, "stream": False}
-    told, _ = ask(NATIVE, {"prompt": "x"}, Script(ends=False), n_ctx=20)
-    assert (told["stop_type"], told["truncated"]) == ("limit", True)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_completions_with_echo_and_logprobs_scores_the_prompt(stream: bool) -> None:
-    """lm-evaluation-harness sums the log probabilities of the last tokens of the prompt."""
-    prompt = demo_vocabulary().tokenize("The sky is blue")
-    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "stream": stream}
-    told, service = ask(TEXTS, body, Script(ends=False))
-    choices = [chunk["choices"][0] for chunk in told] if stream else told["choices"]
-    tables = [choice["logprobs"] for choice in choices]
-    columns = {name: [one for table in tables for one in table[name]] for name in tables[0]}
-    assert "".join(choice["text"] for choice in choices) == "The sky is blueH"
-    assert columns["token_logprobs"] == [None, *[-2.0] * (len(prompt) - 1), -0.5]
-    assert columns["top_logprobs"][0] is None
-    assert list(columns["top_logprobs"][1]) == [columns["tokens"][1]]
-    assert columns["text_offset"][-1] == len("The sky is blue")
-    assert (service.requests[0].scored, request_of(TEXTS, {"prompt": "x", "echo": True}).scored) == (True, False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -200,21 +83,6 @@ def test_completions_text_offsets_are_characters_of_returned_text(
             (text is answer) * len(echoed) + len(text.encode()[:end].decode("utf-8", "ignore")) for end in ends
         ]
     assert offsets == expected
-
-
-def test_completion_streams_chunks_and_returns_selected_fields() -> None:
-    told, _ = ask(NATIVE, {"prompt": "x", "stream": True, "n_probs": 1}, Script(step=4))
-    assert [chunk["stop"] for chunk in told] == [False] * (len(told) - 1) + [True]
-    assert "".join(chunk["content"] for chunk in told) == TEXT
-    assert told[0]["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
-    told, service = ask(NATIVE, {"prompt": "x", "n_probs": 1, "post_sampling_probs": True})
-    assert service.requests[0].post_sampling
-    (token, *_) = told["completion_probabilities"]
-    assert token["prob"] == token["top_probs"][0]["prob"] == pytest.approx(math.exp(-0.5))
-    assert "generation_settings" in ask(NATIVE, {"prompt": "x", "response_fields": []})[0]
-    names = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing/at/all"]
-    told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
-    assert told == {"content": TEXT, "timings/predicted_n": 7, "generation_settings/top_k": 40}
 
 
 def test_completion_decodes_prompt_only_for_responses_with_prompt() -> None:
@@ -419,12 +287,6 @@ def test_serve_rejects_body_larger_than_limit(told: bool) -> None:
     assert send(server, NATIVE, content=b" " * 101 if told else body()).status_code == 413
 
 
-def test_serve_returns_404_and_405_for_unknown_routes() -> None:
-    assert get("/nothing").json()["error"]["code"] == 404
-    response = get(NATIVE)
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
-
-
 def test_serve_returns_503_while_model_loads_or_server_drains() -> None:
     server = Server()
     for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", NATIVE)):
@@ -435,22 +297,6 @@ def test_serve_returns_503_while_model_loads_or_server_drains() -> None:
     assert send(server, "/health", method="GET").json() == {"status": "ok"}
     server.draining = True
     assert send(server, NATIVE, {"prompt": "x"}).status_code == 503
-
-
-def test_models_props_and_slots_describe_the_model() -> None:
-    told = get("/v1/models").json()
-    assert told["data"][0]["id"] == told["models"][0]["name"] == "demo"
-    assert told["data"][0]["owned_by"] == "llamacpp"
-    assert told["models"][0]["details"]["format"] == "gguf"
-    assert told["data"][0]["meta"]["n_ctx"] == 512
-    props = get("/props").json()
-    assert props["default_generation_settings"]["n_ctx"] == 512
-    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
-    assert props["total_slots"] == 4
-    assert send(make_server(exact=True)[0], "/props", method="GET").json()["exact"] is not props["exact"]
-    assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>",) * 2
-    assert props["chat_template_caps"]["supports_system_role"] is True
-    assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
 
 
 def test_slots_describes_requests_without_their_text() -> None:
@@ -468,32 +314,6 @@ def test_slots_describes_requests_without_their_text() -> None:
     assert (busy["params"]["temperature"], busy["params"]["n_predict"]) == (0.3, 60)
     assert (idle["id_task"], "params" in idle, idle["next_token"][0]["n_remain"]) == (-1, False, -1)
     assert (endless["params"]["n_predict"], endless["next_token"][0]["n_remain"]) == (-1, -1)
-
-
-def test_models_by_name_returns_entry_or_404() -> None:
-    server, _ = make_server()
-    listed = send(server, "/v1/models", method="GET").json()["data"]
-    assert [send(server, "/v1/models/demo", method="GET").json()] == listed
-    response = get("/v1/models/other/one")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-
-
-def test_input_tokens_counts_prompt_without_generation() -> None:
-    for path, body in ((CHATS, CHAT), ("/v1/responses", {"input": "hi"})):
-        told, service = ask(f"{path}/input_tokens", body)
-        expected = len(demo_vocabulary().chats.tokens(CHAT["messages"]))
-        assert told == {"object": "response.input_tokens", "input_tokens": expected}
-        assert service.tickets == []
-
-
-def test_serve_returns_explanation_for_unsupported_endpoints() -> None:
-    server, _ = make_server()
-    for method, path in (("POST", "/rerank"), ("POST", "/props")):
-        response = send(server, path, {}, method)
-        assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
-        assert "this server" in response.text or "cannot" in response.text
-    response = get("/cors-proxy?url=http://127.0.0.1/")
-    assert (response.status_code, response.json()["error"]["type"]) == (403, "permission_error")
 
 
 def test_serve_accepts_empty_conversation() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.http import ask, demo_vocabulary, get_error, vocabulary_with
 
-CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+CHATS = "/v1/chat/completions"
 USER = {"role": "user", "content": "2 + 2?"}
 BEGUN = {"role": "assistant", "content": "The answer <|im_end|> is "}
 TURNS: list[dict[str, Any]] = [USER, BEGUN]
@@ -25,12 +25,10 @@ def continued(turns: list[dict[str, Any]]) -> list[int]:
 
 
 def test_chat_apis_with_assistant_last_message_continue_its_text() -> None:
+    """Tests of dialects test the endpoints that answer."""
     expected = continued(TURNS)
-    assert prompt_of(CHATS, {"messages": TURNS}) == expected
     vllm = {"continue_final_message": True, "add_generation_prompt": False}
     assert prompt_of(CHATS, {"messages": TURNS} | vllm) == expected
-    assert prompt_of(MESSAGES, {"messages": TURNS, "max_tokens": 9}) == expected
-    assert prompt_of(RESPONSES, {"input": TURNS}) == expected
     told, _ = ask("/apply-template", {"messages": TURNS})
     assert told["prompt"].endswith("assistant\nThe answer <|im_end|> is ")
     counted, _ = ask("/v1/messages/count_tokens", {"messages": TURNS})

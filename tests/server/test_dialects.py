@@ -138,30 +138,6 @@ def test_reasoning_token_count_does_not_depend_on_drafts() -> None:
     assert counts == {f"{expected}"}
 
 
-def test_official_clients_can_send_responses_back() -> None:
-    user: Any = ASK["messages"]
-    with serving(TURN) as (one, other, engine):
-        message = one.messages.create(**MESSAGE)
-        ids = [block.id for block in message.content if block.type == "tool_use"]
-        results: Any = [{"type": "tool_result", "tool_use_id": id, "content": f"saw {id}"} for id in ids]
-        one.messages.create(**MESSAGE | {"messages": [*user, message.to_param(), {"role": "user", "content": results}]})
-        output = other.responses.create(**RESPONSE).output
-        its_ids = [item.call_id for item in output if item.type == "function_call"]
-        results = [{"type": "function_call_output", "call_id": id, "output": f"saw {id}"} for id in its_ids]
-        other.responses.create(**RESPONSE | {"input": [*user, *output, *results]})
-        said = other.chat.completions.create(**CHAT).choices[0].message
-        chat_ids = [call.id for call in said.tool_calls or ()]
-        results = [{"role": "tool", "tool_call_id": id, "content": f"saw {id}"} for id in chat_ids]
-        more = [*user, said.model_dump(exclude_none=True), *results]
-        again = other.chat.completions.create(**CHAT | {"messages": more, "tool_choice": "none"}).choices[0]
-        assert (again.finish_reason, again.message.tool_calls) == ("stop", None)
-        prompts = [engine.prompt_text(number) for number in (1, 3, 5)]
-    for prompt, named in zip(prompts, (ids, its_ids, chat_ids), strict=True):
-        assert len(named) == 2
-        for part in ("I löok.", '{"at": 1}', '{"at": 2}', *(f"saw {id}" for id in named)):
-            assert part in prompt
-
-
 def test_openai_client_accepts_chat_completions_and_completions() -> None:
     with serving(Script(TEXT, step=2)) as (_, ai, _):
         answer = ai.chat.completions.create(**ASK, logprobs=True, top_logprobs=3, n=2)

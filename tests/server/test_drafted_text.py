@@ -83,17 +83,6 @@ def test_timings_of_disturbed_response_omit_gain() -> None:
     assert "gain" not in told["timings"]
 
 
-def test_chat_completions_stream_with_return_progress_reports_prefill() -> None:
-    told, service = ask(CHATS, CHAT | {"stream": True, "return_progress": True}, Script(n_cached=2))
-    length = len(service.requests[0].prompt)
-    assert told[0]["choices"][0]["delta"]["role"] == "assistant"
-    for chunk, processed in zip(told[1:], (2, length), strict=False):
-        assert chunk["prompt_progress"] == {"total": length, "cache": 2, "processed": processed}
-    assert sum("prompt_progress" in chunk for chunk in told) == 2
-    told, _ = ask(CHATS, CHAT | {"stream": True})
-    assert not any("prompt_progress" in chunk for chunk in told)
-
-
 PATHS = ("/v1/chat/completions", "/v1/responses")
 PREDICTION = "Hello, world of many words"
 

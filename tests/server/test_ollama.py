@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 from support import http
+from support.fake_embedder import CountingEmbedder
 from support.fake_service import FakeService, Script
 from support.http import (
     allows,
@@ -21,9 +25,9 @@ from support.http import (
     make_server,
     run_server,
     send,
+    thinking_vocabulary,
     vocabulary_with,
 )
-from support.json_chat import Chat
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.data import TargetError
@@ -47,57 +51,7 @@ def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list
     return parts if isinstance(parts, list) else [parts], service
 
 
-def content(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the text, reasoning and calls of a response or chunk of either endpoint."""
-    return part["message"] if "message" in part else {"content": part["response"], **part}
-
-
 # --------------------------------------------------------------------------- answers
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_ollama_api_streams_unless_stream_is_false(path: str) -> None:
-    parts, service = ask(path, BODIES[path], Script(step=2))
-    (whole,), _ = ask(path, BODIES[path] | {"stream": False}, Script(step=2))
-    assert len(parts) > 1
-    assert "".join(content(part)["content"] for part in parts) == content(whole)["content"] == TEXT
-    assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert content(parts[-1])["content"] == ""
-    for part in (*parts, whole):
-        assert part["model"] == "m"
-        assert part["created_at"].endswith("Z")
-        assert datetime.fromisoformat(part["created_at"]).tzinfo is not None
-        assert ("message" in part, "response" in part) == (path == "/api/chat", path == "/api/generate")
-        assert part.get("message", {"role": "assistant"})["role"] == "assistant"
-    tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
-    for end in (parts[-1], whole):
-        assert end["done_reason"] == "stop"
-        assert (end["prompt_eval_count"], end["eval_count"]) == (len(service.requests[0].prompt), tokens)
-        durations = [end[f"{name}_duration"] for name in ("prompt_eval", "eval", "load")]
-        assert durations == [500_000_000, 250_000_000, 0]
-        assert isinstance(end["total_duration"], int)
-        assert end["total_duration"] > 0
-
-
-def test_ollama_chat_omits_incomplete_tool_calls() -> None:
-    limit = len(demo_vocabulary().tokenize(CALLS, add_bos=False)) - 12
-    for stream in (False, True):
-        body = CHAT | {"tools": TOOLS, "stream": stream, "options": {"num_predict": limit}}
-        parts, _ = ask("/api/chat", body, Script(CALLS))
-        calls = [call["function"]["arguments"] for part in parts for call in content(part).get("tool_calls", [])]
-        assert (calls, parts[-1]["done_reason"]) == ([{"at": 1}], "length")
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_ollama_api_logprobs_cover_exactly_the_text(path: str) -> None:
-    asked = BODIES[path] | {"logprobs": True, "top_logprobs": 2}
-    parts, _ = ask(path, asked, Script(step=2))
-    (whole,), _ = ask(path, asked | {"stream": False})
-    for found in (whole["logprobs"], [one for part in parts for one in part.get("logprobs", [])]):
-        assert "".join(one["token"] for one in found) == TEXT
-        assert {(one["logprob"], len(one["top_logprobs"])) for one in found} == {(-0.5, 2)}
-    (whole,), _ = ask(path, BODIES[path] | {"stream": False})
-    assert "logprobs" not in whole
 
 
 def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
@@ -114,26 +68,6 @@ def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
 
 
 # --------------------------------------------------------------------------- requests
-
-
-def test_ollama_options_reach_the_sampler() -> None:
-    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 5}
-    penalties = {"repeat_penalty": 1.2, "repeat_last_n": 33, "presence_penalty": 1.5, "frequency_penalty": 1.0}
-    fixed = {"num_ctx": 9, "num_gpu": 1, "num_thread": 8, "num_batch": 2, "num_keep": 5, "use_mmap": True}
-    unknown = {"tfs_z": 1.0, "n": 3, "whatever": [1]}
-    for path, body in (*BODIES.items(), ("/api/generate", PROMPT | {"raw": True})):
-        options = sampling | penalties | fixed | unknown | {"num_predict": 4, "stop": ["END"], "penalize_newline": True}
-        _, service = ask(path, body | {"options": options}, Script(ends=False))
-        (request,) = service.requests
-        assert {name: getattr(request.sampling, name) for name in sampling | penalties} == sampling | penalties
-        assert (request.max_tokens, request.stop) == (4, ("END",))
-    mirostat = {"mirostat": 2, "mirostat_tau": 0.8, "mirostat_eta": 0.6, "top_k": 20}
-    _, service = ask("/api/chat", CHAT | {"options": mirostat})
-    (request,) = service.requests
-    assert (request.sampling.mirostat, request.sampling.mirostat_tau, request.sampling.mirostat_eta) == (2, 0.8, 0.6)
-    for limit in (None, -2, -1, 0):  # These mean until the context is full.
-        _, service = ask("/api/chat", CHAT | {"options": {"num_predict": limit}})
-        assert service.requests[0].max_tokens == 512
 
 
 @pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
@@ -171,45 +105,6 @@ def test_ollama_think_sets_template_variables() -> None:
     ask("/api/chat", CHAT | {"think": False})
 
 
-def test_ollama_messages_reach_the_chat_template() -> None:
-    def call(at: int, **more: Any) -> dict[str, Any]:
-        return {"function": {"name": "look", "arguments": {"at": at}}, **more}
-
-    said = {"role": "assistant", "content": "I look.", "thinking": "hm"}
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        USER | {"images": []},
-        said | {"tool_calls": [call(1), call(2), call(3, id="c3")]},
-        {"role": "tool", "content": "third", "tool_call_id": "c3"},
-        {"role": "tool", "content": "first", "tool_name": "look"},
-        {"role": "tool", "content": "second"},
-        {"role": "tool", "content": "other", "tool_name": "list"},
-        {"role": "system", "content": "Late."},
-    ]
-    system, user, turn, *results, late = Chat("/api/chat", model="m").messages(messages=messages)
-    assert (system, user["content"], turn["reasoning_content"]) == (messages[0], "hi", "hm")
-    ids = [called["id"] for called in turn["tool_calls"]]
-    assert [called["function"]["arguments"] for called in turn["tool_calls"]] == [{"at": i} for i in (1, 2, 3)]
-    assert len(set(ids)) == 3
-    found = {result["content"]: (result["tool_call_id"], result.get("name")) for result in results}
-    other = found.pop("other")
-    assert found == {"first": (ids[0], "look"), "second": (ids[1], "look"), "third": (ids[2], "look")}
-    assert (other[0] in ids, other[1]) == (False, "list")
-    assert late == {"role": "user", "content": "<system>\nLate.\n</system>"}
-
-
-def test_ollama_chat_accepts_own_response_in_next_request() -> None:
-    body = CHAT | {"tools": TOOLS, "stream": False}
-    (answer,), _ = ask("/api/chat", body, Script(CALLS), n_ctx=2000)
-    results = [{"role": "tool", "tool_name": "look", "content": f"saw {at}"} for at in (1, 2)]
-    messages = [USER, answer["message"], *results]
-    (again,), service = ask("/api/chat", body | {"messages": messages}, n_ctx=2000)
-    prompt = service.prompt_text()
-    for part in ('{"at": 1}', '{"at": 2}', "saw 1", "saw 2"):
-        assert part in prompt
-    assert again["message"] == {"role": "assistant", "content": TEXT}
-
-
 def test_ollama_generate_formats_prompt_as_chat_and_continues_context() -> None:
     vocabulary = demo_vocabulary()
     (whole,), service = ask("/api/generate", PROMPT | {"system": "s", "stream": False})
@@ -222,13 +117,6 @@ def test_ollama_generate_formats_prompt_as_chat_and_continues_context() -> None:
     assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chats.tokens([USER])[1:]]
 
 
-def test_ollama_generate_with_raw_skips_chat_template() -> None:
-    for prompt in ("hi", "<|im_start|>user\nhi"):
-        (whole,), service = ask("/api/generate", PROMPT | {"prompt": prompt, "raw": True, "stream": False})
-        assert list(service.requests[0].prompt) == demo_vocabulary().tokenize(prompt, special=True)
-        assert (whole["response"], "context" in whole) == (TEXT, False)
-
-
 def test_ollama_generate_with_suffix_uses_fill_in_the_middle(tmp_path: Path) -> None:
     _, service = ask("/api/generate", {"prompt": "a", "suffix": "b"})
     before, after = (demo_vocabulary().tokenize(text, add_bos=False) for text in "ab")
@@ -238,17 +126,6 @@ def test_ollama_generate_with_suffix_uses_fill_in_the_middle(tmp_path: Path) -> 
         error = get_error("/api/generate", {"prompt": "a", "suffix": "b"}, vocabulary=plain)
         assert error.startswith("this model does not support fill-in-the-middle")
         assert "insert" not in send(make_server(vocabulary=plain)[0], "/api/show", {}).json()["capabilities"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_ollama_requests_without_prompt_return_load_or_unload(stream: bool) -> None:
-    for keep_alive, reason in ((None, "load"), (0, "unload"), ("0s", "unload"), (-1, "load"), ("10m", "load")):
-        asked = {"stream": stream, "keep_alive": keep_alive}
-        (chat,), first = ask("/api/chat", {"model": "m", "messages": []} | asked)
-        (text,), second = ask("/api/generate", {"model": "m"} | asked)
-        assert (chat["message"], text["response"]) == ({"role": "assistant", "content": ""}, "")
-        assert (chat["done"], chat["done_reason"], text["done"], text["done_reason"]) == (True, reason) * 2
-        assert first.tickets == second.tickets == []
 
 
 # --------------------------------------------------------------------------- errors
@@ -308,3 +185,103 @@ def test_ollama_api_requires_api_key() -> None:
         assert (response.status_code, response.json()) == (401, {"error": "Invalid API Key"})
     response = send(make_server()[0], "/api/chat", CHAT, settings=settings, headers={"Authorization": "Bearer k"})
     assert response.status_code == 200
+
+
+# --------------------------------------------------------------------------- the model and its embeddings
+
+META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
+
+
+def get(path: str, **settings: Any) -> Any:
+    response = send(make_server(**settings)[0], path, method="GET")
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_ollama_tags_and_ps_list_the_model() -> None:
+    ((listed,), (loaded,)) = (get(path, meta=META)["models"] for path in ("/api/tags", "/api/ps"))
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "1.5B",
+        "quantization_level": "Q4_K_M",
+    }
+    for entry in (listed, loaded):
+        assert (entry["name"], entry["model"], entry["size"]) == ("demo:latest", "demo:latest", 900)
+        assert entry["details"] == details
+        assert len(bytes.fromhex(entry["digest"])) == 32
+    assert listed["digest"] == loaded["digest"]
+    # Clients store the capabilities of a model under its digest.
+    assert listed["digest"] != get("/api/tags", meta=META, embedder=CountingEmbedder())["models"][0]["digest"]
+    assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
+    assert loaded["context_length"] == 512
+
+
+def test_ollama_show_describes_the_model_for_any_name() -> None:
+    thinking = thinking_vocabulary()
+    server, _ = make_server(vocabulary=thinking, meta=META, embedder=CountingEmbedder())
+    shown = send(server, "/api/show", {"model": "any", "verbose": True}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking", "insert", "embedding"]
+    assert send(make_server()[0], "/api/show", {"name": "any"}).json()["capabilities"] == [
+        "completion",
+        "tools",
+        "insert",
+    ]
+    info = shown["model_info"]
+    assert (info["general.architecture"], info["llama.context_length"]) == ("llama", 512)
+    assert info["general.parameter_count"] == 1_540_000_000
+    assert shown["template"] == thinking.chat_template
+    assert ["num_ctx", "512"] in [line.split() for line in shown["parameters"].splitlines()]
+    assert shown["details"]["family"] == "llama"
+    with mock.patch.object(thinking, "metadata", {"general.architecture": "x", "a": math.inf, "b": 0.5}):
+        info = send(server, "/api/show", {}).json()["model_info"]
+    assert info == {
+        "general.architecture": "x",
+        "b": 0.5,
+        "x.context_length": 512,
+        "general.parameter_count": 1.54e9,
+    }
+
+
+def test_ollama_version_and_head_requests_succeed() -> None:
+    major, minor, _ = get("/api/version")["version"].split(".")
+    assert (int(major), int(minor)) >= (0, 6)  # Clients reject older versions.
+    for path in ("/", "/api/version", "/api/tags"):
+        assert send(make_server()[0], path, method="HEAD").status_code == 200
+
+
+# --------------------------------------------------------------------------- embeddings
+
+
+def test_ollama_embed_truncates_long_texts_unless_truncate_is_false() -> None:
+    for text in ("word " * 30, "word " * 100_000):
+        answer, _ = http.ask("/api/embed", {"input": text}, embedder=CountingEmbedder())
+        assert answer["prompt_eval_count"] == CountingEmbedder.n_ctx
+        message = get_error("/api/embed", {"input": text, "truncate": False}, embedder=CountingEmbedder())
+        assert "exceeds the available context size (16 tokens)" in message
+        older, _ = http.ask("/api/embeddings", {"prompt": text}, embedder=CountingEmbedder())
+        assert len(older["embedding"]) == 3
+
+
+def test_ollama_embed_truncation_keeps_end_token() -> None:
+    end = next(token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token))
+    seen = []
+
+    class Recording(CountingEmbedder):
+        def reading(self, tokens: Sequence[int], max_chunk: Callable[[], int]) -> Generator[None, None, Any]:
+            seen.append(list(tokens))
+            return super().reading(tokens, max_chunk)
+
+    http.ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
+    assert seen == [[*range(10, 25), end], [*range(10, 26)]]
+
+
+def test_ollama_embed_rejects_invalid_requests() -> None:
+    assert "--embeddings" in get_error("/api/embed", {"input": "x"}, 501)
+    assert get_error("/api/embed", {"input": [[]]}, embedder=CountingEmbedder()).startswith("input must not")
+    assert get_error("/api/embed", {"input": "x", "dimensions": 4}, embedder=CountingEmbedder()).startswith(
+        "dimensions must be"
+    )
+    assert "--pooling none" in get_error("/api/embeddings", {"prompt": "x"}, embedder=CountingEmbedder("none"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion
 from support.fake_service import Script
 from support.http import allows, ask, demo_vocabulary, format_tool_call, get_error, vocabulary_with
 
@@ -37,36 +36,6 @@ def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
     for choice in ({"type": "allowed_tools", "allowed_tools": only | {"tools": [LOOK | {"name": "x"}]}}, {"name": "x"}):
         error = get_error(CHATS, {"messages": [USER], "tools": TOOLS, "tool_choice": choice})
         assert error["param"].startswith("tool_choice")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_chat_completions_returns_custom_tool_calls(stream: bool) -> None:
-    text = "\n".join(
-        ["I edit.", format_tool_call("patch", '{"input": "*** Begin"}'), format_tool_call("look", '{"at": 1}')]
-    )
-    body = {"messages": [USER], "tools": [PATCH, *TOOLS], "stream": stream}
-    told, service = ask(CHATS, body, Script(text, step=2))
-    assert "start: /.+/" in service.prompt_text()
-    if stream:
-        calls: dict[int, dict[str, Any]] = {}
-        for chunk in told:
-            for call in chunk["choices"][0]["delta"].get("tool_calls", ()):
-                kept = calls.setdefault(call["index"], {"type": call.get("type"), "id": call.get("id")})
-                for kind in ("custom", "function"):
-                    for name, value in call.get(kind, {}).items():
-                        kept.setdefault(kind, {}).setdefault(name, "")
-                        kept[kind][name] += value
-        first, second = calls[0], calls[1]
-        message = {"role": "assistant", "content": "I edit.", "tool_calls": [first, second]}
-    else:
-        ChatCompletion.model_validate(told)
-        message = told["choices"][0]["message"]
-        first, second = message["tool_calls"]
-    assert (first["type"], first["custom"]) == ("custom", {"name": "patch", "input": "*** Begin"})
-    assert (second["type"], second["function"]) == ("function", {"name": "look", "arguments": '{"at": 1}'})
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in (first, second)]
-    _, service = ask(CHATS, {"messages": [USER, message, *results], "tools": [PATCH, *TOOLS]})
-    assert '{"input": "*** Begin"}' in service.prompt_text()
 
 
 @pytest.mark.parametrize("stream", [False, True])
