@@ -76,7 +76,8 @@ class ChatTask:
 
 def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     """Render and tokenize the prompt of a conversation, with the callable tools and the start of the answer."""
-    model.check_size(sum(_content_size(message.get("content", "")) for message in task.messages))
+    contents = [message.get("content", "") for message in task.messages]
+    model.check_size(sum(len(c) if isinstance(c, str) else sum(len(part["text"]) for part in c) for c in contents))
     vocabulary, last = model.vocabulary, task.message_to_continue
     messages = task.messages if last is None else task.messages[:-1]
     variables = {**model.variables, **task.variables}
@@ -102,10 +103,6 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
         n_skipped = len(start) if prompt.tokens[: len(start)] == start else 0
         prompt = prompt._replace(tokens=[*task.earlier_tokens, *prompt.tokens[n_skipped:]])
     return prompt
-
-
-def _content_size(content: str | Sequence[Mapping[str, str]]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 async def count_prompt(call: Call[Any], read_task: Callable[[Call[Any]], ChatTask]) -> int:
@@ -229,7 +226,6 @@ class Prediction(Body):
 
 # --------------------------------------------------------------------------- tools
 
-_PLAIN = "functions"  # namespace of tools without a namespace
 _INPUT = {"input": {"type": "string"}}
 _FREE = {"type": "object", "properties": _INPUT, "required": ["input"], "additionalProperties": False}
 """Parameters of a custom tool as a function: its only argument is the text that the tool receives."""
@@ -286,27 +282,23 @@ class Toolbox:
     def __init__(self) -> None:
         self.tools: list[Tool] = []  # tools as functions with unique names
         self.choice = "auto"  # "auto", "none", "required", or the name of the function that must be called
-        # Original name and namespace of the tool of each function.
-        self.origins: dict[str, tuple[str, str | None]] = {}
-        self.custom_tools: set[str] = set()  # functions that represent custom tools
+        self.origins: dict[str, tuple[str, str | None, str]] = {}  # name, namespace and kind of each function's tool
 
     def add_tool(self, tool: ToolFields, kind: str, namespace: str | None = None, *, path: str = "") -> None:
         """Add a tool, whose `kind` is "function" or "custom"; with its `path`, a second one of a name is an error."""
         name = function_name(tool.name, namespace)
         if path and name in self.origins:
             raise bad_field(f"{path}.name", f"{path}.name: two tools are named {name!r}")
-        description = tool.description
         if kind == "custom":
             grammar = tool.format and (tool.format.grammar or tool.format)
-            if grammar and grammar.definition:
-                description += f"\nThe input keeps to this grammar:\n{grammar.definition}"
-            self.custom_tools.add(name)
-            self.tools.append(Tool(name, description, _FREE))
+            limit = (
+                f"\nThe input keeps to this grammar:\n{grammar.definition}" if grammar and grammar.definition else ""
+            )
+            self.tools.append(Tool(name, tool.description + limit, _FREE))
         else:
             parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
-            self.tools.append(Tool(name, description, parameters, tool.strict))
-            self.custom_tools.discard(name)  # of several tools of one name the last counts
-        self.origins[name] = tool.name, namespace
+            self.tools.append(Tool(name, tool.description, parameters, tool.strict))
+        self.origins[name] = tool.name, namespace, kind  # of several tools of one name the last counts
 
     def read_choice(self, choice: str | ToolChoice) -> None:
         """Set the choice; if only some tools are allowed, drop the others."""
@@ -336,16 +328,14 @@ class Toolbox:
             raise bad_field(f"{path}.name", f"{path}.name: there is no tool named {name!r}")
         return name
 
-    def origin(self, function: str) -> tuple[str, str | None]:
-        """Return the name and namespace of a function's tool; the given name for a function that does not exist."""
-        return self.origins.get(function, (function, None))
+    def origin(self, function: str) -> tuple[str, str | None, str]:
+        """Return the name, namespace and kind of a function's tool, which may not exist."""
+        return self.origins.get(function, (function, None, "function"))
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """Return the name of the function that represents a tool. Only some versions of Codex end namespaces with "__"."""
-    if namespace is None or namespace == _PLAIN:
-        return name
-    return f"{namespace.removesuffix('__')}__{name}"
+    # Tools without a namespace may have "functions". Only some versions of Codex end namespaces with "__".
+    return name if namespace in (None, "functions") else f"{str(namespace).removesuffix('__')}__{name}"
 
 
 def free_text(arguments: str) -> str:

@@ -29,13 +29,7 @@ from ngramspec.server.body import (
     whole,
 )
 from ngramspec.server.chat import render_prompt
-from ngramspec.server.generation import (
-    TextGeneration,
-    check_token,
-    fill_in_prompt,
-    make_text_answers,
-    read_prompts,
-)
+from ngramspec.server.generation import TextGeneration, check_token, fill_in_prompt, make_text_answers, read_prompts
 from ngramspec.server.json_text import Encoded, JsonResponse, bad_field
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.openai_chat import ChatBody, read_chat

@@ -31,14 +31,7 @@ from ngramspec.server.generation import (
     read_logprobs,
     read_tokens,
 )
-from ngramspec.server.json_text import (
-    ApiError,
-    JsonResponse,
-    bad_field,
-    dump_arguments,
-    encode_json,
-    read_arguments,
-)
+from ngramspec.server.json_text import ApiError, JsonResponse, bad_field, dump_arguments, encode_json, read_arguments
 from ngramspec.server.reply import Reply, logprobs_content, respond
 from ngramspec.server.state import Call, ServedModel
 
@@ -274,8 +267,7 @@ class OllamaReply(Reply):
 
     def event(self, text: str = "", **more: Any) -> dict[str, Any]:
         """Return an event with a text; `more` contains reasoning (`thinking`) or `tool_calls`."""
-        created_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        head = {"model": self.name, "created_at": created_at}
+        head = {"model": self.name, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
         if isinstance(self.call.body, _OllamaChatBody):
             return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
         return {**head, "response": text, **more, "done": False}
@@ -306,16 +298,12 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-VERSION = "0.13.0"
-"""The version of Ollama whose API this is. Clients reject servers with an older version than they require."""
-
-_CENTURY = 100 * 365 * 86400.0  # seconds
-
 _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n")
 
 
 async def version(call: Call[Body]) -> Response:
-    return JsonResponse({"version": VERSION})
+    """Return the version of Ollama whose API this is. Clients reject servers with older ones."""
+    return JsonResponse({"version": "0.13.0"})
 
 
 async def tags(call: Call[Body]) -> Response:
@@ -324,11 +312,8 @@ async def tags(call: Call[Body]) -> Response:
 
 async def processes(call: Call[Body]) -> Response:
     """Return the list of loaded models: the same one, which is never unloaded."""
-    process = {
-        "expires_at": timestamp(call.server.started_at + _CENTURY),
-        "size_vram": 0,
-        "context_length": call.model.n_ctx,
-    }
+    never = timestamp(call.server.started_at + 100 * 365 * 86400.0)
+    process = {"expires_at": never, "size_vram": 0, "context_length": call.model.n_ctx}
     return JsonResponse({"models": [_entry(call.model) | process]})
 
 
@@ -341,7 +326,7 @@ async def show(call: Call[Body]) -> Response:
         if name != "tokenizer.chat_template" and not (isinstance(value, float) and not math.isfinite(value))
     }
     # Clients take this for the length of the longest prompt.
-    metadata[f"{_family(model)}.context_length"] = model.n_ctx
+    metadata[f"{metadata.get('general.architecture', '')}.context_length"] = model.n_ctx
     if "n_params" in model.meta:
         metadata["general.parameter_count"] = model.meta["n_params"]
     sampling = {name: getattr(call.server.sampling, name) for name in _PARAMETERS}
@@ -369,7 +354,7 @@ def _entry(model: ServedModel) -> dict[str, Any]:
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
-    family, n_params = _family(model), model.meta.get("n_params", 0)
+    family, n_params = model.vocabulary.metadata.get("general.architecture", ""), model.meta.get("n_params", 0)
     return {
         "parent_model": "",
         "format": "gguf",
@@ -378,10 +363,6 @@ def _details(model: ServedModel) -> dict[str, Any]:
         "parameter_size": f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M",
         "quantization_level": model.meta.get("ftype") or "unknown",
     }
-
-
-def _family(model: ServedModel) -> str:
-    return str(model.vocabulary.metadata.get("general.architecture", ""))
 
 
 def _capabilities(model: ServedModel) -> list[str]:

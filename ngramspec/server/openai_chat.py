@@ -41,12 +41,7 @@ from ngramspec.server.chat import (
 )
 from ngramspec.server.generation import Alternatives, Generation, ResponseFormat, Schema, read_logprobs
 from ngramspec.server.json_text import JsonResponse, bad_field, dump_arguments
-from ngramspec.server.reply import (
-    ChunkReply,
-    logprobs_content,
-    prediction_usage,
-    verbose_field,
-)
+from ngramspec.server.reply import ChunkReply, logprobs_content, prediction_usage, verbose_field
 from ngramspec.server.state import Call
 
 
@@ -347,7 +342,7 @@ class ChatReply(ChunkReply):
 
     def _call_delta(self, kind: str, block: Block, text: str) -> dict[str, Any]:
         """Return the delta of a call: its name once, then only its arguments; the input of a custom tool at its end."""
-        call_type = "custom" if block.name in self._toolbox.custom_tools else "function"
+        _, _, call_type = self._toolbox.origin(block.name)
         field = "input" if call_type == "custom" else "arguments"
         if kind == "opened":
             delta = {"id": block.id, "type": call_type, call_type: {"name": block.name, field: ""}}

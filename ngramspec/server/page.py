@@ -351,10 +351,6 @@ _find_lexer = lru_cache(maxsize=16)(get_lexer_by_name)
 
 
 @lru_cache(maxsize=512)
-def _class(kind: _TokenType | None) -> str:
+def _class(kind: _TokenType) -> str:
     """Return the class of a kind of token, or of the next wider kind that has one."""
-    while kind is not None:
-        if kind in _CLASSES:
-            return _CLASSES[kind]
-        kind = kind.parent
-    return ""
+    return next((_CLASSES[wider] for wider in reversed(kind.split()) if wider in _CLASSES), "")

@@ -381,13 +381,13 @@ class ResponseReply(Reply):
         return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
 
     def _open(self, block: Block) -> list[Event]:
-        call_type = "custom_tool_call" if block.name in self._toolbox.custom_tools else "function_call"
+        name, namespace, tool = self._toolbox.origin(block.name)
+        call_type = "custom_tool_call" if tool == "custom" else "function_call"
         kind = {"text": "message", "reasoning": "reasoning"}.get(block.kind, call_type)
         id = f"{_PREFIXES[kind]}_{self._key}_{block.index}"
         item: dict[str, Any] = {"id": id, "type": kind, "status": "in_progress"}
         self._item, self._place = item, {"item_id": id, "output_index": block.index}
         if block.kind == "call":
-            name, namespace = self._toolbox.origin(block.name)
             item |= {"call_id": block.id, "name": name, "input" if kind == "custom_tool_call" else "arguments": ""}
             if namespace is not None:
                 item["namespace"] = namespace

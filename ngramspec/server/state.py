@@ -36,20 +36,16 @@ class ServedModel:
     suffix_first: bool = False  # whether fill-in-the-middle prompts contain the suffix before the prefix
     exact: bool = False  # whether texts are the same bit for bit with any drafts
     drafter: str = ""  # name of the drafter; "" without drafting
-    # Maximum number of tokens for requests that do not set it; `None` means until the context is full.
-    predict: int | None = None
+    predict: int | None = None  # default of `max_tokens`; `None` means until the context is full
     embedder: Embedder | None = None  # model that makes embeddings; `None` if they are disabled
-    # Scaling of embeddings for requests that do not set it; see `embeddings.scale_vectors`.
-    embd_normalize: int = EUCLIDEAN
+    embd_normalize: int = EUCLIDEAN  # default scaling of embeddings; see `embeddings.scale_vectors`
     threads: Callable[[], ThreadState] | None = None  # function that returns the present numbers of threads
     placement: Mapping[str, Any] = field(default_factory=dict)  # devices of the weights, for clients only
     aliases: Sequence[str] = ()  # all names of the model that clients may use
     tags: Sequence[str] = ()  # labels of the model, for clients only
     adapters: Sequence[str] = ()  # files of LoRA adapters; the service has their scales
-    # Variables of the chat template, for requests that do not set them.
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    # Maximum number of tokens in a block of reasoning, for requests that do not set it.
-    reasoning_budget: int = UNLIMITED
+    variables: Mapping[str, Any] = field(default_factory=dict)  # default variables of the chat template
+    reasoning_budget: int = UNLIMITED  # default maximum number of tokens in a block of reasoning
     reasoning_message: str = ""  # text before the closing tag that ends reasoning at its budget
 
     @property
@@ -57,10 +53,7 @@ class ServedModel:
         return self.service.n_ctx
 
     def check_size(self, characters: int, n_ctx: int | None = None) -> None:
-        """Raise an ApiError for a text that is too long for the context even with the longest tokens.
-
-        `n_ctx` is the size of the context; `None` means that of a request.
-        """
+        """Raise an ApiError for a text that is too long for the context even with the longest tokens."""
         room = self.n_ctx if n_ctx is None else n_ctx
         if characters > room and characters > room * self.vocabulary.longest_token:
             raise context_length_error(-(-characters // self.vocabulary.longest_token), room)
