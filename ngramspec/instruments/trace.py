@@ -45,7 +45,6 @@ TOP = 5  # number of likely entries of a q that are written, in addition to that
 CONTEXT = 12  # number of context tokens that are written with a pass
 
 _MARK = "ngramspec_trace"
-_ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ class TraceWriter:
         numbers |= {entry.token for entry in step.logprobs}
         tokens = sorted(numbers.union(*draft.q, *(dict(entry.top) for entry in step.logprobs)))
         texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
-        always = {name: encode(getattr(step, name)) for name in _ALWAYS}
+        always = {name: encode(getattr(step, name)) for name in ("position", "batch", "seconds", "tokens", "pieces")}
         self._write({**always, **encode(step), "context": list(self._context), "texts": texts})
         self._context.extend(step.tokens)
 

@@ -23,9 +23,6 @@ OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 SMOLLM = "smollm2"  # name of the model that the extra `smollm` installs
 QUANTISATION = "Q4_0"  # quantisation of its copy, see `ngramspec.llama.requantize`
 DEMO = Path(__file__).resolve().parents[1] / "demo" / "demo.gguf"  # model inside this package
-PREFIXES = (PREFIX, OLLAMA, LM_STUDIO, f"{SMOLLM}:")  # prefixes of names that are not paths
-
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"  # type of the layer in a manifest that is a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,11 @@ def resolve(
 def is_model_argument(text: str) -> bool:
     """Return True if an argument names a model: a name with a prefix, `smollm2`, or a file that looks like GGUF."""
     # os.path is used because Path.expanduser() raises on the "~name" of an unknown user, and the text is arbitrary.
-    return text == SMOLLM or text.startswith(PREFIXES) or has_gguf_magic(Path(os.path.expanduser(text)))
+    return (
+        text == SMOLLM
+        or text.startswith((PREFIX, OLLAMA, LM_STUDIO, f"{SMOLLM}:"))
+        or has_gguf_magic(Path(os.path.expanduser(text)))
+    )
 
 
 def check_model(name: str, path: Path) -> GGUFHeader:
@@ -185,7 +186,8 @@ def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         for manifest in sorted((folder / "manifests").rglob("*")):
             try:
                 layers = json.loads(manifest.read_bytes())["layers"]
-                digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
+                kind = "application/vnd.ollama.image.model"  # of the layer that is a GGUF file
+                digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == kind)
                 host, *owner, model, tag = manifest.relative_to(folder / "manifests").parts
             except (OSError, ValueError, KeyError, TypeError, StopIteration):
                 continue  # a folder, or a manifest that is broken or of something else

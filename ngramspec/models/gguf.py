@@ -70,9 +70,6 @@ _SCALARS = {
 }
 _STRING = 8
 _ARRAY = 9
-_TOKENS = "tokenizer.ggml.tokens"
-_MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
-_DEFAULT_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +150,16 @@ def _parse(reader: _Reader) -> GGUFHeader:
         value = _value(reader, key)
         if value is not None:
             metadata[key] = value
-        elif key == _TOKENS:
+        elif key == "tokenizer.ggml.tokens":
             tokens = reader.data[start : reader.position]
 
-    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.corruption_error(f"alignment {alignment!r}")
     end, shapes, offsets = 0, dict[str, tuple[int, ...]](), dict[str, tuple[int, int]]()
     for _ in range(tensors):
         name, count = reader.string(), reader.number(_U32)
-        if count > _MAX_DIMENSIONS:
+        if count > 4:  # GGML_MAX_DIMS
             raise reader.corruption_error(f"tensor {name!r} has {count} dimensions")
         shapes[name] = shape = tuple(reader.number() for _ in range(count))
         offsets[name] = kind, offset = reader.number(_U32), reader.number()

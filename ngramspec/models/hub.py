@@ -54,9 +54,9 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
         repo = f"{PREFIX}owner/repo"
         raise ModelError(f"{name} is not a valid name; use {repo}, {repo}:{PREFERRED_QUANTS[0]} or {repo}:file.gguf")
     repo = match["repo"]
-    folder = _folder_of(repo, env)
+    folder = _repo_folder(repo, env)
     endpoint, names, offline = _list_files(name, repo, env)
-    cached_files = _gguf_files(folder / _repo_folder_name(repo)) if offline else {}
+    cached_files = _gguf_files(folder) if offline else {}
     if offline and not cached_files:
         raise ModelError(f"{name} is not in the local cache and cannot be downloaded: {offline}")
     try:
@@ -64,7 +64,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     except ModelError as error:
         hint = f" (only the local cache was searched: {offline})" if offline else ""
         raise ModelError(f"{name}: {error}{hint}") from None
-    download = partial(_download, name, repo, endpoint, folder, progress)
+    download = partial(_download, name, repo, endpoint, folder.parent, progress)
     paths = [cached_files[file] if offline else download(file) for file in files]
     return paths[0], f"{repo}:{PurePosixPath(files[0]).name}"
 
@@ -148,7 +148,7 @@ def list_cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     for folder in _folders(env):
         for repo_folder in sorted(folder.glob(f"{_REPO_PREFIX}*--*")):
             repo = repo_folder.name.removeprefix(_REPO_PREFIX).replace("--", "/", 1)
-            if _folder_of(repo, env) == folder:
+            if _repo_folder(repo, env) == repo_folder:
                 files = _gguf_files(repo_folder).items()
                 yield from ((f"{PREFIX}{repo}:{name}", path) for name, path in files if is_model(name, path))
 
@@ -163,14 +163,10 @@ def _folders(env: Mapping[str, str]) -> list[Path]:
     return list(dict.fromkeys(Path(os.path.expanduser(folder)) for folder in (*folders, f"{shared}/{below}")))
 
 
-def _folder_of(repo: str, env: Mapping[str, str]) -> Path:
-    """Return the cache folder that contains a repository; otherwise the first folder, which llama.cpp would use."""
-    every = _folders(env)
-    return next((folder for folder in every if (folder / _repo_folder_name(repo)).is_dir()), every[0])
-
-
-def _repo_folder_name(repo: str) -> str:
-    return f"{_REPO_PREFIX}{repo.replace('/', '--')}"
+def _repo_folder(repo: str, env: Mapping[str, str]) -> Path:
+    """Return the folder of a repository in the cache; a new one is in the first folder, which llama.cpp would use."""
+    folders = [folder / f"{_REPO_PREFIX}{repo.replace('/', '--')}" for folder in _folders(env)]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
 def _gguf_files(repo_folder: Path) -> dict[str, Path]:

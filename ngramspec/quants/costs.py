@@ -37,7 +37,6 @@ RUN = 3  # passes of one size for each model in a round; the first rebuilds llam
 MIN_ROUNDS, MAX_ROUNDS = 2, 8
 MAX_SPREAD = 0.3  # maximum part by which medians may exceed minima; above it, nothing is recommended or stored
 ANSWER, REQUEST = 250, 1000  # tokens of the answer and of the prompt by which quantisations are compared
-ALIKE = 0.95  # speed relative to the fastest quantisation from which a more precise one is recommended instead
 FASTER = 1.15  # minimum gain for advice to use another quantisation
 
 QUANTISATIONS = ("Q4_0", "IQ4_NL", "Q4_K_M", "Q4_1", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
@@ -49,8 +48,6 @@ PRECISION = (
 )
 """Quantisations that can be measured, about from the least to the most precise, by llama.cpp's published perplexities.
 Those with fewer bits require statistics of a text, and are not recommended."""
-
-MORE_PRECISE = PRECISION.index("Q5_0")  # first one with more than four bits per weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,8 @@ def recommend(costs: Sequence[QuantCost]) -> str:
     if ratio >= FASTER:
         line += f", {ratio:.1f} times as fast as {slowest.name}"
     line += f" for a prompt of {REQUEST:,} tokens and an answer of {ANSWER}"
-    precise = [cost for cost in costs if PRECISION.index(cost.name) >= MORE_PRECISE]
+    more_than_four_bits = PRECISION[PRECISION.index("Q5_0") :]
+    precise = [cost for cost in costs if cost.name in more_than_four_bits]
     if precise and best not in precise:
         precise_best = _fastest(precise)
         ratio = best.request_seconds / precise_best.request_seconds
@@ -184,9 +182,9 @@ def recommend(costs: Sequence[QuantCost]) -> str:
 
 
 def _fastest(costs: Sequence[QuantCost]) -> QuantCost:
-    """Return the most precise of the usual quantisations that are about as fast as the fastest one."""
+    """Return the most precise of the usual quantisations with 95 % of the speed of the fastest one."""
     costs = [cost for cost in costs if cost.name in QUANTISATIONS] or costs
-    limit = min(cost.request_seconds for cost in costs) / ALIKE
+    limit = min(cost.request_seconds for cost in costs) / 0.95
     return max((cost for cost in costs if cost.request_seconds <= limit), key=lambda cost: PRECISION.index(cost.name))
 
 

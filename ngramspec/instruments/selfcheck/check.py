@@ -31,9 +31,6 @@ Name = Literal["rollback", "greedy", "same seed"]
 
 MIN_PROMPT = 8  # minimum length of a prompt that is cut at the start because time or context is short
 
-# Maximum shares of the time: for the rollback tests, for a probe of two depths, and of a prompt's time for its prefill.
-_ROLLBACK_SHARE, _PROBE_SHARE, _READING_SHARE = 0.15, 0.25, 0.4
-
 
 class SelfCheck:
     """The checks, which run while `run` is consumed. If the caller stops early, the results so far remain.
@@ -113,7 +110,7 @@ class SelfCheck:
         if self.kernels.probe is None:
             # A batch of these sizes costs about two passes.
             passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
-            fits_both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
+            fits_both = passes * self._pass + LONG * self._read < 0.25 * self.seconds
             self.kernels.probe = probe(self.sequence, (SHORT, LONG) if fits_both else (SHORT,))
         return self.kernels.probe.max_difference
 
@@ -151,7 +148,7 @@ class SelfCheck:
         text = [token for case in self.cases for token in case.tokens]
         for test in rollback_tests(self.sequence, (text * -(-ROOM // len(text)))[:ROOM]):
             self.rollbacks.append(test)
-            if test.left_over or self._clock() - self._start > _ROLLBACK_SHARE * self.seconds:
+            if test.left_over or self._clock() - self._start > 0.15 * self.seconds:
                 break
         self.sequence.clear()
 
@@ -186,8 +183,8 @@ class SelfCheck:
         """Compare the greedy texts of a prompt, then those of the sampling settings whose turn it is."""
         start = self._clock()
         with self._blame("greedy"):
-            # In exact mode each text requires another prefill.
-            max_length = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
+            # Reading takes at most 40 % of the time. In exact mode each text requires another prefill.
+            max_length = int(0.4 * seconds / (5 if self.exact else 1) / self._read)
             max_length = min(max(MIN_PROMPT, max_length), self.sequence.n_ctx - self.max_tokens)
             case = case._replace(tokens=case.tokens[-max_length:])
             read(self.sequence, case.tokens, exact=self.exact)
