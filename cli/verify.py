@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from ngramspec.data import encode
 from ngramspec.drafting import DEFAULT
 from ngramspec.instruments.prompts import load_prompts, prepare
-from ngramspec.instruments.selfcheck.check import SelfCheck
-from ngramspec.instruments.selfcheck.report import list_checks, verify_report
+from ngramspec.instruments.selfcheck.check import SelfCheck, list_checks, verify_report
 from ngramspec.loading.load import find, open_alone, open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.settings import allow_int_range, allow_range, option

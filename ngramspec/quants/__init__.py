@@ -1,1 +1,0 @@
-"""The costs of a model's quantisations on this machine, for `ngramspec tune --quants`."""

@@ -20,8 +20,7 @@ from architectures.settings import BRIEF, QUICK
 from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.selfcheck.check import SelfCheck
-from ngramspec.instruments.selfcheck.report import list_checks
+from ngramspec.instruments.selfcheck.check import SelfCheck, list_checks
 from ngramspec.llama.branches import BranchingSequence
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.target import Target

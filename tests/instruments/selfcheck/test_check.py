@@ -19,8 +19,7 @@ from ngramspec.acceptance.rules import Rule
 from ngramspec.acceptance.verifier import RULES
 from ngramspec.data import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.selfcheck.check import SelfCheck
-from ngramspec.instruments.selfcheck.report import Check, list_checks, verdict
+from ngramspec.instruments.selfcheck.check import Check, SelfCheck, list_checks, verdict
 from ngramspec.instruments.selfcheck.texts import movement
 from ngramspec.sampling.distribution import gumbel_one
 from ngramspec.sampling.settings import Sampling
