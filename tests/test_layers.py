@@ -98,8 +98,6 @@ def test_layers_import_only_from_lower_layers() -> None:
     assert complaints(ROOT, LAYERS, SHELVES) == []
 
 
-# --------------------------------------------------------------------------- the check itself
-
 SOUND = {
     "ngramspec/__init__.py": "from ngramspec.high.b import thing",
     "ngramspec/data.py": "",

@@ -1,7 +1,8 @@
-"""Tests of the READMEs: every flag, link and folder exists, and the test command is the one that CI runs."""
+"""Tests of the READMEs and the tour: all names in them exist, and the test command is the one that CI runs."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -17,11 +18,18 @@ from ngramspec.drafting import DRAFTERS
 from ngramspec.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
+ROOM = ROOT / "ngramspec"
 README = (ROOT / "README.md").read_text("utf-8")
+TOUR = (ROOM / "TOUR.md").read_text("utf-8")
 REFERENCE = (ROOT / "cli" / "README.md").read_text("utf-8")
 GUIDE = [page for page in (ROOT / "cli" / "guide").glob("*.md") if page.name != "README.md"]
 PAGES = sorted(
-    [ROOT / "README.md", *GUIDE, *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))]
+    [
+        ROOT / "README.md",
+        ROOM / "TOUR.md",
+        *GUIDE,
+        *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md")),
+    ]
 )
 TOP = {name: import_command(name) for name in typer.main.get_command(app).commands}
 # `memory` is a group, of which only the commands count.
@@ -88,3 +96,27 @@ def test_ci_runs_test_command_of_readme() -> None:
     for runner in (".ci/run", ".github/workflows/tests.yml"):
         ci = (ROOT / runner).read_text("utf-8")
         assert all(part.strip() in ci for part in command.split("&&"))
+
+
+def find_links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)#]+)\)", text)
+
+
+def test_tour_names_only_classes_and_functions_of_linked_files() -> None:
+    defined = {"tokenize", "piece"}  # of `Vocabulary`, which inherits them from `ngramspec.tokens`
+    for path in {ROOM / path for path in find_links(TOUR) if path.endswith(".py")}:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                defined.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                defined |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    named = re.findall(r"`([A-Z]\w+(?:\.\w+\(\))?|\w+\(\))`", TOUR)
+    assert len(named) > 25
+    assert {name.removesuffix("()") for name in named} - defined == set()
+
+
+def test_tour_is_short_and_starts_with_six_files_of_package_readme() -> None:
+    assert len(TOUR.splitlines()) <= 150
+    six = find_links((ROOM / "README.md").read_text("utf-8"))[:6]
+    assert set(six) == set(find_links(TOUR)[:6])
+    assert sum(len((ROOM / path).read_text("utf-8").splitlines()) for path in six) <= 1700

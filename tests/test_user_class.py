@@ -61,9 +61,6 @@ def draft_of(name: str, limit: int = 4, n_vocab: int | None = 10, **options: Any
     return drafter.propose(Ask(limit, **options))
 
 
-# --------------------------------------------------------------------------- loading
-
-
 @pytest.mark.parametrize(
     ("body", "base", "message"),
     [
@@ -113,9 +110,6 @@ def test_user_class_file_reloads_only_after_change_and_adds_no_files(write: Writ
     os.utime(path, ns=(1, 1))
     assert draft_of(name).tokens == (4,)
     assert [file.name for file in path.parent.iterdir()] == ["mine.py"]
-
-
-# --------------------------------------------------------------------------- drafts
 
 
 def test_user_drafter_draft_keeps_only_verifiable_tokens(write: Write) -> None:
@@ -200,9 +194,6 @@ def test_user_drafter_receives_copies_that_it_cannot_change(write: Write) -> Non
         drafter.propose(Ask(4))
 
 
-# --------------------------------------------------------------------------- policies
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -249,9 +240,6 @@ def test_user_policy_has_defaults_and_cannot_change_steps(write: Write) -> None:
     with pytest.raises(UserCodeError, match="must accept the arguments draft_max"):
         make_policy(write("limit = lambda self: 2", "Policy"), 4)
     assert make_policy(DOUBLING, 4).limit() == 1
-
-
-# --------------------------------------------------------------------------- from the front
 
 
 @pytest.mark.parametrize("options", [{"drafter": COPY}, {"policy": DOUBLING}, {"drafter": COPY, "policy": DOUBLING}])

@@ -24,7 +24,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -88,7 +88,7 @@ BrokenLine = tuple[int, str, bool]
 """A line that cannot be read: its number from 1, the error, and whether it lacks a line break, as after a crash."""
 
 
-class TraceWriter:
+class TraceWriter(AbstractContextManager["TraceWriter"]):
     """Writer of a trace, which truncates the file first. Each pass is flushed to the operating system by `add`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -130,9 +130,6 @@ class TraceWriter:
     def close(self) -> None:
         with self._reporting():
             self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # If the block raised an error, that one is reported, not one of `close`.

@@ -25,7 +25,8 @@ class Memory(TextIndexSet):
     def __init__(
         self, contents: Contents = NOTHING, *, store: Store | None = None, saves_answers: bool = False
     ) -> None:
-        self._store, self._saves_answers, self._contents = store, saves_answers, contents
+        self._store, self._contents = store, contents
+        self.saves_answers = saves_answers and store is not None  # for later sessions
         super().__init__(_indexes(contents))
 
     @property
@@ -39,19 +40,14 @@ class Memory(TextIndexSet):
             if self._store is None or self._store.generation() == self._contents.generation:
                 return
             self._contents = self._store.read()
-            if self._saves_answers:
+            if self.saves_answers:
                 # The file now contains the texts added in this process.
                 self._session_indexes = [TokenIndex()]
             self.indexes[:] = [*_indexes(self._contents), *self._session_indexes]
 
-    @property
-    def saves_answers(self) -> bool:
-        """True if answers are saved for later sessions."""
-        return self._saves_answers and self._store is not None
-
     def save_answer(self, tokens: Sequence[int]) -> None:
         """Save an answer for later sessions if `saves_answers` is set."""
-        if tokens and self._saves_answers and self._store is not None:
+        if tokens and self.saves_answers and self._store is not None:
             self._store.append(tokens)
 
 

@@ -1,7 +1,4 @@
-"""Checks of a local model file before llama.cpp loads it, which report a wrong file in one clear message.
-
-llama.cpp itself reports all of these errors as "failed to load model", after printing its own log.
-"""
+"""Checks of a local model file, because llama.cpp reports every wrong file as "failed to load model"."""
 
 from __future__ import annotations
 

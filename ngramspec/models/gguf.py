@@ -68,8 +68,7 @@ _SCALARS = {
     kind: struct.Struct("<" + code)
     for kind, code in zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-_STRING = 8
-_ARRAY = 9
+_STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Models of the Hugging Face hub, downloaded with huggingface_hub or from its cache, which llama.cpp shares.
-
-huggingface_hub is an optional dependency (extra `hub`), imported only when a name requires it. Files in the cache are
-found without the package, because the layout is documented ("Understand caching").
-"""
+"""Models of the Hugging Face hub, downloaded with huggingface_hub (extra `hub`) or taken from its documented cache."""
 
 from __future__ import annotations
 
@@ -40,7 +36,6 @@ _COMPANION = re.compile(r"(mtp|eagle3|dflash|dspark)-|imatrix|.*mmproj")
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
 )
-_MAX_NAMES = 12
 _GATED = (
     "{0}: access to {1} must be granted first; accept its terms at {2}/{1}, then log in with `hf auth login`"
     " or set HF_TOKEN"
@@ -207,18 +202,18 @@ def choose(
             matches = [first for first in models if file_or_quant in names[first]]
         if not matches:
             close = difflib.get_close_matches(file_or_quant, models, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {join_names(models, _MAX_NAMES)}"
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {join_names(models, 12)}"
             raise ModelError(f"there is no model file {file_or_quant} in this repository; {hint}")
         if len(matches) > 1:
             raise ModelError(
-                f"{file_or_quant} is the name of several files; name one of them: {join_names(matches, _MAX_NAMES)}"
+                f"{file_or_quant} is the name of several files; name one of them: {join_names(matches, 12)}"
             )
     else:
         matches = _filter_by_quant(models, file_or_quant)
         if not matches:
             words = [_QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf")) for model in models]
             has = sorted({found[-1] if found else model for model, found in zip(models, words, strict=True)})
-            raise ModelError(f"there is no {file_or_quant} in this repository; it has {join_names(has, _MAX_NAMES)}")
+            raise ModelError(f"there is no {file_or_quant} in this repository; it has {join_names(has, 12)}")
     files = models[matches[0]]
     split = SPLIT_NAME.match(matches[0])
     if split is not None and len(files) != int(split["parts"]):

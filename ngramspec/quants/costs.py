@@ -1,11 +1,4 @@
-"""The cost of each quantisation of a model on this machine: timing (`QuantTiming`), scaling, and the recommendation.
-
-A few layers of each quantisation are timed, and so is each type of output layer. With k of n layers timed, a pass takes
-
-    T(size) = n / k * T_layers(size) + T_output(size)
-
-README.md describes the method.
-"""
+"""The cost of each quantisation of a model on this machine, and the recommendation; README.md describes the method."""
 
 from __future__ import annotations
 

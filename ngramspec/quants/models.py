@@ -1,11 +1,7 @@
 """`SyntheticModels`: some layers of a shape with random weights in several quantisations, whose decode calls are timed.
 
-llama.cpp's quantiser selects the type of every tensor. It quantises a file with all layers, in which every matrix has
-two rows, because quantising whole matrices takes minutes. The loaded models repeat these two rows, which takes the same
-time as other weights.
-
-The layers of a quantisation have a small vocabulary. The output layer is a separate model: one layer with the whole
-vocabulary. Most quantisations share its type.
+llama.cpp's quantiser selects the types in a file with all layers, in which every matrix has two rows. The loaded models
+repeat these rows. The output layer is a separate model: one layer with the whole vocabulary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""`typical_gain`: the speed-up from drafts on typical text, by a cost curve.
+"""`typical_gain`: the speed-up from drafts on typical text by a cost curve, in a replay with a drafter by chance.
 
-The decoding loop, the policy and the clock are those of a replay. The drafter is a Markov chain with the acceptance of
-ngramspec's drafter in recorded conversations: each guess has an estimated acceptance, which depends on that of the
-guess before it. `acceptance.json` contains these probabilities, and no text.
+The drafter is a Markov chain with the acceptance of ngramspec's drafter in recorded conversations (`acceptance.json`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _FIRST, _NEXT = ([list(accumulate(row)) for row in _PRIOR[name]] for name in ("a
 
 
 class TypicalDrafter(Drafter):
-    """A drafter whose guesses are right as often as in recorded conversations."""
+    """A drafter whose guesses have an estimated acceptance that depends on that of the guess before."""
 
     name = "typical"
 

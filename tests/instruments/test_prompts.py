@@ -45,7 +45,9 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_load_prompts_reads_toml_and_jsonl(tmp_path: Path) -> None:
+def test_load_prompts_reads_toml_jsonl_and_other_texts(tmp_path: Path) -> None:
+    file = write(tmp_path / "notes.md", "# Títle\r\n\r\ntext \n")
+    assert load_prompts(file) == [Prompt("notes.md", "notes", text="# Títle\r\n\r\ntext \n")]
     assert load_prompts(write(tmp_path / "a.toml", TOML)) == [ONE, TWO]
     # This file has a byte order mark and Windows line ends.
     data = b"\xef\xbb\xbf" + TOML.replace("\n", "\r\n").encode()
@@ -57,11 +59,6 @@ def test_load_prompts_reads_toml_and_jsonl(tmp_path: Path) -> None:
     ]
     text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
     assert load_prompts(write(tmp_path / "a.jsonl", text)) == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
-
-
-def test_load_prompts_reads_other_text_file_as_one_raw_prompt(tmp_path: Path) -> None:
-    file = write(tmp_path / "notes.md", "# Títle\r\n\r\ntext \n")
-    assert load_prompts(file) == [Prompt("notes.md", "notes", text="# Títle\r\n\r\ntext \n")]
 
 
 def test_load_prompts_of_folder_reads_files_in_order_and_skips_others(
@@ -185,35 +182,31 @@ def texts(prompt: Prompt) -> list[str]:
     return [message["content"] for message in prompt.messages] if prompt.messages else [prompt.text or ""]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_packaged_prompt_file_names_category_source_and_licence(path: Path) -> None:
-    name, data = path.stem, tomllib.loads(path.read_text("utf-8"))
-    assert data.keys() == {"category", "source", "licence", "prompts"}
-    assert data["category"] == name
-    ids = [prompt["id"] for prompt in data["prompts"]]
-    assert len(ids) >= 8
-    assert ids == [f"{name}-{number:02}" for number in range(1, len(ids) + 1)]
-    sources, licences = (set(re.findall(rf"{name}-\d+", data[field])) for field in ("source", "licence"))
-    assert sources | licences <= set(ids)
-    assert sources <= licences
-
-
-def test_packaged_prompts_include_enough_files_and_long_chats() -> None:
+def test_packaged_prompt_files_name_category_source_and_licence() -> None:
     assert len(FILES) >= 6
-    roles = [[message["role"] for message in prompt.messages or ()] for prompt in PROMPTS]
-    assert sum("assistant" in turns for turns in roles) >= 3
+    for path in FILES:
+        name, data = path.stem, tomllib.loads(path.read_text("utf-8"))
+        assert data.keys() == {"category", "source", "licence", "prompts"}
+        assert data["category"] == name
+        ids = [prompt["id"] for prompt in data["prompts"]]
+        assert len(ids) >= 8
+        assert ids == [f"{name}-{number:02}" for number in range(1, len(ids) + 1)]
+        sources, licences = (set(re.findall(rf"{name}-\d+", data[field])) for field in ("source", "licence"))
+        assert sources | licences <= set(ids)
+        assert sources <= licences
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt.id)
-def test_packaged_prompt_follows_documented_format(prompt: Prompt) -> None:
-    assert (prompt.text is not None) == (prompt.category in RAW)
-    # Turns alternate, and the first and the last turn are the user's.
-    roles = [message["role"] for message in prompt.messages or () if message["role"] != "system"]
-    assert roles == ["assistant" if number % 2 else "user" for number in range(len(roles))]
-    assert not roles or roles[-1] == "user"
-    # White space at the end of a raw prompt would change how its last word is tokenised.
-    assert all(text == text.strip() for text in texts(prompt))
-    assert sum(map(len, texts(prompt))) <= MAX_CHARACTERS
+def test_packaged_prompts_follow_documented_format() -> None:
+    assert sum(any(message["role"] == "assistant" for message in prompt.messages or ()) for prompt in PROMPTS) >= 3
+    for prompt in PROMPTS:
+        assert (prompt.text is not None) == (prompt.category in RAW), prompt.id
+        # Turns alternate, and the first and the last turn are the user's.
+        roles = [message["role"] for message in prompt.messages or () if message["role"] != "system"]
+        assert roles == ["assistant" if number % 2 else "user" for number in range(len(roles))], prompt.id
+        assert not roles or roles[-1] == "user", prompt.id
+        # White space at the end of a raw prompt would change how its last word is tokenised.
+        assert all(text == text.strip() for text in texts(prompt)), prompt.id
+        assert sum(map(len, texts(prompt))) <= MAX_CHARACTERS, prompt.id
 
 
 def test_packaged_prompts_share_no_texts_or_long_passages() -> None:

@@ -115,10 +115,8 @@ def test_resolve_without_name_uses_environment_variable(tmp_path: Path, monkeypa
     assert resolve(None).label == "m.gguf"
 
 
-def test_resolve_expands_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    path = write_gguf(tmp_path / "m.gguf")
+def test_resolve_expands_home_folder(home: Path) -> None:
+    path = write_gguf(home / "m.gguf")
     assert resolve("~/m.gguf", {}).path == path
     assert is_model_argument("~/m.gguf")
 

@@ -127,22 +127,17 @@ def test_fetch_when_offline_uses_cache(hub: FakeHub, env: dict[str, str], troubl
     assert "is not in the local cache and cannot be downloaded: " in complaint("hf:owner/gated", env)
 
 
-def test_fetch_rejects_unknown_repository_or_quantisation(hub: FakeHub, env: dict[str, str]) -> None:
+def test_fetch_rejects_what_it_cannot_download(
+    hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = complaint("hf:owner/unknown", env)
     assert f"the repository owner/unknown does not exist on {hub.url}, or it is private" in message
     assert "it has BF16, Q4_K_M, Q8_0" in complaint(f"hf:{REPO}:Q2_K", env)
-
-
-def test_fetch_of_gated_repository_requires_login(
-    hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     assert f"accept its terms at {hub.url}/owner/gated, then log in" in complaint("hf:owner/gated", env)
     monkeypatch.setenv("HF_TOKEN", "let-me-in")
     assert fetch("hf:owner/gated", env)[0].name == "m.gguf"
-
-
-def test_fetch_with_failed_download_raises(hub: FakeHub, env: dict[str, str]) -> None:
-    (Path(env["HF_HOME"])).write_text("a file where the cache folder should be")
+    env["HF_HOME"] += "2"
+    Path(env["HF_HOME"]).write_text("a file where the cache folder should be")
     assert "cannot download m-Q4_K_M.gguf: " in complaint(f"hf:{REPO}", env)
 
 

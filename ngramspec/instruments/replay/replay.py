@@ -1,12 +1,8 @@
 """Replay: the decoding loop on recorded answers, as if each were the greedy output of a target.
 
-`SpeculativeDecoder` itself runs, so drafter, policy and loop are those of real decoding. Only the target is a record,
-whose passes take the time given by a cost curve. The verifier compares drafts with the record; there are no logits. One
-drafter and one policy process all recordings, in order.
-
-The rules are those of the harness for other drafters, so that figures are comparable. The first token comes from the
-prefill and is not counted. A pass over k draft tokens emits the accepted ones and one more, unless the record ended.
-The drafter and the policy do not know the length of the record.
+`SpeculativeDecoder` itself runs; only the target is a record, whose passes take the time given by a cost curve. As in
+the harness for other drafters, the first token comes from the prefill and is not counted, a pass over k draft tokens
+emits the accepted ones and one more, and neither drafter nor policy knows the length of the record.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reports as Markdown, in the style of llama-bench, as SVG charts, and as one HTML file without scripts and requests.
 
-Texts of models and files are escaped. In addition, the page's Content-Security-Policy forbids scripts and requests.
-There is no chart library, which would be larger than a report. Colours of charts are set by CSS classes, because
-viewers other than browsers do not support CSS variables.
+Texts of models and files are escaped, and the page's Content-Security-Policy forbids scripts and requests. Colours of
+charts are set by CSS classes, because viewers other than browsers do not support CSS variables.
 """
 
 from __future__ import annotations
