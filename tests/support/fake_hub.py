@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from typing import Any
+
+from support.wsgi import serve_wsgi
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
 class FakeHub:
-    """The files of the hub and the requests it received.
+    """The files of the hub and the requests it received."""
 
-    Attributes:
-        repos: Content by file path, by owner/repo.
-        gated: Repositories whose files require the token "let-me-in"; the list of files is public.
-        error_status: Status of the response to every request, if not `None`.
-        url: URL of the hub.
-        requests: Requests as (method, path), in order.
-    """
-
-    repos: dict[str, dict[str, bytes]]
-    gated: set[str] = field(default_factory=set)
-    error_status: int | None = None
+    repos: dict[str, dict[str, bytes]]  # content by file path, by owner/repo
+    gated: set[str] = field(default_factory=set)  # repositories that require the token "let-me-in" for files
+    error_status: int | None = None  # status of the response to every request, if not `None`
     url: str = ""
-    requests: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)  # as (method, path), in order
 
     def answer(self, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
         """Return (status, headers, body) of the response to a GET."""
         if self.error_status is not None:
             return self.error_status, {}, b""
-        parts = unquote(path).strip("/").split("/")
+        parts = path.strip("/").split("/")
         api = parts[:2] == ["api", "models"]
         repo = "/".join(parts[2:4] if api else parts[:2])
         if repo not in self.repos:
@@ -59,34 +51,12 @@ class FakeHub:
 def serve(hub: FakeHub) -> Iterator[FakeHub]:
     """Run the hub in a thread and set `hub.url`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def application(request: dict[str, Any], begin: Callable[..., Any]) -> list[bytes]:
+        path = request["PATH_INFO"]
+        hub.requests.append((request["REQUEST_METHOD"], path))
+        status, headers, content = hub.answer(path, request.get("HTTP_AUTHORIZATION"))
+        begin(f"{status} of a test", [*headers.items(), ("Content-Length", str(len(content)))])
+        return [content] if request["REQUEST_METHOD"] == "GET" else []
 
-        def do_GET(self) -> None:
-            path = urlsplit(self.path).path
-            hub.requests.append((self.command, path))
-            status, headers, content = hub.answer(path, self.headers.get("Authorization"))
-            self.send_response(status)
-            for key, value in headers.items():
-                self.send_header(key, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serve_wsgi(application) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from support.cli_runner import DEMO, run
 from support.mock_target import Clock, MockTarget
+from support.wsgi import serve_wsgi
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.data import NGramSpecError
@@ -26,11 +25,6 @@ PROMPT = (1, 2, 3, 1, 2)
 TIMINGS = {"predicted_n": 5, "predicted_ms": 2000.0}
 
 
-class Quiet(WSGIRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @contextmanager
 def server(reply: Callable[[str, dict[str, Any]], Reply]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
     """Run a server that responds with `reply`; yield its address and the requests it receives."""
@@ -42,14 +36,8 @@ def server(reply: Callable[[str, dict[str, Any]], Reply]) -> Iterator[tuple[str,
         begin(f"{status} of a test", [("Content-Length", str(len(raw)))])
         return [raw]
 
-    with make_server("127.0.0.1", 0, answer, handler_class=Quiet) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}", asked
-        finally:
-            listening.shutdown()
-            thread.join()
+    with serve_wsgi(answer) as url:
+        yield url, asked
 
 
 def native(_path: str, _body: dict[str, Any]) -> Reply:
