@@ -22,10 +22,9 @@ from ngramspec.data import NGramSpecError
 
 from .console import (
     FAILED,
-    INTERRUPTED,
-    TERMINATED,
     USAGE,
     Terminated,
+    exit_code,
     fail,
     prepare_streams,
     raise_on_signals,
@@ -49,12 +48,6 @@ COMMANDS = {
     "rpc-worker": "Make this machine available to a model that runs on another one.",
 }
 
-MAX_WIDTH = 160
-"""Maximum width of the help in columns; it follows the terminal's up to this."""
-
-OTHER_NAMES = {"run": "chat", "list": "models", "ls": "models"}
-"""Commands by the names of ollama's that do the same."""
-
 
 class Subcommands(CommandList):
     """Command group that knows the names and help lines of its commands and imports a command only when it is used."""
@@ -64,7 +57,8 @@ class Subcommands(CommandList):
         self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if replacement := f"chat {args[0]}" if args[0].endswith(".gguf") else OTHER_NAMES.get(args[0]):
+        names = {"run": "chat", "list": "models", "ls": "models"}  # ollama's
+        if replacement := f"chat {args[0]}" if args[0].endswith(".gguf") else names.get(args[0]):
             usage_error(f"there is no command {args[0]!r}; use ngramspec {replacement} (see ngramspec --help)")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
@@ -74,10 +68,7 @@ class Subcommands(CommandList):
 
 
 def import_command(name: str) -> Any:
-    """Import a command from the module of its name, with "_" in place of "-".
-
-    The command is the module's function of that name, or the `app` of `memory`, which has subcommands.
-    """
+    """Import a command: the function of its module with its name, or the `app` of `memory`, which has subcommands."""
     from .options import expand_groups
 
     module_name = name.replace("-", "_")
@@ -95,7 +86,7 @@ app = typer.Typer(
     help="Faster text generation from local GGUF models, without a draft model and without changing the output.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 160},
 )
 
 
@@ -105,16 +96,13 @@ def _show_version(is_set: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _options(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
-        raise typer.Exit(USAGE)
+    pass
 
 
 def main() -> None:
@@ -129,7 +117,6 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line and return the exit code."""
     raise_on_signals()
     try:
         try:
@@ -138,8 +125,7 @@ def run(arguments: list[str]) -> int:
                 from .models import join_at_colons
 
                 join_at_colons(os.environ)
-            code = _run_command(arguments)
-            return code if isinstance(code, int) else 0
+            return int(_run_command(arguments) or 0)
         except (NGramSpecError, OSError) as error:
             fail(error)
         except MemoryError:
@@ -153,10 +139,8 @@ def run(arguments: list[str]) -> int:
             fail(f"{_format_usage_error(error)} (see {command} --help)", USAGE)
     except typer.Exit as exit_:
         return exit_.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    except Terminated:
-        return TERMINATED
+    except (KeyboardInterrupt, typer.Abort, Terminated) as error:
+        return exit_code(error)
     return FAILED
 
 
@@ -174,7 +158,7 @@ def _run_command(arguments: list[str]) -> Any:
 
 def _reject_unsupported(arguments: list[str], command: str, flags: Container[str]) -> None:
     """End the program if a short option that a command lacks would be parsed as another one, as `-md` as `-m d`."""
-    from .llama_options import REASONS, SHORT
+    from .options import REASONS, SHORT
 
     for name in arguments:
         if name in REASONS and len(name) > 2 and not name.startswith("--"):
@@ -190,7 +174,7 @@ def _format_usage_error(error: Any) -> str:
     if "extra argument" in message and any("-p" in parameter.opts for parameter in error.ctx.command.params):
         return f"{message}; pass a text with -p/--prompt"
     if option := getattr(error, "option_name", ""):
-        from .llama_options import REASONS
+        from .options import REASONS
 
         if option in REASONS:
             return f"{option} is not supported: {REASONS[option]}"
@@ -200,20 +184,14 @@ def _format_usage_error(error: Any) -> str:
     if not hasattr(error.__cause__, "errors"):
         return message
     # Newer versions of typer parse numbers with pydantic.
-    (detail, *_) = error.__cause__.errors()
-    values = {"input": detail["input"], **detail.get("ctx", {})}
-    reasons = [text.format(**values) for kind, text in _INVALID.items() if kind in detail["type"]]
-    return message.replace(error.message, (reasons or [detail["msg"].removeprefix("Value error, ").rstrip(".")])[0])
-
-
-_INVALID = {
-    "int_": "{input!r} is not a whole number",
-    "float_": "{input!r} is not a number",
-    "finite": "{input!r} is not a number",
-    "greater": "{input} is below the minimum of {ge:g}",
-    "less": "{input} is above the maximum of {le:g}",
-}
-"""Texts for invalid numbers, by a part of pydantic's name of the error."""
+    detail = error.__cause__.errors()[0]
+    reason, limits = detail["msg"].removeprefix("Value error, ").rstrip("."), detail.get("ctx", {})
+    if detail["type"].startswith(("int_", "float_", "finite")):
+        reason = f"{detail['input']!r} is not a {'whole ' if detail['type'].startswith('int_') else ''}number"
+    elif limits.keys() & {"ge", "le"}:
+        which, limit = ("below the minimum", limits["ge"]) if "ge" in limits else ("above the maximum", limits["le"])
+        reason = f"{detail['input']} is {which} of {limit:g}"
+    return message.replace(error.message, reason)
 
 
 if __name__ == "__main__":

@@ -20,27 +20,24 @@ from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import LoadedModel, find, model_tuning_path, open_resolved, open_target
-from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.memory.memory import DEFAULT
 from ngramspec.model_settings import load_tuned
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
-from ngramspec.sampling.settings import Sampling, allow_range, option
+from ngramspec.sampling.settings import Sampling, allow_range, option, options
 from ngramspec.user_class import FORM, is_user_class
 
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings
 from .console import note, pluralize, reraise, usage_error
-from .options import DISPLAY, PROMPTS, Model
-from .sampling_options import SamplingOptions, check_sampling
-from .show import Output, PostOptions, command_line, json_option, run_counted, slow_core, tuning_line
-
-OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
+from .options import DISPLAY, PROMPTS, Model, SamplingOptions, check_sampling
+from .show import Output, PostOptions, command_line, json_option, run_pieces, slow_core, tuning_line
 
 ALL = "all"
 
 
 def bench(
-    load: Annotated[LoadSettings, OPTIONS],
+    load: Annotated[LoadSettings, tuple(name for name in options(LoadSettings) if name != "policy")],
     sampling: SamplingOptions,
     post: PostOptions,
     model: Model = None,
@@ -102,14 +99,15 @@ def bench(
     loaded_model = open_resolved(source, load, DISPLAY, learn=False)
     target, memory, load = loaded_model.target, loaded_model.memory, loaded_model.settings
     check_sampling(target.vocabulary, sampling_settings)
-    memory_name = load.memory or DEFAULT if memory and memory.n_stored_tokens else None
-    if memory and memory_name:
+    memory_name, drafted_from = None, NO_MEMORY
+    if memory and memory.n_stored_tokens:
+        memory_name = load.memory or DEFAULT
+        drafted_from = f"memory {memory_name}, {memory.n_stored_tokens} tokens"
         note(f"also drafting from a memory of {memory.n_stored_tokens} tokens; --no-memory disables it")
     cases, skipped = prepare(target.vocabulary, selection, predict, target.n_ctx)
     default = _open_ordinary(target, source.path, load) if target.exact == "on" else None
     settings = predict, repeat or 3, sampling_settings, acceptance, default, more_policies
     benchmark = Benchmark(loaded_model.decoder, cases, *settings, make_untrained=partial(_make_untrained, loaded_model))
-    drafted_from = f"memory {memory_name}, {memory.n_stored_tokens} tokens" if memory and memory_name else NO_MEMORY
     conditions = Conditions(target, source.label, load.exact, drafted_from)
     own = {
         "--prompts": prompts,
@@ -127,18 +125,16 @@ def bench(
     if against is not None:
         pairs: list[Pair] = []
         server = RemoteServer(against, target.vocabulary)
-        outcome = run_counted(_ask(benchmark, server, pairs), len(cases), "warming up")
+        outcome = run_pieces(_ask(benchmark, server, pairs), len(cases), "warming up")
         if pairs:
             setup = [*conditions.lines, *_heading(benchmark)]
             comparison = against_report(server.url, command, setup, pairs, len(cases))
             output.write(comparison, conditions.to_json(command, load) | {"against": server.url, "pairs": pairs})
         reraise(outcome)
         return
-    note(
-        f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
-        + (f", skipped: {len(skipped)}" if skipped else "")
-    )
-    outcome = run_counted(_runs(benchmark), benchmark.total, "warming up")
+    left_out = f", skipped: {len(skipped)}" if skipped else ""
+    note(f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}{left_out}")
+    outcome = run_pieces(_runs(benchmark), benchmark.total, "warming up")
     summaries = summarise(benchmark.runs, list(benchmark.policies))
     order = "in rotating order; every repeat begins with a fresh drafter"
     runs = f"{pluralize(benchmark.repeat, 'run')} with and without drafts per prompt, {order}"
@@ -182,12 +178,13 @@ def _open_ordinary(target: Target, path: Path, load: LoadSettings) -> Speculativ
 
 
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:
-    all_categories = list(dict.fromkeys(p.category for p in prompts))
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.category, []).append(prompt)
     for category in categories:
-        if category not in all_categories:
-            usage_error(f"unknown category {category!r}; choose from: {', '.join(all_categories)}")
-    selected_categories = [c for c in all_categories if not categories or c in categories]
-    return [p for c in selected_categories for p in [p for p in prompts if p.category == c][:limit]]
+        if category not in groups:
+            usage_error(f"unknown category {category!r}; choose from: {', '.join(groups)}")
+    return [p for category, group in groups.items() if not categories or category in categories for p in group[:limit]]
 
 
 def _make_untrained(loaded_model: LoadedModel, policy: str) -> tuple[Drafter | None, Policy]:
@@ -231,7 +228,6 @@ def _ask(benchmark: Benchmark, server: RemoteServer, pairs: list[Pair]) -> Itera
 
 
 def _document(target: Target, benchmark: Benchmark, summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Return all measurements as JSON."""
     decoder, sampling = benchmark.drafted, benchmark.sampling
     return {
         "complete": benchmark.complete,

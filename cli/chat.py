@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from prompt_toolkit.completion import (
-    CompleteEvent,
-    Completer,
-    Completion,
-    DummyCompleter,
-    PathCompleter,
-    WordCompleter,
-    merge_completers,
-)
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
 from prompt_toolkit.document import Document
 
 from ngramspec.chat.conversation import Conversation
@@ -34,11 +26,9 @@ from ngramspec.sampling.settings import TextRules, option
 from . import chat_commands
 from .chat_input import Terminal, disable_echo, read_lines
 from .chat_session import ChatOptions, Session, load_last, open_model
-from .chat_settings import SETTINGS
 from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
-from .options import DISPLAY, STOP, TRACE, Model, check_predict, check_stop
+from .options import CHAT_TEMPERATURE, DISPLAY, STOP, TRACE, Model, SamplingOptions, check_sampling, setting
 from .reasoning_options import ReasoningOptions
-from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, check_sampling, setting
 
 
 def chat(
@@ -55,7 +45,7 @@ def chat(
         None, "-f", "--file", metavar="FILE|-", help="File with the first user message; -: all of stdin."
     ),
     prompt: str | None = option(None, "-p", "--prompt", metavar="TEXT", help="First user message, unchanged."),
-    stop: list[str] | None = STOP,
+    stop: tuple[str, ...] = STOP,
     show_drafts: bool = option(
         False, help="Show accepted draft tokens in green, rejected ones in red, corrections in blue."
     ),
@@ -80,10 +70,8 @@ def chat(
     After the answer to -f FILE or -p TEXT, the chat continues if stdin is a terminal. Otherwise that is the only
     message; without it, each line of stdin is a turn. stdout then contains only the answers, and stderr the reasoning.
     """
-    check_predict(predict)
     sampling_settings = sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
-    stops = check_stop(stop)
     first = _read_first(file, prompt)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
@@ -104,7 +92,7 @@ def chat(
         rules,
         random_seed=sampling.seed == -1,
         predict=predict,
-        stop=stops,
+        stop=stop,
         markdown=not no_markdown,
         keep=keep or resume,
     )
@@ -192,35 +180,18 @@ def _handle(session: Session, line: str) -> bool:
     return session.regenerate(parsed_line) if editing else session.ask(parsed_line)
 
 
-# --------------------------------------------------------------------------- completion
-
-_ARGUMENT = re.compile(r"/(\w+)\s+(.*)", re.DOTALL)
-_PATHS = PathCompleter(expanduser=True)
-
-
-def _make_completer(words: list[str] | Callable[[], list[str]]) -> Completer:
-    return WordCompleter(words, ignore_case=True, sentence=True)
-
-
-_ARGUMENTS = {
-    "file": _PATHS,
-    "save": _PATHS,
-    "load": _PATHS,
-    "set": _make_completer(list(SETTINGS)),
-    "model": merge_completers([_make_completer(lambda: [model for model, _ in list_models()]), _PATHS]),
-}
-"""Completers for the arguments of commands."""
-
-
 class ChatCompleter(Completer):
-    """Completer for commands and their arguments."""
-
-    _commands = _make_completer(chat_commands.NAMES)
+    _paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        text = document.text_before_cursor
-        match = _ARGUMENT.fullmatch(text)
+        match = re.fullmatch(r"/(\w+)\s+(.*)", document.text_before_cursor, re.DOTALL)
+        words, with_paths = list[str](), False
         if match is None:
-            return self._commands.get_completions(document, complete_event) if text.startswith("/") else ()
-        completer = _ARGUMENTS.get(match[1].lower(), DummyCompleter())
-        return completer.get_completions(Document(match[2]), complete_event)
+            words = chat_commands.NAMES if document.text_before_cursor.startswith("/") else []
+        elif (name := match[1].lower()) == "set":
+            words = list(chat_commands.SETTINGS)
+        elif with_paths := name in ("file", "save", "load", "model"):
+            words = [model for model, _ in list_models()] if name == "model" else []
+        argument = document if match is None else Document(match[2])
+        yield from WordCompleter(words, ignore_case=True, sentence=True).get_completions(argument, complete_event)
+        yield from self._paths.get_completions(argument, complete_event) if with_paths else ()

@@ -1,44 +1,47 @@
-"""Slash commands of the chat; their output goes to stderr because stdout contains only answers."""
+"""Slash commands of the chat; their output goes to stderr because stdout contains only answers.
+
+The settings of `/set` are derived from the groups of options of a chat; each has its name on the command line.
+"""
 
 from __future__ import annotations
 
 import base64
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from rich.table import Column, Table
 from rich.text import Text
 
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Turn, load
 from ngramspec.chat.stream import Delta
 from ngramspec.data import NGramSpecError
+from ngramspec.grammars.json_schema import schema_grammar
 from ngramspec.loading.load import find
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.sampling.settings import Option, Sampling, TextRules, options
 
-from . import chat_settings
-from .chat_session import Session, conversation_path
+from .chat_session import ChatOptions, Session, conversation_path, draw_seed
 from .chat_view import totals
 from .console import note, pluralize, print_error, printable, read_text, stderr
 from .markdown import code_blocks
-from .options import DISPLAY
+from .options import AUTO, CHAT_TEMPERATURE, DISPLAY, SamplingOptions
+from .reasoning_options import ReasoningOptions
 from .show import ACCEPTED, CORRECTION, REFUSED
 
 MAX_FILE_BYTES = 8 * 2**20
-"""Maximum size in bytes of a file that is read."""
-
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
-"""Other names of commands, without the slash."""
 
 _COMMAND = re.compile(r"/([A-Za-z]+|\?)(?:\s+(.*))?", re.DOTALL)
 
 
 def parse(line: str) -> tuple[str, str] | str:
-    """Parse a line into a command and its argument, or into a message.
-
-    A command is a slash and letters up to a space, so "/usr/bin" and "/* x */" are messages. A leading space or second
-    slash turns a command into a message.
-    """
+    """Parse a line into a command and its argument, or a message, such as "/usr/bin", "/* x */" or "//help"."""
     command = _COMMAND.fullmatch(line.rstrip())
     if command:
         name = command[1].lower()
@@ -88,9 +91,6 @@ def _list(rows: Iterable[Sequence[str]], *middle: Column) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     stderr.print(table)
-
-
-# ---------------------------------------------------------------------- last and next messages
 
 
 def _last(session: Session) -> Turn:
@@ -190,18 +190,124 @@ def _copy(session: Session, number: str) -> None:
     note(f"copied {what}: {len(text)} characters")
 
 
-# ---------------------------------------------------------------------- settings, model, memory
+DEFAULT = "default"  # value that resets a setting
+LOAD_SETTINGS = (
+    *("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max"),
+    *("memory", "no_memory"),
+)
+"""Settings of `LoadSettings` that a chat can change by loading the model again."""
+
+_DEFAULTS = ChatOptions(
+    LoadSettings(), SamplingOptions().settings({"temperature": CHAT_TEMPERATURE, "seed": 0}), Acceptance()
+)
+
+
+class Setting(NamedTuple):
+    spec: Option
+    kind: Any  # type of the value
+    group: str  # field of `ChatOptions` with the group of the setting; "" means `ChatOptions` itself
+    field: str  # field of the group
+
+    def get(self, chat_options: ChatOptions) -> Any:
+        return getattr(getattr(chat_options, self.group) if self.group else chat_options, self.field)
+
+    def show(self, session: Session) -> str:
+        value = self.get(session.options)
+        if self.spec.parse is schema_grammar:
+            return "see grammar"
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if value is None or value == ():
+            return DEFAULT if self.group == "load" else "none"
+        if isinstance(value, tuple) and self.spec.repeatable:
+            return shlex.join(f"{v[0]}{v[1]:+g}" if isinstance(v, tuple) else repr(v)[1:-1] for v in value)
+        if isinstance(value, tuple):
+            return ";".join(value)
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def change(self, session: Session, text: str) -> None:
+        """Change the value for the following answers; NGramSpecError or ValueError if the text is not allowed."""
+        value = self.get(_DEFAULTS) if text == DEFAULT else self._parse(text)
+        if self.field == "markdown" and text == "on" and not session.view.can_render:
+            raise NGramSpecError("Markdown can only be rendered in a terminal with styles and at least 20 columns")
+        if self.field == "keep" and not value:
+            conversation_path().unlink(missing_ok=True)
+        changed = session.options
+        if self.field == "seed":
+            is_random = text in (DEFAULT, "-1")
+            changed = replace(changed, random_seed=is_random)
+            value = draw_seed() if is_random else value
+        if self.group:
+            value = replace(getattr(changed, self.group), **{self.field: value})
+        session.use(replace(changed, **{self.group or self.field: value}))
+
+    def _parse(self, text: str) -> Any:
+        spec, kind = self.spec, (get_args(self.kind) or (self.kind,))[0]  # int for int | None
+        if spec.parse is not None:
+            return spec.read(_split_texts(text) if spec.repeatable else text)
+        if self.field == "threads" and text == AUTO:
+            return None
+        choices = {"on": True, "off": False} if kind is bool else {}
+        if get_origin(self.kind) is Literal:
+            choices = {choice: choice for choice in get_args(self.kind)}
+        if choices and text not in choices:
+            raise NGramSpecError(f"must be {' or '.join(choices)}, got {text!r}")
+        if kind not in (int, float):
+            return choices.get(text, text)
+        try:
+            value = kind(text)
+        except ValueError:
+            raise NGramSpecError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from None
+        if self.group != "sampling" and spec.allowed is not None and not spec.allowed.accepts(value):
+            raise NGramSpecError(f"must be {spec.allowed.description}, got {value}")
+        return value
+
+
+def _split_texts(value: str) -> list[str]:
+    """Split texts at spaces, except in quotes; escapes such as \\n have their meaning in Python."""
+    words = shlex.shlex(value, posix=True, punctuation_chars=False)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""
+    return [word.encode("latin-1", "backslashreplace").decode("unicode-escape") for word in words]
+
+
+def _normalize(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()
+
+
+def _derive() -> tuple[dict[str, Setting], dict[str, str]]:
+    """Return all settings by name, and their names by other names and flags."""
+    settings, names = dict[str, Setting](), dict[str, str]()
+    groups = {"sampling": Sampling, "rules": TextRules, "load": LoadSettings, "": ChatOptions}
+    for group, owner in (groups | {"reasoning": ReasoningOptions}).items():
+        hints = get_type_hints(owner)
+        for field, spec in options(owner).items():
+            if group != "load" or field in LOAD_SETTINGS:
+                flag = next((flag for flag in spec.flags if flag.startswith("--")), spec.flags[0])
+                name = "think" if field == "reasoning" else _normalize(flag)
+                settings[name] = Setting(spec, hints[field], group, field)
+                names |= {_normalize(alias): name for alias in (name, field, *spec.flags)}
+    help_text = "JSON schema for the answers, instead of a grammar."
+    settings["json-schema"] = Setting(Option((), help_text, parse=schema_grammar), str, "sampling", "grammar")
+    return settings, names | {"json-schema": "json-schema"}
+
+
+SETTINGS, _NAMES = _derive()
+
+
+def find_setting(name: str) -> Setting:
+    if (key := _NAMES.get(_normalize(name))) is None:
+        raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")
+    return SETTINGS[key]
 
 
 def _set(session: Session, argument: str) -> None:
     """Show the settings, or change one: /set temp 0.7; /set NAME default resets it."""
     name, _, value = argument.partition(" ")
     if not name:
-        settings = chat_settings.SETTINGS.items()
-        rows = ((each, printable(setting.show(session)), setting.spec.help) for each, setting in settings)
+        rows = ((each, printable(setting.show(session)), setting.spec.help) for each, setting in SETTINGS.items())
         _list(rows, Column(max_width=18, overflow="fold"))
         return
-    setting = chat_settings.find(name)
+    setting = find_setting(name)
     value = value.strip()
     if not value:
         note(f"{name} is {setting.show(session)}. {setting.spec.help}")
@@ -224,16 +330,13 @@ def _model(session: Session, name: str) -> None:
 
 def _memory(session: Session, _argument: str) -> None:
     """Show the texts used for drafting and what is saved."""
-    memory = session.memory
-    if memory is None:
-        note("drafts come only from this conversation")
-    elif not memory.n_stored_tokens:
-        note(
-            "drafts come from this conversation and earlier ones of this session; ngramspec memory add adds your files"
-        )
-    else:
+    memory, sources = session.memory, "only from this conversation"
+    if memory is not None and memory.n_stored_tokens:
         tokens = memory.n_stored_tokens
-        note(f"drafts come from this conversation and {tokens} tokens of your memory (ngramspec memory list)")
+        sources = f"from this conversation and {tokens} tokens of your memory (ngramspec memory list)"
+    elif memory is not None:
+        sources = "from this conversation and earlier ones of this session; ngramspec memory add adds your files"
+    note(f"drafts come {sources}")
     answers = "are saved" if memory is not None and memory.saves_answers else "are not saved"
     conversation = f"is saved in {conversation_path()}" if session.options.keep else "is not saved"
     note(f"answers {answers} for later drafts; the conversation {conversation}")
@@ -250,15 +353,12 @@ def _system(session: Session, text: str) -> None:
     conversation = session.conversation
     if not text:
         note(conversation.system if conversation.system is not None else "there is no system message")
-    elif text == "-":
-        conversation.system = None
-        session.save_changes()
-        note("removed the system message for the following turns")
-    else:
-        conversation.system = text
-        session.save_changes()
-        hint = "; /reset starts a new conversation" if conversation.turns else ""
-        note(f"the system message applies to the following turns{hint}")
+        return
+    conversation.system = None if text == "-" else text
+    session.save_changes()
+    hint = "; /reset starts a new conversation" if conversation.turns else ""
+    removed = "removed the system message for the following turns"
+    note(removed if text == "-" else f"the system message applies to the following turns{hint}")
 
 
 def _stats(session: Session, _argument: str) -> None:

@@ -1,7 +1,4 @@
-"""Input of the chat from a terminal with line editing and history or from a pipe, and the handling of Ctrl-C.
-
-Ctrl-C stops an answer, not the session.
-"""
+"""Input of the chat from a terminal with line editing and history or from a pipe, and the handling of Ctrl-C."""
 
 from __future__ import annotations
 

@@ -21,22 +21,16 @@ from ngramspec.loading.load import LoadedModel, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.reasoning import budget_for
-from ngramspec.sampling.settings import NO_RULES, Allowed, Sampling, TextRules, option
+from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, option
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
 
 from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView, MemoryTip
 from .console import Terminated, fail, format_error, guard_stdout, note, print_error
-from .options import DISPLAY, check_predict, keep
+from .options import DISPLAY, PREDICTED, keep, parse_stop, token_limit
 from .reasoning_options import ENABLE, ReasoningOptions
-from .show import AnswerReport, prefill_bar
-
-
-def _parse_stop(texts: Sequence[str]) -> tuple[str, ...]:
-    if not all(texts):
-        raise ValueError("a stop string must not be empty")
-    return tuple(texts)
+from .show import AnswerReport, counting_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +46,9 @@ class ChatOptions:
     predict: int = option(
         -1,
         help="Maximum number of tokens per answer; -1: until the context is full.",
-        allowed=Allowed(lambda n: n == -1 or n > 0, "at least 1, or -1 (until the context is full)"),
+        allowed=PREDICTED,
     )
-    stop: tuple[str, ...] = option((), help="Stop strings, quoted as in a shell.", parse=_parse_stop, repeatable=True)
+    stop: tuple[str, ...] = option((), help="Stop strings, quoted as in a shell.", parse=parse_stop, repeatable=True)
     markdown: bool = option(True, help="Render Markdown: on or off.")
     # While it is on, the file on disk always mirrors the current conversation: undone and forgotten turns are removed
     # from it too. If several chats save theirs, the file contains the one that got the last answer.
@@ -148,21 +142,14 @@ class Session:
     @property
     def n_tokens(self) -> int:
         if self._n_tokens is None:
-            try:
+            self._n_tokens = 0
+            with suppress(NGramSpecError):  # templates may reject a conversation that does not end with a user message
                 self._n_tokens = len(self.encode(self.conversation.messages(self.conversation.first)))
-            except NGramSpecError:  # templates may reject a conversation that does not end with a user message
-                self._n_tokens = 0
         return self._n_tokens
 
-    # ------------------------------------------------------------------ conversation
-
     def reset(self) -> None:
-        """Remove all turns.
-
-        A random seed is drawn again; otherwise the same message would get the same answer.
-        """
         self.switch_conversation(Conversation(self.conversation.system))
-        if self.options.random_seed:
+        if self.options.random_seed:  # otherwise the same message would get the same answer
             self._set_seed(draw_seed())
 
     def _set_seed(self, seed: int) -> None:
@@ -200,10 +187,7 @@ class Session:
         save(self.conversation, path, model=self.source.label, sampling=encode(asdict(self.options.sampling)))
 
     def load(self, source: ModelSource, settings: LoadSettings) -> None:
-        """Continue with another model or other settings, or, after an error, with the previous ones.
-
-        Answers that are not yet in the memory of the previous model are dropped.
-        """
+        """Continue with another model or other settings, or, after an error, with the previous ones."""
         previous = self.source, self.options.load
         # Two models at once may not fit in memory.
         self._loaded.close()
@@ -226,13 +210,8 @@ class Session:
                 self.memory.add_text(answer)
         del self._pending_answers[start:]
 
-    # ------------------------------------------------------------------ answers
-
     def regenerate(self, message: str | None = None) -> bool:
-        """Answer the last message again, or another message in its place, and return True if the turn succeeded.
-
-        Without a new answer the old turn stays.
-        """
+        """Answer the last message again, or another one in its place; without a new answer the old turn stays."""
         previous, seed = self.conversation, self.options.sampling.seed
         if message is None:
             message = previous.turns[-1].user
@@ -251,8 +230,14 @@ class Session:
         if is_retry:
             conversation.undo()
         full_message = message if is_retry else "\n\n".join([*self.attachments, message])
-        steps, stats = list[Step](), Stats()
-        deltas: list[Delta] = []  # reasoning and content
+        steps, stats, deltas = list[Step](), Stats(), list[Delta]()
+
+        def add_turn() -> None:
+            texts = ("".join(delta.text for delta in deltas if delta.kind == kind) for kind in ("text", "reasoning"))
+            conversation.add(Turn(full_message, *texts), first)
+            self.conversation = conversation
+            self.save_changes()
+
         try:
             prompt, first = conversation.prompt(full_message, self.encode, self.room())
             if n_dropped := first - conversation.first:
@@ -263,9 +248,7 @@ class Session:
                     self.generate(prompt, steps, deltas)
                 except Terminated:  # keep the incomplete turn for --resume
                     if deltas or not is_retry:
-                        conversation.add(_make_turn(full_message, deltas), first)
-                        self.conversation = conversation
-                        self.save_changes()
+                        add_turn()
                     raise
                 finally:
                     self.view.end()
@@ -280,18 +263,15 @@ class Session:
         if ending == "stopped" and not deltas:
             note("stopped before the answer began; the turn was removed")
             return True
-        conversation.add(_make_turn(full_message, deltas), first)
-        self.conversation = conversation
+        add_turn()
         self.prediction = ""
         self.answers += 1
-        answer = [token for step in steps for token in step.tokens if not self.target.vocabulary.is_eog(token)]
-        keep(self.memory, answer)
+        answer = keep(self.memory, self.target.vocabulary, steps)
         if is_retry:
             self._add_to_memory(-1)
         else:
             self.attachments.clear()
         self._pending_answers.append(answer)
-        self.save_changes()
         self._n_tokens = len(self.target.sequences[0].tokens)
         self.show_report(stats, ending)
         if self.interactive and self.memory is not None:
@@ -305,8 +285,7 @@ class Session:
         self._report.show(stats, self.decoder, self.target.governor, ending, seed=seed, intro=intro)
 
     def room(self) -> int:
-        """Return the maximum number of tokens in a prompt."""
-        return self.target.n_ctx - answer_room(self.target.n_ctx, check_predict(self.options.predict))
+        return self.target.n_ctx - answer_room(self.target.n_ctx, token_limit(self.options.predict))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the prompt of a conversation, whose answer `generate` generates."""
@@ -322,7 +301,7 @@ class Session:
             self._trace.begin(prompt, vocabulary.piece, header)
         parser = AnswerParser(vocabulary.chat_template, opening=self._opening)
         self.view.begin()
-        with prefill_bar() as bar, suppress(KeyboardInterrupt):
+        with counting_bar("reading") as bar, suppress(KeyboardInterrupt):
 
             def progress(done: int, total: int) -> None:
                 if self.stop_key.pressed:
@@ -331,7 +310,7 @@ class Session:
 
             generation = self.decoder.generate(
                 prompt,
-                max_tokens=check_predict(options.predict),
+                max_tokens=token_limit(options.predict),
                 sampling=options.sampling,
                 acceptance=options.acceptance,
                 stop=options.stop,
@@ -361,17 +340,7 @@ class Session:
         if not reasoning.limited:
             return self.options.rules
         tags = reasoning_tags(vocabulary.chat_template)
-        budget = budget_for(
-            reasoning.reasoning_budget,
-            reasoning.reasoning_budget_message,
-            tags,
-            vocabulary,
-            prompt=prompt,
-            start=find_open_tag(tags, self._opening),
-        )
+        limit = reasoning.reasoning_budget, reasoning.reasoning_budget_message
+        start = find_open_tag(tags, self._opening)
+        budget = budget_for(*limit, tags, vocabulary, prompt=prompt, start=start)
         return replace(self.options.rules, reasoning=budget)
-
-
-def _make_turn(message: str, deltas: Sequence[Delta]) -> Turn:
-    texts = ("".join(delta.text for delta in deltas if delta.kind == kind) for kind in ("text", "reasoning"))
-    return Turn(message, *texts)

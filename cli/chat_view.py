@@ -17,23 +17,18 @@ from ngramspec.memory.memory import settings_path
 from ngramspec.steps import Stats, Step, StopReason
 from ngramspec.storage import state_folder
 
-from .console import note, printable, stderr, write_stdout
+from .console import note, print_stdout, printable, stderr, write_stdout
 from .markdown import THEME, MarkdownStream
 from .show import ACCEPTED, CORRECTION, REFUSED, facts_table
-
-NARROW, LOW = 20, 10
-"""Minimum number of columns and lines of a terminal for Markdown; smaller terminals show plain text."""
 
 _STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corrected": CORRECTION}
 
 
 def format_step(step: Step, piece: Piece) -> Text:
-    """Return the text of a step with its draft: accepted tokens, rejected tokens and the target's token in their place.
-
-    Rejected tokens are not part of the text, so a line break in them is shown as a symbol.
-    """
+    """Return the text of a step with its draft: accepted and rejected tokens, and the target's token in their place."""
     text = Text(tab_size=4)
     for words, mark in spans_of(step, piece):
+        # Rejected tokens are not part of the text, so a line break in them is shown as a symbol.
         visible = words.replace("\n", "⏎").replace("\t", " ") if mark == "refused" else words
         text.append(printable(visible), _STYLES[mark])
     return text
@@ -70,7 +65,7 @@ class AnswerView:
             return False
         columns, lines = os.get_terminal_size(sys.stdout.fileno())
         # Some terminals do not know their size and report 0.
-        return (columns or 80) >= NARROW and (lines or 24) >= LOW
+        return (columns or 80) >= 20 and (lines or 24) >= 10
 
     def begin(self) -> None:
         self._kind, self._stream = "", None
@@ -111,10 +106,8 @@ class AnswerView:
         self._kind = ""
 
     def _print(self, text: Text) -> None:
-        with self._console.capture() as capture:
-            self._console.print(text, end="", soft_wrap=True)
         if text:
-            write_stdout(capture.get())
+            print_stdout(self._console, text, end="", soft_wrap=True)
             self._open_line = not text.plain.endswith("\n")
 
     def _end_part(self) -> None:
@@ -158,8 +151,7 @@ class MemoryTip:
     """Suggestion to save answers, shown once per machine to a user whose answers repeat each other.
 
     An answer counts if a quarter of its tokens are in runs of 16 or more tokens that an earlier answer of the session
-    contains; shorter phrases recur by chance. Within the session they were drafted anyway; the next one can only draft
-    them if answers are saved. A user who has decided on saving them sees no tip.
+    contains; shorter phrases recur by chance. A user who has decided on saving answers sees no tip.
     """
 
     RUN, SHARE = 16, 0.25
@@ -168,10 +160,7 @@ class MemoryTip:
         self._runs: set[tuple[int, ...]] = set()  # runs of tokens in earlier answers
 
     def show_after(self, answer: Sequence[int], *, is_retry: bool = False) -> None:
-        """Remember the tokens of an answer, and show the tip if the answer repeats earlier ones.
-
-        With `is_retry`, the answer replaces the last one, which it naturally repeats.
-        """
+        """Show the tip if an answer repeats earlier ones; with `is_retry`, it replaces the one that it repeats."""
         starts = range(len(answer) - self.RUN + 1)
         runs = [tuple(answer[start : start + self.RUN]) for start in starts]
         repeats = {i for start in starts if runs[start] in self._runs for i in range(start, start + self.RUN)}

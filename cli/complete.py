@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from errno import EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,9 @@ from ngramspec.beams.search import SEQUENCES
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import REMEMBERING, supports_prediction
 from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.fill_in import Limits, fill_in
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
+from ngramspec.llama.target import Target
 from ngramspec.loading.load import find, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
@@ -26,12 +30,21 @@ from ngramspec.sampling.settings import TextRules, allow_int_range, allow_range,
 from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
-from .complete_text import make_prompt, read_texts
-from .console import Outcome, capture_outcome, fail, guard_stdout, read_text, reraise, usage_error, write_stdout
+from .console import (
+    Outcome,
+    capture_outcome,
+    fail,
+    guard_stdout,
+    note,
+    read_source,
+    read_text,
+    reraise,
+    usage_error,
+    write_stdout,
+)
 from .models import complete_model
-from .options import DISPLAY, MODEL, STOP, TRACE, check_predict, check_stop, choose_model, keep
-from .sampling_options import SamplingOptions, check_sampling
-from .show import AnswerReport, prefill_bar
+from .options import DISPLAY, MODEL, STOP, TRACE, SamplingOptions, check_sampling, choose_model, keep, token_limit
+from .show import AnswerReport, counting_bar
 
 
 def complete(
@@ -63,7 +76,7 @@ def complete(
         "--n-predict",
         help="Maximum number of tokens to generate; -1: until the context is full.",
     ),
-    stop: list[str] | None = STOP,
+    stop: tuple[str, ...] = STOP,
     suffix: str | None = option(
         None, metavar="FILE|-", help="Fill in the middle: file with the text after the gap; needs a model with support."
     ),
@@ -116,10 +129,9 @@ def complete(
     grammars or --exact on (the position of a beam in the cache affects the rounding), and does not support recurrent
     models.
     """
-    limit = check_predict(predict)
+    limit = token_limit(predict)
     sampling_settings = sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, rules.restriction)
-    stops = check_stop(stop)
     if logprobs is not None and not as_json:
         usage_error("--logprobs requires --json")
     if beams is not None:
@@ -129,28 +141,27 @@ def complete(
     # A mistake in the text must not cost a download.
     downloads = model is None or any(name.startswith(PREFIX) for name in (model, load.draft_model or ""))
     local_source = None if downloads else find(model, load, DISPLAY)
-    before, after = read_texts(source, suffix, prompt_text)
+    before, after = _read_texts(source, suffix, prompt_text)
     writer = TraceWriter(trace) if trace is not None else None
     model_source = local_source or find(model, load, DISPLAY)
+    make_prompt = partial(_make_prompt, before, after, truncate=truncate)
+    around = (before, after or "") if echo else ("", "")
     if beams is not None:
-        arguments = before, after, beams, predict, stops
-        complete_with_beams(
-            model_source, load, sampling_settings, *arguments, truncate=truncate, echo=echo, as_json=as_json
-        )
+        arguments = sampling_settings, make_prompt, beams, predict, stop
+        complete_with_beams(model_source, load, *arguments, around=around, as_json=as_json)
         return
     loaded_model = open_resolved(model_source, load, DISPLAY, remember=True)
     target, decoder = loaded_model.target, loaded_model.decoder
     check_sampling(target.vocabulary, sampling_settings, logprobs)
-    prompt = make_prompt(target, before, after, limit, truncate)
+    prompt = make_prompt(target, limit)
     if writer is not None:
         header = TraceHeader.of(decoder, model_source.label, sampling_settings, acceptance)
         writer.begin(prompt, target.vocabulary.piece, header)
-    head, tail = (before, after or "") if echo else ("", "")
     request = {
         "max_tokens": limit,
         "sampling": sampling_settings,
         "acceptance": acceptance,
-        "stop": stops,
+        "stop": stop,
         "rules": rules,
         "logprobs": logprobs,
         "prediction": target.vocabulary.tokenize(prediction_text, add_bos=False) if prediction_text else (),
@@ -158,14 +169,14 @@ def complete(
     start = time.perf_counter()
     with guard_stdout(), writer or nullcontext():
         show: Callable[[str], None] = (lambda _: None) if as_json else write_stdout
-        show(head)
+        show(around[0])
         steps, stats, outcome = _generate(decoder, prompt, writer, show, request)
         if outcome.error is None:
-            show(tail)
+            show(around[1])
         ending = (steps[-1].stop if steps else None) or outcome.word
         if as_json:
             document = {
-                "text": "".join([head, *(step.text for step in steps), tail]),
+                "text": "".join([around[0], *(step.text for step in steps), around[1]]),
                 "prompt_tokens": len(prompt),
                 **_figures(steps, stats, target.vocabulary.piece),
                 "seconds": time.perf_counter() - start,
@@ -175,7 +186,7 @@ def complete(
                 "exact": decoder.exactness.bit_identical,
             }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
-    keep(loaded_model.memory, [token for step in steps for token in step.tokens if not target.vocabulary.is_eog(token)])
+    keep(loaded_model.memory, target.vocabulary, steps)
     seed = None if sampling_settings.greedy else sampling_settings.seed
     AnswerReport().show(stats, decoder, target.governor, ending, seed=seed)
     reraise(outcome)
@@ -190,7 +201,7 @@ def _generate(
 ) -> tuple[list[Step], Stats, Outcome]:
     """Show and trace a text while it is generated; return its steps, their counters and what ended it early."""
     steps, stats = list[Step](), Stats()
-    with capture_outcome() as outcome, prefill_bar() as progress:
+    with capture_outcome() as outcome, counting_bar("reading") as progress:
         for step in decoder.generate(prompt, return_decisions=writer is not None, progress=progress, **request):
             stats.add(step)
             if writer is None:
@@ -223,11 +234,7 @@ def _arguments(
     *,
     named: bool,
 ) -> tuple[str | None, str]:
-    """Return the model or `None`, and the text file or "-"; the help describes how they are distinguished.
-
-    `model_option`, `text_file` and `prompt` are the values of -m/--model, -f/--file and -p/--prompt, and `named` is
-    true if another option names the model.
-    """
+    """Return the model or `None`, and the text file or "-"; `named` is true if another option names the model."""
     has_text = text_file is not None or prompt is not None
     is_text = named or model_option is not None or not has_text  # unless the argument looks like a model
     if model is not None and file is None and is_text and not is_model(model):
@@ -249,6 +256,80 @@ def _arguments(
 def is_model(argument: str) -> bool:
     """Return True if an argument names a model; the name of a missing file decides, since its bytes are unknown."""
     return is_model_argument(argument) or (argument.endswith(".gguf") and not os.path.exists(argument))
+
+
+def _read_texts(source: str, suffix: str | None, prompt: str | None = None) -> tuple[str, str | None]:
+    """Read the text to continue, unless `prompt` is given, and the text after the gap; `None` means no gap."""
+    if suffix is not None and suffix == source and prompt is None:
+        usage_error(
+            f"the text and --suffix must be different files, got {'stdin' if source == '-' else source} for both"
+        )
+    if suffix == "":
+        usage_error("the name of the --suffix file must not be empty")
+    before = _read(source) if prompt is None else prompt
+    if suffix is None:
+        if not before:
+            name = "-p/--prompt" if prompt is not None else "standard input" if source == "-" else source
+            fail(f"{name} is empty: there is no text to continue")
+        return before, None
+    after = read_source(suffix, "no text after the gap; name a file or pipe one in")
+    if not before and not after:
+        fail("the texts before and after the gap are empty")
+    return before, after
+
+
+def _read(source: str) -> str:
+    """Read the text to continue; an error in the name of its file shows how to pass a text itself."""
+    try:
+        return read_source(source, "no text to continue; pipe one in, name a file or set -p/--prompt")
+    except OSError as error:
+        if error.errno not in (ENOENT, ENOTDIR, ENAMETOOLONG, EINVAL):
+            raise
+        name = source if len(source) <= 80 else f"{source[:80]}..."
+        fail(f"{name}: {error.strerror}; to continue a text itself, use -p/--prompt TEXT")
+
+
+def _make_prompt(before: str, after: str | None, target: Target, limit: int, *, truncate: bool) -> list[int]:
+    """Return the prompt tokens; the program ends if they leave no room for an answer."""
+    length = len(before) + len(after or "")
+    if length >= 1 << 20:
+        # Tokenizing 30 MB would take a minute. The cut may change the first tokens of a text, so the limit is twice the
+        # number of characters that fit.
+        max_chars = 2 * target.n_ctx * target.vocabulary.longest_token
+        before, after = before[-max_chars:], None if after is None else after[:max_chars]
+    left_out = len(before) + len(after or "") < length
+    prompt: list[int] = []
+    if truncate or not left_out:
+        prompt = target.vocabulary.tokenize(before) if after is None else fill_in(target.vocabulary, before, after)
+    if len(prompt) < target.n_ctx and not left_out:
+        return prompt
+    size = f"more than {target.n_ctx}" if left_out else str(len(prompt))
+    if not truncate:
+        part = "its end" if after is None else "the parts next to the gap"
+        fail(
+            f"the text has {size} tokens and leaves no room for an answer in the context of {target.n_ctx};"
+            f" raise -c/--ctx-size, or keep only {part} with --truncate"
+        )
+    n_kept = target.n_ctx - min(limit, target.n_ctx // 2)
+    if after is None:
+        note(f"warning: the text has {size} tokens; only the last {n_kept} are used")
+        # Keep the token that the model requires at the start of every text.
+        bos = target.vocabulary.tokenize("")[:1]
+        bos = bos if bos == prompt[:1] else []
+        return bos + prompt[len(bos) - n_kept :]
+    return _cut_around_gap(target, before, after, n_kept)
+
+
+def _cut_around_gap(target: Target, before: str, after: str, n_kept: int) -> list[int]:
+    """Return a prompt of `n_kept` tokens: three quarters before the gap, unless one side needs fewer tokens."""
+    room = n_kept - len(fill_in(target.vocabulary, "", ""))
+    sizes = [len(target.vocabulary.tokenize(text, add_bos=False)) for text in (before, after)]
+    n_after = min(sizes[1], max(room // 4, room - sizes[0]))
+    note(
+        f"warning: the texts have {sum(sizes)} tokens; only {room - n_after} before the gap and {n_after} after it"
+        " are used"
+    )
+    return fill_in(target.vocabulary, before, after, limits=Limits(room - n_after, n_after))
 
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.store import StoredTimes
+from ngramspec.llama.target import Target
 from ngramspec.loading.load import open_alone
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, options
 
-from .complete_text import make_prompt
 from .console import capture_outcome, guard_stdout, note, reraise, usage_error, write_stdout
-from .options import DISPLAY, check_predict
-from .sampling_options import check_sampling
-from .show import prefill_bar, slow_core
+from .options import DISPLAY, check_sampling, token_limit
+from .show import counting_bar, slow_core
 
 
 def check_beams(
@@ -51,21 +50,19 @@ def complete_with_beams(
     model: ModelSource,
     load: LoadSettings,
     sampling: Sampling,
-    before: str,
-    after: str | None,
+    make_prompt: Callable[[Target, int], list[int]],
     beams: int,
     predict: int,
     stop: Sequence[str],
     *,
-    truncate: bool,
-    echo: bool,
+    around: tuple[str, str],
     as_json: bool,
 ) -> None:
-    """Load a model, run beam search and print the best text; the arguments are those of `complete`."""
+    """Run beam search and print the best text; `make_prompt` leaves room for a number of tokens after the prompt."""
     # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
     target = open_alone(model, replace(load, exact="off"), DISPLAY, n_seq=SEQUENCES)
     check_sampling(target.vocabulary, sampling)
-    prompt = make_prompt(target, before, after, check_predict(predict) * beams, truncate)
+    prompt = make_prompt(target, token_limit(predict) * beams)
     search = BeamSearch(
         target,
         beams,
@@ -75,15 +72,13 @@ def complete_with_beams(
     limit = None if predict == -1 else predict
     start = time.perf_counter()
     with guard_stdout():
-        with capture_outcome() as outcome, prefill_bar() as progress:
+        with capture_outcome() as outcome, counting_bar("reading") as progress:
             for _ in search.run(prompt, max_tokens=limit, stop=stop, progress=progress):
                 pass
         seconds = time.perf_counter() - start
         hypotheses = search.hypotheses()
         best = hypotheses[0] if hypotheses else None
-        text = best.text if best else ""
-        if echo:
-            text = f"{before}{text}{after or ''}"
+        text = f"{around[0]}{best.text if best else ''}{around[1]}"
         ending = (best.stop if best else None) or outcome.word
         if as_json:
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")

@@ -22,8 +22,6 @@ from .console import pluralize
 
 NO_MEMORY = "no memory"
 
-BUSY = 0.1  # share of the cores from which on other programs disturb a measurement
-
 
 class Load:
     """The load by other programs, from now on to the first time that `cores` is read."""
@@ -41,18 +39,14 @@ class Load:
     @property
     def is_high(self) -> bool:
         """True if other programs used enough cores to slow decoding down."""
-        return self.cores > max(CpuLoad.QUIET, BUSY * logical_cores())
+        return self.cores > max(CpuLoad.QUIET, 0.1 * logical_cores())
 
     def __str__(self) -> str:
         return f"other programs used {self.cores:.1f} of {logical_cores()} cores"
 
 
 class Conditions:
-    """Conditions of a measurement that begins now.
-
-    `file` is the name of the model for the user, `exact` the value of --exact, and `memory` describes the memory that
-    drafts come from.
-    """
+    """Conditions of a measurement that begins now, on the model that the user knows as `file`."""
 
     def __init__(self, target: Target, file: str, exact: str, memory: str = NO_MEMORY) -> None:
         self._target, self._file = target, file
@@ -87,26 +81,21 @@ class Conditions:
         return "; ".join([model, machine.name(), backend, build_text, own, settings])
 
     def to_json(self, command: str, load: LoadSettings) -> dict[str, Any]:
-        """Return the conditions, the settings and the model as JSON, with the command that repeats the measurement."""
         weights = self._target.weights
-        conditions = {
-            "model_file": self._file,
-            "threads": weights.n_threads,
-            "exact": self._exact,
-            "memory": self._memory,
-            "other_cores": self.load.cores,
-            "cores": logical_cores(),
-            "command": command,
-        }
         return {
             "load": asdict(load),
-            "conditions": conditions,
-            "ngramspec": ngramspec.__version__,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine.name(),
+            "conditions": {
+                "model_file": self._file,
+                "threads": weights.n_threads,
+                "exact": self._exact,
+                "memory": self._memory,
+                "other_cores": self.load.cores,
+                "cores": logical_cores(),
+                "command": command,
+            },
+            **describe_program(),
             "devices": [asdict(device) for device in weights.devices],
             "placement": weights.plan.summary(weights.layers),
-            "build": build(),
             "drafting_core": "plain Python" if find_uncompiled_modules() else "compiled",
             "model": {
                 "path": str(weights.path),
@@ -120,8 +109,12 @@ class Conditions:
         }
 
 
+def describe_program() -> dict[str, str]:
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"ngramspec": ngramspec.__version__, "date": date, "machine": machine.name(), "build": build()}
+
+
 def exact_mode(sizes: Sequence[int] | None) -> str:
-    """Describe exact mode with its batch sizes; `None` or an empty sequence means single tokens."""
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
 
 

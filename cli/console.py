@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,16 +24,12 @@ from ngramspec.data import NGramSpecError, get_reason
 from ngramspec.instruments.reports.report import CONTROLS
 from ngramspec.storage import utf8
 
-FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+FAILED, USAGE = 1, 2
 MAX_COLUMNS = 100  # width of tables in a pipe, and of lists
 
 stderr = Console(stderr=True, highlight=False, emoji=False)
-"""Console for notes, statistics and progress."""
 
-_SYMBOLS = {**CONTROLS, ord("\r"): None}
-
-_line_open = threading.Event()
-"""Event that is set while the output on stdout ends in the middle of a line."""
+_line_open = threading.Event()  # set while the output on stdout ends in the middle of a line
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 """Signals that end the program; the system sends the second one when the terminal is closed."""
@@ -43,13 +39,17 @@ class Terminated(BaseException):
     """Exception for a signal of `ENDING`; `except Exception` does not catch it, as with KeyboardInterrupt."""
 
 
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a program that a signal ended with this exception."""
+    return 143 if isinstance(error, Terminated) else 130
+
+
 def printable(text: str) -> str:
     r"""Replace control characters except \n and \t with symbols (ESC: ␛), so that text cannot control a terminal."""
-    return text.translate(_SYMBOLS)
+    return text.translate({**CONTROLS, ord("\r"): None})
 
 
 def pluralize(number: int, noun: str, nouns: str = "") -> str:
-    """Return a number with its noun in the singular or plural."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
@@ -59,7 +59,6 @@ def note(text: str) -> None:
 
 
 def print_error(error: str | Exception) -> None:
-    """Print an error in one line on stderr."""
     _print(f"ngramspec: {' '.join(format_error(error).split())}", "red")
 
 
@@ -98,11 +97,8 @@ def usage_error(message: str) -> NoReturn:
 
 
 def raise_on_signals() -> None:
-    """Make signals raise exceptions, so that the generated text is still written.
-
-    llama.cpp calls back into Python, for example for each line of its log. An exception ends there and would be lost.
-    If a signal raised it, the signal is sent again.
-    """
+    """Make signals raise exceptions, so that the generated text is still written."""
+    # An exception in a function that llama.cpp calls, such as for its log, is lost. So the signal is sent again.
     signals_by_error = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 
     def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -152,13 +148,17 @@ def read_text(path: Path) -> str:
     return _decode(path.read_bytes(), str(path))
 
 
-def read_source(name: str, message: str) -> str:
-    """Read a text file, or standard input for "-"; the program ends with `message` if that is a terminal."""
+def read_bytes(name: str, message: str) -> bytes:
+    """Read a file, or standard input for "-"; the program ends with `message` if that is a terminal."""
     if name != "-":
-        return read_text(Path(name))
+        return Path(name).read_bytes()
     if sys.stdin is None or sys.stdin.isatty():
         usage_error(message)
-    return _decode(sys.stdin.buffer.read(), "standard input")
+    return sys.stdin.buffer.read()
+
+
+def read_source(name: str, message: str) -> str:
+    return _decode(read_bytes(name, message), "standard input" if name == "-" else name)
 
 
 def _decode(raw: bytes, name: str) -> str:
@@ -212,6 +212,12 @@ def write_stdout(text: str) -> None:
         _line_open.clear()
     elif text:
         _line_open.set()
+
+
+def print_stdout(console: Console, *parts: Any, **options: Any) -> None:
+    with console.capture() as capture:
+        console.print(*parts, **options)
+    write_stdout(capture.get())
 
 
 @contextmanager

@@ -44,9 +44,8 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .options import DISPLAY, MODEL, TRACE, check_predict, choose_model, keep
+from .options import DISPLAY, MODEL, TRACE, SamplingOptions, check_sampling, choose_model, keep, token_limit
 from .reasoning_options import ReasoningOptions
-from .sampling_options import SamplingOptions, check_sampling
 from .show import LIMITS, check_writable, counting_bar
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -89,7 +88,6 @@ def edit(
     If the answer contains no file or a limit cut it, nothing is written: the answer goes to stderr, and the exit code
     is 1. If the context is too small for the file and a new one of its length, that is an error before the generation.
     """
-    check_predict(-1 if predict is None else predict)
     sampling_settings = sampling.sampling()
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     model, name, instruction = _parse(arguments)
@@ -174,7 +172,7 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     n_tokens = len(session.target.vocabulary.tokenize(attachment, add_bos=False))
     message = f"{attachment}\n\n{instruction}"
     prompt = session.encode([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": message}])
-    limit = check_predict(session.options.predict)
+    limit = token_limit(session.options.predict)
     if (size := len(prompt) + min(limit, n_tokens)) > (n_ctx := session.target.n_ctx):
         fail(f"the context of {n_ctx} tokens is too small: prompt and new file need {size}; raise -c/--ctx-size")
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
@@ -193,8 +191,7 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
         session.show_report(stats, outcome.word)
         reraise(outcome)
         raise KeyboardInterrupt
-    is_end = session.target.vocabulary.is_eog
-    keep(session.memory, [token for step in steps for token in step.tokens if not is_end(token)])
+    keep(session.memory, session.target.vocabulary, steps)
     return "".join(delta.text for delta in deltas if delta.kind == "text"), ending, stats
 
 
@@ -205,9 +202,6 @@ def _parse(arguments: Sequence[str]) -> tuple[str | None, str, str]:
     if len(arguments) == 1 or (len(arguments) == 2 and is_model(first)) or not arguments[-1].strip():
         usage_error('edit requires a file and an instruction: ngramspec edit app.py "Add type hints."')
     return None if len(arguments) == 2 else first, arguments[-2], arguments[-1]
-
-
-# ---------------------------------------------------------------------- the file in an answer
 
 
 def find_file(answer: str, original: str) -> str | None:

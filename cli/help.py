@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-MAX_UNGROUPED = 10
-"""Maximum number of options that need no groups."""
+from .console import USAGE
 
 
 class GroupedCommand(TyperCommand):
@@ -33,7 +34,7 @@ class GroupedCommand(TyperCommand):
                 rows[parameter.name] = _shorten(flags), text.replace("  [", " [")
         own = [name for name in rows if name not in COMMON and not any(name in names for names in GROUPS.values())]
         groups = {"Common options": COMMON, f"Options of {ctx.info_name}": own, **GROUPS}
-        if len(rows) <= MAX_UNGROUPED:
+        if len(rows) <= 10:  # so few need no groups
             groups = {"Options": [*rows]}
         sections = {"Arguments": arguments}
         sections |= {title: [rows.pop(name) for name in names if name in rows] for title, names in groups.items()}
@@ -52,7 +53,13 @@ def _shorten(flags: str) -> str:
 
 
 class CommandList(TyperGroup):
-    """Group whose help shows the commands before the options, each with its first line in full."""
+    """Group whose help, also shown without a command, lists the commands before the options, with full lines."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            print(ctx.get_help(), file=sys.stderr)
+            raise typer.Exit(USAGE)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]

@@ -18,11 +18,8 @@ from rich.theme import Theme
 
 from .console import printable
 
-INTERVAL = 1 / 15
-"""Minimum time in seconds between two updates of the open block."""
-
-SHARE = 1 / 20
-"""Maximum share of the time that is spent on updates, independent of the length of the open block."""
+INTERVAL = 1 / 15  # minimum time in seconds between two updates of the open block
+SHARE = 1 / 20  # maximum share of the time that is spent on updates, independent of the length of the open block
 
 THEME = Theme({"markdown.code": "cyan", "markdown.block_quote": "none", "markdown.hr": "dim"})
 

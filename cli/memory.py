@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,7 +26,6 @@ from ngramspec.models.check import has_gguf_magic
 
 from .console import (
     FAILED,
-    USAGE,
     Terminated,
     fail,
     guard_stdout,
@@ -43,15 +41,7 @@ from .options import open_vocabulary
 from .show import counting_bar
 
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the memory.")]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="Model whose tokenizer is used; the file needs no weights. Default: the default model.",
-    ),
-]
+_MODEL_HELP = "Model whose tokenizer is used; the file needs no weights. Default: the default model."
 
 app = typer.Typer(
     cls=CommandList,
@@ -60,15 +50,7 @@ app = typer.Typer(
     help="Manage the files and answers to draft from: files and folders that you add, and saved answers.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    invoke_without_command=True,
 )
-
-
-@app.callback()
-def _options(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
-        raise typer.Exit(USAGE)
 
 
 @app.command("add", cls=GroupedCommand)
@@ -77,7 +59,7 @@ def add(
         list[str], typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
     ],
     memory: Name = DEFAULT,
-    model: ModelName = None,
+    model: Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help=_MODEL_HELP)] = None,
 ) -> None:
     """Add files and folders.
 
@@ -173,10 +155,9 @@ def save_answers(
 ) -> None:
     """Turn the saving of chat and complete answers on or off; default: off."""
     write_save_answers(state == "on")
-    if state == "on":
-        note("answers of chat and complete will be saved on this machine (undo: ngramspec memory save-answers off)")
-    else:
-        note("answers will not be saved; ngramspec memory remove --answers removes those already saved")
+    saved = "answers of chat and complete will be saved on this machine (undo: ngramspec memory save-answers off)"
+    unsaved = "answers will not be saved; ngramspec memory remove --answers removes those already saved"
+    note(saved if state == "on" else unsaved)
 
 
 def _stores(memory: str) -> list[Store]:
@@ -187,7 +168,6 @@ def _stores(memory: str) -> list[Store]:
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
-    """Return paths from the command line; the program ends if a name is empty."""
     # An empty name, such as an unset variable in a script, would mean the current folder.
     if not all(names):
         usage_error("the name of a file or folder must not be empty")

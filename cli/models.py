@@ -1,7 +1,4 @@
-"""`ngramspec models`, which lists the models on this machine, and completion of their names in the shell.
-
-typer completes commands and options itself. `--install-completion` sets up completion.
-"""
+"""`ngramspec models`, which lists the models on this machine, and completion of their names in the shell."""
 
 from __future__ import annotations
 
@@ -67,17 +64,11 @@ def _format(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join([f"{'' if len(name) > width else name:<{width}}", *cells]).rstrip()
 
 
-# --------------------------------------------------------------------------- completion in the shell
-
 _BEFORE = "_NGRAMSPEC_BEFORE_COLON"
 
 
 def join_at_colons(env: MutableMapping[str, str]) -> None:
-    """Undo bash's splitting of words at colons: bash splits `hf:owner` into three words and completes only the last.
-
-    The words before the last colon are removed, so that they do not count as arguments, and stored for
-    `complete_model`.
-    """
+    """Undo bash's splitting of words at colons: bash splits `hf:owner` into three words and completes only the last."""
     try:
         words, at = shlex.split(env["COMP_WORDS"]), int(env["COMP_CWORD"])
     except (KeyError, ValueError):  # missing variables or an open quote
@@ -89,6 +80,7 @@ def join_at_colons(env: MutableMapping[str, str]) -> None:
     if len(parts) == 1:
         return
     last = "" if parts[-1] == ":" else parts.pop()
+    # These words are stored for `complete_model`, and do not count as arguments.
     env[_BEFORE] = "".join(parts)
     env["COMP_WORDS"], env["COMP_CWORD"] = shlex.join([*words[:start], last]), str(start)
 

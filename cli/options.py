@@ -1,35 +1,40 @@
 """Options shared by several commands, with the names of llama.cpp's options, and their conversion into settings.
 
 `ngramspec.sampling.settings.option` declares an option, as a field of a dataclass or as the default of a command's
-parameter. A group of options is a dataclass. A command takes the whole group as one parameter, and `expand_groups`
-turns its fields into options for typer.
+parameter. A command takes a dataclass as one parameter, and `expand_groups` turns its fields into options for typer.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import Field, fields, is_dataclass
+import math
+import random
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Optional, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from ngramspec import leaves
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.data import NGramSpecError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.load import Display, find_file
 from ngramspec.loading.settings import DRAFTING, GPUS, LOADING, LoadSettings
-from ngramspec.model_settings import ALL, Flash, LoadSettingsError
+from ngramspec.model_settings import ALL, LoadSettingsError
 from ngramspec.model_settings import AUTO as AUTO_LAYERS
 from ngramspec.models.check import check_complete
-from ngramspec.sampling.settings import KEY, Sampling, TextRules, option, options, resolve_flags
+from ngramspec.sampling.settings import KEY, Allowed, Sampling, TextRules, option, options, resolve_flags
+from ngramspec.steps import Step
 
-from .console import defer_signals, note, usage_error
+from .console import defer_signals, fail, note, read_text, usage_error
 from .models import complete_model
 from .show import download_bar
 
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., None])
 
 Model = Annotated[
@@ -51,10 +56,18 @@ PROMPTS: Path | None = option(
 TRACE: Path | None = option(
     None, "--trace", metavar="FILE", help="Record every decode call in FILE; show it with ngramspec trace."
 )
-STOP: list[str] | None = option(None, "--stop", help="Stop before this text; repeatable.")
+PREDICTED = Allowed(lambda n: n == -1 or n > 0, "at least 1, or -1 (until the context is full)")
 
-NO_LIMIT = 2**31
-"""Token limit that is larger than any context."""
+
+def parse_stop(texts: Sequence[str]) -> tuple[str, ...]:
+    if not all(texts):
+        raise LoadSettingsError("{stop} must not be empty")
+    return tuple(texts)
+
+
+STOP: tuple[str, ...] = option(
+    (), "--stop", help="Stop before this text; repeatable.", parse=parse_stop, repeatable=True
+)
 
 
 def choose_model(argument: str | None, model_option: str | None) -> str | None:
@@ -64,18 +77,9 @@ def choose_model(argument: str | None, model_option: str | None) -> str | None:
     return argument if model_option is None else model_option
 
 
-def check_predict(predict: int) -> int:
-    """Return the maximum number of tokens to generate, with `NO_LIMIT` in place of -1."""
-    if predict != -1 and predict < 1:
-        usage_error(f"-n/--predict must be at least 1, or -1 (until the context is full), got {predict}")
-    return predict if predict > 0 else NO_LIMIT
-
-
-def check_stop(stop: list[str] | None) -> tuple[str, ...]:
-    """Return the stop strings; the program ends if one is empty."""
-    if any(not text for text in stop or ()):
-        usage_error("--stop must not be empty")
-    return tuple(stop or ())
+def token_limit(predict: int) -> int:
+    """Return the maximum number of tokens to generate; for -1, one that is larger than any context."""
+    return predict if predict > 0 else 2**31
 
 
 DISPLAY = Display(note, download_bar, defer_signals)
@@ -83,10 +87,7 @@ DISPLAY = Display(note, download_bar, defer_signals)
 
 
 def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vocabulary:
-    """Load the vocabulary of a GGUF file, which needs no weights, or of a model if `file` is `None`.
-
-    If `model` is `None` too, a note that begins with `note_start` names the default model.
-    """
+    """Load the vocabulary of a file without weights, of a model, or of the default model, with a note that names it."""
     if file is None:
         source = find_file(model, LoadSettings(), DISPLAY)  # converts as chats do
         if source.fallback:
@@ -98,17 +99,16 @@ def open_vocabulary(file: Path | None, model: str | None, note_start: str) -> Vo
         return Vocabulary(file)
 
 
-def keep(memory: leaves.Memory | None, tokens: Sequence[int]) -> None:
-    """Save an answer for later sessions; a failure prints a warning and does not end the program."""
-    if memory is None:
-        return
+def keep(memory: leaves.Memory | None, vocabulary: Vocabulary, steps: Sequence[Step]) -> list[int]:
+    """Save an answer for later sessions and return its tokens; a failure only prints a warning."""
+    tokens = [token for step in steps for token in step.tokens if not vocabulary.is_eog(token)]
     try:
-        memory.save_answer(tokens)
+        if memory is not None:
+            memory.save_answer(tokens)
     except NGramSpecError as error:
         note(f"warning: this answer is not saved for later sessions: {error}")
+    return tokens
 
-
-# --------------------------------------------------------------------------- groups of options
 
 COMMON = (
     *("diff", "write", "open_page", "prompts", "file", "text_file", "prompt", "prompt_text", "system"),
@@ -139,65 +139,39 @@ GROUPS = {
 }
 """Names of options by the heading of their group; a command's other options are its own."""
 
-_FLAGS = {name: spec.flags[0] for name, spec in options(LoadSettings).items()}
 AUTO = "auto"
 
 
-def parse_threads(text: str) -> int | None:
-    """Return a number of threads, or `None` for "auto"."""
-    if text == AUTO:
-        return None
-    with suppress(ValueError):
-        if (number := int(text)) > 0:
-            return number
-    raise ValueError(f"{text!r} is neither a whole number of at least 1 nor {AUTO!r}")
+def _reader(values: Mapping[str, Any], minimum: float, message: str) -> Callable[[str], Any]:
+    """Return a parser of words and of whole numbers from a minimum on; `message` continues the error."""
+
+    def read(text: str) -> Any:
+        if text in values:
+            return values[text]
+        with suppress(ValueError):
+            if int(text) >= minimum:
+                return int(text)
+        raise ValueError(f"{text!r} {message}")
+
+    return read
 
 
-def parse_layers(text: str) -> int:
-    """Return a number of layers, or llama.cpp's numbers for "all" and "auto"."""
-    numbers = {AUTO: AUTO_LAYERS, "all": ALL}
-    try:
-        return numbers[text] if text in numbers else int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number, 'all' or {AUTO!r}") from None
-
-
-def parse_flash(text: str) -> Flash:
-    """Return a setting of flash attention from any of llama.cpp's words for it."""
-    for value, words in _FLASH_WORDS.items():
-        if text in words:
-            return value
-    raise ValueError(f"{text!r} is not one of: {', '.join(_FLASH_WORDS)}")
-
-
-_FLASH_WORDS: Mapping[Flash, tuple[str, ...]] = {
-    "on": ("on", "enabled", "true", "1"),
-    "off": ("off", "disabled", "false", "0"),
-    "auto": (AUTO, "-1"),
-}
+_read_layers = _reader({AUTO: AUTO_LAYERS, "all": ALL}, -math.inf, f"is not a whole number, 'all' or {AUTO!r}")
+_FLASH_WORDS = {"on": "on enabled true 1", "off": "off disabled false 0", AUTO: f"{AUTO} -1"}  # llama.cpp's
+_FLASH = {word: value for value, words in _FLASH_WORDS.items() for word in words.split()}
 
 PLACEHOLDERS = {int: "N", float: "N", Path: "FILE", str: "TEXT"}
-"""Placeholders of values in the help, by type."""
 
 _TYPERS: dict[str, dict[str, Any]] = {
-    "threads": {"parser": parse_threads},
-    "gpu_layers": {"parser": parse_layers},
-    "gpu_layers_draft": {"parser": parse_layers},
-    "flash_attn": {"parser": parse_flash},
+    "threads": {"parser": _reader({AUTO: None}, 1, f"is neither a whole number of at least 1 nor {AUTO!r}")},
+    "gpu_layers": {"parser": _read_layers},
+    "gpu_layers_draft": {"parser": _read_layers},
+    "flash_attn": {"parser": _reader(_FLASH, math.inf, f"is not one of: {', '.join(_FLASH_WORDS)}")},
     "draft_model": {"autocompletion": complete_model},
     "model_option": {"autocompletion": complete_model},
     "api_key": {"envvar": "NGRAMSPEC_API_KEY", "show_envvar": False},
 }
 """Additional arguments for typer by option name."""
-
-
-@contextmanager
-def flags_in_errors() -> Iterator[None]:
-    """End the program if settings conflict; the message names them by their flags."""
-    try:
-        yield
-    except LoadSettingsError as error:
-        usage_error(error.message(_FLAGS))
 
 
 def _placeholder(hint: Any) -> str | None:
@@ -209,54 +183,51 @@ def _placeholder(hint: Any) -> str | None:
     return next((text for kind, text in PLACEHOLDERS.items() if kind in kinds), None)
 
 
-def _parameter(name: str, hint: Any, field: Field[Any], override: str | Field[Any] | None = None) -> inspect.Parameter:
-    """Return the parameter for typer of a field that `option` made; `override` replaces the field or its help."""
-    field = override if isinstance(override, Field) else field
-    spec = resolve_flags(name, field.metadata[KEY])
-    # A default that is None or parsed from text means nothing to the user; the help text describes it instead.
-    show_default = spec.parse is None and field.default is not None
-    minimum, maximum = (None, None) if spec.allowed is None else (spec.allowed.minimum, spec.allowed.maximum)
+def _parameter(name: str, hint: Any, declaration: Field[Any]) -> inspect.Parameter:
+    spec, default = resolve_flags(name, declaration.metadata[KEY]), declaration.default
+    more = _TYPERS.get(name, {})
+    if spec.allowed is not None and "parser" not in more:
+        more = {"min": spec.allowed.minimum, "max": spec.allowed.maximum, **more}
     option_info = typer.Option(
         *spec.flags,
-        help=override if isinstance(override, str) else spec.help,
+        help=spec.help,
         metavar=spec.metavar or _placeholder(hint),
         hidden=spec.is_hidden,
-        show_default=show_default,
-        **_TYPERS.get(name, {"min": minimum, "max": maximum}),
+        # A default that is None or parsed from text means nothing to the user; the help text describes it instead.
+        show_default=spec.parse is None and default is not None,
+        **more,
     )
-    default = field.default
-    if _is_parsed(field):
+    if _is_parsed(declaration):
         hint, default = list[str] | None, None
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option_info]
     )
 
 
-def _is_parsed(field: Field[Any]) -> bool:
+def _is_parsed(declaration: Field[Any]) -> bool:
     """Return True if a field contains values read from the typed texts; sampling options read theirs themselves."""
-    return field.metadata[KEY].repeatable and field.default is not None
+    return declaration.metadata[KEY].repeatable and declaration.default is not None
 
 
-def _group_parameters(group: Any, *selections: Any) -> list[inspect.Parameter]:
+def _select_fields(group: Any, *selections: Any) -> dict[str, tuple[Any, Field[Any]]]:
+    """Return the types and declarations of the selected fields of a group; see `expand_groups`."""
     names = next((selection for selection in selections if isinstance(selection, tuple)), tuple(options(group)))
     overrides = next((selection for selection in selections if isinstance(selection, Mapping)), {})
-    hints = get_type_hints(group)
-    return [_parameter(f.name, hints[f.name], f, overrides.get(f.name)) for f in fields(group) if f.name in names]
-
-
-def _build_group(group: Any, values: dict[str, Any]) -> Any:
-    for field in fields(group):
-        if field.name in values and _is_parsed(field):
-            values[field.name] = field.metadata[KEY].read(values[field.name] or ())
-    return group(**values)
+    hints, result = get_type_hints(group), dict[str, tuple[Any, Field[Any]]]()
+    for item in fields(group):
+        override = overrides.get(item.name, item)
+        if isinstance(override, str):
+            override = field(default=item.default, metadata={KEY: replace(item.metadata[KEY], help=override)})
+        if item.name in names:
+            result[item.name] = hints[item.name], override
+    return result
 
 
 def expand_groups(command: Command) -> Command:
     """Return a command with an option for each field of the groups among a command's parameters.
 
-    Invariant: typer calls the result with a value for each parameter of its `__signature__`: those of `command` in
-    their order, each group replaced by its fields. The result calls `command` with the same values, those of a group
-    as an instance of it.
+    typer calls the result with a value for each parameter of its `__signature__`, in which each group is replaced by
+    its fields. The result calls `command` with these values, those of a group as an instance of it.
 
     A group is a dataclass. `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]` selects
     fields by name, and maps names to another help text or to a field that replaces the original. A command with a
@@ -264,31 +235,203 @@ def expand_groups(command: Command) -> Command:
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Any, list[str]]] = {}
-    has_model = False
+    declared: dict[str, tuple[Any, Field[Any]]] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        hint = parameter.annotation
+        hint, own = parameter.annotation, dict[str, tuple[Any, Field[Any]]]()
         group, *selections = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if is_dataclass(group):
-            own = _group_parameters(group, *selections)
-            groups[name] = group, [field.name for field in own]
-            parameters += own
+            own = _select_fields(group, *selections)
+            groups[name] = group, [*own]
         elif isinstance(parameter.default, Field):
-            parameters.append(_parameter(name, hint, parameter.default))
+            own = {name: (hint, parameter.default)}
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             if hint == Model:
-                parameters.append(_parameter("model_option", str | None, MODEL))
-                has_model = True
+                own = {"model_option": (str | None, MODEL)}
+        declared |= own
+        parameters += [_parameter(each, *declaration) for each, declaration in own.items()]
+    has_model = any(parameter.annotation == Model for parameter in parameters)
+    parsed = {name: declaration.metadata[KEY] for name, (_, declaration) in declared.items() if _is_parsed(declaration)}
 
     def spread(**values: Any) -> None:
         if has_model:
             values["model"] = choose_model(values["model"], values.pop("model_option"))
-        with flags_in_errors():
+        if (predict := values.get("predict")) is not None and not PREDICTED.accepts(predict):
+            usage_error(f"-n/--predict must be {PREDICTED.description}, got {predict}")
+        try:
+            for name, spec in parsed.items():
+                values[name] = spec.read(values[name] or ())
             for name, (group, names) in groups.items():
-                values[name] = _build_group(group, {field: values.pop(field) for field in names})
+                values[name] = group(**{each: values.pop(each) for each in names})
             command(**values)
+        except LoadSettingsError as error:  # settings conflict
+            flags = {name: spec.flags[0] for name, spec in options(LoadSettings).items()}
+            usage_error(error.message(flags | {"stop": "--stop"}))
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     return spread  # type: ignore[return-value]
+
+
+_SETTINGS = {item.name: item for item in fields(Sampling)}
+_OPTIONS = options(Sampling)
+
+CHAT_TEMPERATURE = 0.8  # of `chat` and `serve`, as in llama.cpp
+
+
+def setting(name: str, default: Any) -> Any:
+    return field(default=default, metadata=_SETTINGS[name].metadata)
+
+
+def _with_fields(declared: Mapping[str, tuple[Any, Any]]) -> Callable[[type[T]], type[T]]:
+    """Make a class a dataclass that begins with these fields, types and declarations, except those that it has."""
+
+    def make(group: type[T]) -> type[T]:
+        own = inspect.get_annotations(group)
+        for name in declared.keys() - own.keys():
+            setattr(group, name, declared[name][1])
+        group.__annotations__ = {name: hint for name, (hint, _) in declared.items() if name not in own} | own
+        return dataclass(frozen=True, slots=True)(group)
+
+    return make
+
+
+def _sampling_fields() -> dict[str, tuple[Any, Any]]:
+    """Return the settings of `Sampling`; those that are parsed are texts here, or `None`."""
+    hints = get_type_hints(Sampling)
+    return {
+        name: (hints[name], setting(name, _SETTINGS[name].default))
+        if spec.parse is None
+        else ((list[str] if spec.repeatable else str) | None, setting(name, None))
+        for name, spec in _OPTIONS.items()
+    }
+
+
+@_with_fields(_sampling_fields())
+class SamplingOptions:
+    """Options for llama.cpp's samplers, in its default order, and for the acceptance of drafts."""
+
+    grammar: str | None = setting("grammar", None)
+    grammar_file: Path | None = option(
+        None, metavar="FILE", help="File with a GBNF grammar that constrains the output."
+    )
+    json_schema: str | None = option(
+        None, "-j", "--json-schema", metavar="JSON", help="JSON schema that constrains the output."
+    )
+    json_schema_file: Path | None = option(
+        None, "-jf", "--json-schema-file", metavar="FILE", help="File with a JSON schema that constrains the output."
+    )
+    seed: int = setting("seed", -1)
+    rule: Literal["coupled", "match", "rejection"] | None = option(
+        None,
+        "--acceptance",
+        help="How drafts are accepted when sampling: coupled (default) or match reproduce the text of the"
+        " seed; rejection preserves only the distribution.",
+    )
+    lenience: float = option(
+        1.0, metavar="L", help="CHANGES THE OUTPUT: accept drafts up to 1/L times as readily; 1: off."
+    )
+    typical_acceptance: bool = option(
+        False, help="CHANGES THE OUTPUT: accept drafts that are plausible enough (as in Medusa)."
+    )
+
+    def sampling(self) -> Sampling:
+        """Return the requested sampling, with a random seed for -1."""
+        seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
+        return self.settings({"seed": seed, "grammar": self._grammar()})
+
+    def settings(self, overrides: Mapping[str, Any]) -> Sampling:
+        """Return the sampling with the values in `overrides` in place of the options."""
+        values = dict(overrides)
+        try:
+            for name, spec in _OPTIONS.items():
+                if name not in values and (value := getattr(self, name)) is not None:
+                    values[name] = spec.read(value)
+            return Sampling(**values)
+        except ValueError as error:
+            usage_error(str(error))
+
+    def acceptance(self, sampling: Sampling, load: LoadSettings, restriction: str = "") -> Acceptance:
+        """Return the acceptance of drafts and print a warning if it is lossy; see `TextRules.restriction`."""
+        try:
+            acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
+            acceptance.rule(sampling, restriction)
+        except ValueError as error:
+            usage_error(str(error))
+        if acceptance.lossy:
+            note(f"warning: {acceptance.lossy}: drafts change the output")
+            if load.no_draft:
+                usage_error(f"{acceptance.lossy} cannot be combined with --no-draft")
+        return acceptance
+
+    def _grammar(self) -> str | None:
+        sources = {
+            "--grammar": self.grammar,
+            "--grammar-file": self.grammar_file,
+            "--json-schema": self.json_schema,
+            "--json-schema-file": self.json_schema_file,
+        }
+        flags = [name for name, value in sources.items() if value is not None]
+        if len(flags) > 1:
+            usage_error(f"{' and '.join(flags)} cannot be combined")
+        if not flags:
+            return None
+        value = sources[flags[0]]
+        text = read_text(value) if isinstance(value, Path) else str(value)
+        if not text.strip():
+            fail(f"{flags[0]} is empty")
+        return leaves.schema_grammar(text) if "schema" in flags[0] else text
+
+
+def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None) -> None:
+    """End the program early if the model does not support the sampling or has fewer tokens than `logprobs`."""
+    try:
+        vocabulary.sampler(sampling)
+    except ValueError as error:
+        usage_error(str(error))
+    if logprobs is not None and logprobs > vocabulary.n_vocab:
+        usage_error(f"--logprobs must be at most {vocabulary.n_vocab}, the size of the vocabulary, got {logprobs}")
+
+
+_ROWS = tomllib.loads(Path(__file__).with_name("llama_options.toml").read_text("utf-8"))
+
+REASONS = {flag: reason for flags, reason in _ROWS["unsupported"].items() for flag in flags.split()}
+"""Reasons why options are rejected, by flag."""
+
+
+def _fields_without_effect() -> dict[str, tuple[Any, Any]]:
+    """Return a field for each row: a flag, or a value with choices or any value, which are the row's last word."""
+    result: dict[str, tuple[Any, Any]] = {}
+    for words, reason in (_ROWS["always"] | _ROWS["no_effect"]).items():
+        flags = [word for word in words.split() if word.startswith("-")]
+        name = next(flag for flag in flags if flag.startswith("--")).removeprefix("--").replace("-", "_")
+        values = [word.split("|") for word in words.split() if not word.startswith("-")]
+        hint: Any = bool
+        if values:
+            hint = Optional[str if len(values[0]) == 1 else Literal[tuple(values[0])]]  # noqa: UP045 - made at run time
+        result[name] = hint, option(None if values else False, *flags, help=reason, is_hidden=True)
+    return result
+
+
+@_with_fields(_fields_without_effect())
+class NoEffect:
+    """Options of llama-server that are accepted and change nothing; cli/README.md lists them."""
+
+    def report(self) -> None:
+        """Print a note for each given option that users could expect to have an effect."""
+        silent = {word for words in _ROWS["always"] for word in words.split()}
+        for name, spec in options(self).items():
+            flag = f"--{name.replace('_', '-')}"
+            if getattr(self, name) and flag not in silent:
+                note(f"{flag} has no effect: {spec.help}")
+
+
+SHORT = {
+    flag
+    for group in (LoadSettings, NoEffect)
+    for spec in options(group).values()
+    for flag in spec.flags
+    if len(flag) > 2 and not flag.startswith("--")
+}
+"""Short options of several letters, which some commands lack."""

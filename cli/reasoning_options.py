@@ -11,16 +11,11 @@ from ngramspec.sampling.settings import allow_range, option
 from .console import note
 
 UNLIMITED = -1
-"""Reasoning budget that means no limit."""
-
-ENABLE = "enable_thinking"
-"""Variable of chat templates that turns reasoning on or off."""
+ENABLE = "enable_thinking"  # variable of chat templates that turns reasoning on or off
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """Reasoning before the answers of a chat."""
-
     reasoning: Literal["auto", "on", "off"] = option(
         "auto",
         "-rea",
@@ -39,7 +34,6 @@ class ReasoningOptions:
 
     @property
     def limited(self) -> bool:
-        """True if reasoning has a budget."""
         return self.reasoning_budget != UNLIMITED
 
     @property
@@ -49,7 +43,6 @@ class ReasoningOptions:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables of the chat template."""
         return {} if self.reasoning == "auto" else {ENABLE: self.reasoning == "on"}
 
     def check(self, template: str | None) -> None:

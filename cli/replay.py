@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,26 +28,23 @@ from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions
-from .console import fail, note, pluralize, reraise, usage_error
+from .console import fail, note, pluralize, read_bytes, reraise, usage_error
 from .options import DISPLAY, open_vocabulary
-from .show import Output, PostOptions, command_line, json_option, prefill_bar, run_counted, slow_core
+from .show import Output, PostOptions, command_line, counting_bar, json_option, run_pieces, slow_core
 
-FRONT = 512
-"""Number of context tokens for timing the passes of --model."""
-
+FRONT = 512  # context tokens for timing the passes of --model
 _CURVES = ", ".join(CURVES)
 
 POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", *GPUS, "threads")
-"""Names of the settings for the policy and for --model."""
 
-HELPS = {
+_LOAD = {
     "ctx_size": "Context size of --model in tokens.",
     "gpu_layers": "Number of layers of --model on the GPU; auto (-1): as many as fit, all (-2): all.",
 }
 
 
 def replay(
-    load: Annotated[LoadSettings, (*POLICY, *MODEL), HELPS],
+    load: Annotated[LoadSettings, (*POLICY, *MODEL), _LOAD],
     post: PostOptions,
     files: Annotated[
         list[str],
@@ -103,8 +99,7 @@ def replay(
     """
     if include_text and post.html is None:
         usage_error("--include-text requires --html")
-    plain = LoadSettings()
-    if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
+    if model is None and any(getattr(load, name) != getattr(LoadSettings(), name) for name in MODEL):
         usage_error("-c, -ngl, --device and other options for loading a model require --model")
 
     try:
@@ -134,17 +129,13 @@ def replay(
         elif not curves:
             curves, sources["flat"] = find_curves("flat"), "an upper bound: a batch costs the same as one token"
             note(f"using the cost curve flat: {sources['flat']}; --model MODEL uses the costs of a model here")
-        piece = vocabulary.piece if include_text else None
-        replays = {
-            # Each replay needs a new drafter without learned state.
-            name: Replay(
-                make_drafter(drafter, memory=memory == "on"), load.policy, load.draft_max, curve=costs, piece=piece
-            )
-            for name, costs in curves.items()
-        }
+        piece, replays = vocabulary.piece if include_text else None, dict[str, Replay]()
+        for name, costs in curves.items():
+            fresh = make_drafter(drafter, memory=memory == "on")  # without learned state
+            replays[name] = Replay(fresh, load.policy, load.draft_max, curve=costs, piece=piece)
         comparison = CurveComparison(recordings, drafter, replays)
         names = (recording.category for recording in comparison.run())
-        outcome = run_counted(names, len(recordings), "replaying")
+        outcome = run_pieces(names, len(recordings), "replaying")
         drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
         own = {
             "--vocab": vocab,
@@ -166,8 +157,8 @@ def replay(
         }
         about = f"The first answer of each category, on the curve {next(iter(curves))}."
         texts = draft_section(about, comparison.texts, vocabulary.piece) if include_text else None
-        warnings = [*filter(None, [slow_core()])]
-        report = replay_report(document, len(recordings), vocabulary.path.name, sources, warnings, texts)
+        warnings = filter(None, [slow_core()])
+        report = replay_report(document, len(recordings), vocabulary.path.name, sources, [*warnings], texts)
         document["headline"] = report.headline
         output.write(report, document)
     reraise(outcome)
@@ -191,23 +182,16 @@ def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
     """Read all conversations of the files; notes on stderr name and count the skipped ones."""
     transcripts = Transcripts()
     for name in files:
-        if name != "-":
-            transcripts.read(name, Path(name).read_bytes(), strict=strict)
-        elif sys.stdin is None or sys.stdin.isatty():
-            usage_error("no conversations on standard input; pipe a file in")
-        else:
-            transcripts.read("stdin", sys.stdin.buffer.read(), strict=strict)
+        raw = read_bytes(name, "no conversations on standard input; pipe a file in")
+        transcripts.read("stdin" if name == "-" else name, raw, strict=strict)
     for problem in transcripts.broken[:MAX_LISTED]:
         note(f"skipped {problem}")
-    skip_reasons = [f"{len(transcripts.broken)} broken"] if transcripts.broken else []
-    skip_reasons += [f"{transcripts.empty} without a response"] if transcripts.empty else []
+    counts = {"broken": len(transcripts.broken), "without a response": transcripts.empty}
+    skipped = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     if not transcripts.usable:
-        fail(
-            f"no conversations to replay in {', '.join(files)}"
-            + (f" ({', '.join(skip_reasons)})" if skip_reasons else "")
-        )
-    if skip_reasons:
-        note(f"skipped: {', '.join(skip_reasons)}; conversations left: {len(transcripts.usable)}")
+        fail(f"no conversations to replay in {', '.join(files)}{f' ({skipped})' if skipped else ''}")
+    if skipped:
+        note(f"skipped: {skipped}; conversations left: {len(transcripts.usable)}")
     return transcripts
 
 
@@ -218,7 +202,7 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
         note("the vocabulary has no chat template; using ChatML with ordinary tokens")
     selection = sample(transcripts.usable, limit)
     recordings = []
-    with prefill_bar() as progress:
+    with counting_bar("reading") as progress:
         for number, transcript in enumerate(selection, 1):
             recordings.append(recorder.record(transcript))
             progress(number, len(selection))

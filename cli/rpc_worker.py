@@ -12,7 +12,7 @@ from ngramspec.model_settings import THREADS
 from ngramspec.sampling.settings import allow_int_range, option
 from ngramspec.storage import cache_folder
 
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, note, print_error
+from .console import FAILED, Terminated, exit_code, note, print_error
 
 
 def rpc_worker(
@@ -59,9 +59,7 @@ def rpc_worker(
     # The thread runs llama.cpp code and cannot be asked to end.
     try:
         end_event.wait()
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)
-    except Terminated:
-        os._exit(TERMINATED)
+    except (KeyboardInterrupt, Terminated) as error:
+        os._exit(exit_code(error))
     print_error(f"llama.cpp's RPC server could not listen on {address}")
     os._exit(FAILED)

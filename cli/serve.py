@@ -6,51 +6,51 @@ and after one for running requests.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import ssl
 import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import psutil
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.writer import choose_sizes
+from ngramspec.chat.template import check_variables
 from ngramspec.chat.template import large_worker as large_template_worker
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker
-from ngramspec.llama.embedder import open_embedder
+from ngramspec.llama.chat_format import builtin_names
+from ngramspec.llama.embedder import Pooling, open_embedder
+from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.placement import MICRO_BATCH
 from ngramspec.loading.load import find, open_resolved
-from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.model_settings import MAX_DRAFT
 from ngramspec.models.find import ModelSource
-from ngramspec.sampling.settings import Sampling, allow_range, option, options
+from ngramspec.sampling.settings import Sampling, allow_int_range, allow_range, option, options
 from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 
-from .console import INTERRUPTED, TERMINATED, Terminated, fail, note, print_error, usage_error
-from .llama_options import NoEffect
-from .options import DISPLAY, Model
+from .console import Terminated, exit_code, fail, note, print_error, read_text, usage_error
+from .options import CHAT_TEMPERATURE, DISPLAY, Model, NoEffect, SamplingOptions, setting
 from .reasoning_options import ReasoningOptions
-from .sampling_options import CHAT_TEMPERATURE, SamplingOptions, setting
-from .serve_options import MAX_EMBEDDED, ServeOptions
 
 if TYPE_CHECKING:
     from ngramspec.server.state import Counters
 
-DRAIN_SECONDS = 8.0
-"""Maximum time for running requests after a signal; docker kills a container after 10 s."""
-
-EXIT_SECONDS = 4.0
-"""Maximum time for the rest of the shutdown; afterwards the process ends even if a thread does not."""
+DRAIN_SECONDS = 8.0  # maximum time for running requests after a signal; docker kills a container after 10 s
+EXIT_SECONDS = 4.0  # maximum time for the rest of the shutdown; then the process ends even if a thread does not
 
 SWITCH_SECONDS = 0.0005
 """Time after which a Python thread yields to another thread; Python's default is 0.005 s.
@@ -61,36 +61,191 @@ requests, it waits for this time on each occasion.
 
 _WORKERS = (grammar_worker, template_worker, large_template_worker)
 
-_LOAD = (
-    (
-        *LOADING,
-        *("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp"),
-        *("no_draft", "drafter", "draft_max", "memory", "no_memory"),
-    ),
-    {
-        "ctx_size": "Context size of each request in tokens (llama-server: of all together); default or 0: the"
-        " model's own, if memory allows.",
-        "draft_max": f"Maximum draft length in tokens; default: {MAX_DRAFT}.",
-        "no_memory": "Draft from a request's own context only, without other responses, a memory or draft statistics.",
-    },
-)
+_LOAD = {
+    "ctx_size": "Context size of each request in tokens (llama-server: of all together); default or 0: the"
+    " model's own, if memory allows.",
+    "draft_max": f"Maximum draft length in tokens; default: {MAX_DRAFT}.",
+    "no_memory": "Draft from a request's own context only, without other responses, a memory or draft statistics.",
+}
+_SAMPLING = {
+    "temperature": setting("temperature", CHAT_TEMPERATURE),
+    "seed": option(-1, "-s", "--seed", help="Random seed; -1: a random one for each request.", allowed=allow_range(-1)),
+}
 
-_SAMPLING = (
-    tuple(options(Sampling)),
-    {
-        "temperature": setting("temperature", CHAT_TEMPERATURE),
-        "seed": option(
-            -1, "-s", "--seed", help="Random seed; -1: a random one for each request.", allowed=allow_range(-1)
-        ),
-    },
-)
+
+MAX_EMBEDDED = 8192  # tokens of an input to embed, as in OpenAI's models; a larger cache would surprise
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Address, access control, parallel requests and embeddings of the server."""
+
+    alias: str | None = option(
+        None,
+        "-a",
+        "--alias",
+        metavar="NAME,...",
+        help="Model names for clients, the first one in the alphabet for responses; default: the file name.",
+    )
+    tags: str | None = option(None, metavar="TAG,...", help="Labels of the model, shown in /v1/models.")
+    host: str = option(
+        "127.0.0.1",
+        metavar="ADDRESS,...",
+        help="Addresses to listen on; 0.0.0.0: all IPv4 addresses of this machine.",
+    )
+    port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=allow_int_range(0, 65535))
+    api_key: str | None = option(
+        None, help="API key that requests must send, visible in the process list; default: $NGRAMSPEC_API_KEY."
+    )
+    api_key_file: Path | None = option(
+        None,
+        metavar="FILE",
+        help="File with accepted API keys, one per line; unlike --api-key not visible to other users.",
+    )
+    ssl_key_file: Path | None = option(None, metavar="FILE", help="Private key for HTTPS (PEM).")
+    ssl_cert_file: Path | None = option(None, metavar="FILE", help="Certificate for HTTPS (PEM).")
+    cors: list[str] | None = option(
+        None,
+        "--cors",
+        "--cors-origins",
+        metavar="ORIGIN,...",
+        help="Allowed origins of web pages, such as https://example.org; *: all; repeatable;"
+        " pages of this machine are always allowed.",
+    )
+    allow_host: list[str] | None = option(
+        None, metavar="NAME", help="Additional accepted host name of this server; repeatable."
+    )
+    parallel: int = option(
+        4,
+        "-np",
+        "--parallel",
+        help="Maximum number of requests at once; others wait.",
+        allowed=allow_int_range(1, MAX_EVALUATE),
+    )
+    cache_ram: int | None = option(
+        None,
+        "-cram",
+        "--cache-ram",
+        metavar="MIB",
+        help="Prompt cache in MiB, for conversations evicted from their slot; default: a quarter of free RAM.",
+        allowed=allow_range(0),
+    )
+    slot_save_path: Path | None = option(
+        None,
+        metavar="FOLDER",
+        help="Folder for POST /slots/N?action=save|restore; default: saving is disabled.",
+    )
+    predict: int = option(
+        -1, "-n", "--predict", "--n-predict", help="Default for max_tokens of requests; -1: until the context is full."
+    )
+    chat_template: str | None = option(
+        None,
+        metavar="JINJA|NAME",
+        help="Chat template, or the name of one of llama.cpp's, instead of the model's own.",
+    )
+    chat_template_file: Path | None = option(
+        None, metavar="FILE", help="File with a chat template, instead of the model's own."
+    )
+    chat_template_kwargs: str | None = option(
+        None,
+        metavar="JSON",
+        help="Variables of the chat template as a JSON object, for requests that do not set them.",
+    )
+    batch_size: int | None = option(
+        None,
+        "-b",
+        "--batch-size",
+        help="Maximum number of prompt tokens per decode call; limits --ubatch-size.",
+        allowed=allow_range(1),
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="Add the prompt and all settings to responses, as __verbose.")
+    metrics: bool = option(False, help="Enable /metrics for Prometheus.")
+    no_slots: bool = option(False, help="Disable /slots, which shows the progress of running requests.")
+    no_ui: bool = option(False, "--no-ui", "--no-webui", help="Disable the chat page.")
+    spm_infill: bool = option(False, help="Use suffix-prefix-middle order for fill-in-the-middle prompts (Codestral).")
+    embeddings: bool = option(
+        False,
+        "--embeddings",
+        "--embedding",
+        help=f"Enable /v1/embeddings; needs memory for one more context, of at most {MAX_EMBEDDED} tokens.",
+    )
+    pooling: Pooling | None = option(
+        None,
+        help="Pooling for embeddings: mean, cls (first token), last, or none (one vector per token);"
+        " default: as set in the model file.",
+    )
+    embd_normalize: int | None = option(
+        None,
+        help="Normalization of embeddings: -1: none, 0: 16-bit integers, 2: length 1, p: p-norm 1; default: 2.",
+        allowed=allow_range(-1),
+    )
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not self.api_key.strip():
+            usage_error("--api-key must not be empty")
+        if (self.ssl_key_file is None) != (self.ssl_cert_file is None):
+            usage_error("--ssl-key-file and --ssl-cert-file must be used together")
+        if self.ssl_key_file is not None and self.ssl_cert_file is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_cert_file, self.ssl_key_file)
+            except (OSError, ssl.SSLError) as error:
+                fail(f"cannot use the certificate {self.ssl_cert_file}: {error.strerror or error}")
+        if self.slot_save_path is not None and not self.slot_save_path.is_dir():
+            fail(f"--slot-save-path: no such folder: {self.slot_save_path}")
+        if self.chat_template is not None and self.chat_template_file is not None:
+            usage_error("--chat-template cannot be combined with --chat-template-file")
+        name, names = self.chat_template, builtin_names()
+        if name is not None and "{" not in name and name not in names:
+            usage_error(f"--chat-template: {name!r} is neither a Jinja template nor one of: {', '.join(names)}")
+        self.variables  # noqa: B018 - checks them
+        if not self.embeddings and (self.pooling is not None or self.embd_normalize is not None):
+            usage_error("--pooling and --embd-normalize require --embeddings")
+
+    @property
+    def hosts(self) -> list[str]:
+        """Addresses to listen on; exits without one."""
+        return _split(self.host) or usage_error("--host must not be empty")
+
+    @property
+    def keys(self) -> list[str]:
+        """Accepted API keys; empty means that no key is required. Exits if the file cannot be used."""
+        keys = [] if self.api_key is None else [self.api_key]
+        if self.api_key_file is not None:
+            lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
+            if not any(lines):
+                fail(f"{self.api_key_file} contains no key")
+            keys += filter(None, lines)
+        return keys
+
+    @property
+    def template(self) -> str | None:
+        """Chat template that replaces the model's; `None` means the model's own. Exits if the file cannot be read."""
+        return self.chat_template if self.chat_template_file is None else read_text(self.chat_template_file)
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template. Exits if they cannot be used."""
+        if self.chat_template_kwargs is None:
+            return {}
+        try:
+            variables = json.loads(self.chat_template_kwargs)
+            check_variables(variables)
+        except (json.JSONDecodeError, RecursionError) as error:
+            usage_error(f"--chat-template-kwargs is not valid JSON: {error}")
+        except ValueError as error:
+            usage_error(f"--chat-template-kwargs: {error}")
+        return cast(Mapping[str, Any], variables)
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def serve(
-    load: Annotated[LoadSettings, _LOAD[0], _LOAD[1]],
+    load: Annotated[LoadSettings, tuple(name for name in options(LoadSettings) if name != "policy"), _LOAD],
     serving: ServeOptions,
     reasoning: ReasoningOptions,
-    sampling: Annotated[SamplingOptions, _SAMPLING[0], _SAMPLING[1]],
+    sampling: Annotated[SamplingOptions, tuple(options(Sampling)), _SAMPLING],
     model: Model = None,
     open_page: bool = option(False, "--open", help="Open the chat page in a browser."),
     *,
@@ -125,10 +280,7 @@ def serve(
         per_request = max(16, load.ctx_size // serving.parallel)
         each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"
         note(f"{each}; llama-server divides it among them (equivalent to -c {per_request} here)")
-    try:
-        defaults = sampling.settings({"seed": max(0, sampling.seed)})
-    except ValueError as error:
-        usage_error(str(error))
+    defaults = sampling.settings({"seed": max(0, sampling.seed)})
     keys = serving.keys
     source = find(model, load, DISPLAY)
     server = Server(
@@ -141,7 +293,8 @@ def serve(
         slot_folder=serving.slot_save_path,
     )
     hosts = [*serving.hosts, *(serving.allow_host or ())]
-    app = make_app(server, keys=keys, origins=serving.origins, hosts=hosts, log=log)
+    origins = [name for text in serving.cors or () for name in _split(text) if name != "localhost"]
+    app = make_app(server, keys=keys, origins=origins, hosts=hosts, log=log)
     with ExitStack() as stack:
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -163,9 +316,9 @@ def serve(
                 note(f"{served_model.name} is ready: {room}, --exact {'on' if served_model.exact else 'off'}")
                 wait_for_signal()
             _shut_down(stack, server, served_model, stop_answering)
-        except (KeyboardInterrupt, Terminated) as signal:
+        except (KeyboardInterrupt, Terminated) as error:
             # Python would wait for the engine's thread, which loads the model or runs a decode call.
-            os._exit(TERMINATED if isinstance(signal, Terminated) else INTERRUPTED)
+            os._exit(exit_code(error))
 
 
 def _shut_down(stack: ExitStack, server: Server, model: ServedModel, stop_answering: Callable[[], None]) -> None:
@@ -184,7 +337,6 @@ def _shut_down(stack: ExitStack, server: Server, model: ServedModel, stop_answer
 
 
 def _exit_late() -> None:
-    """End the process even if threads do not end."""
     text = f"warning: a request did not end within {DRAIN_SECONDS + EXIT_SECONDS:g} s; exiting without it"
     # Writing to stderr does not return if the reader of a pipe has stopped reading.
     writer = threading.Thread(target=note, args=(text,), daemon=True)
@@ -200,10 +352,7 @@ def open_served_model(
     grammar: str | None = None,
     reasoning: ReasoningOptions | None = None,
 ) -> ServedModel:
-    """Load the model, and its draft model if there is one; `grammar` is the default grammar of requests.
-
-    The engine's thread loads them, for the reason documented in `Engine`.
-    """
+    """Load the models in the engine's thread, as `Engine` requires; `grammar` is the default grammar of requests."""
     executor, reasoning = ThreadPoolExecutor(1, "engine"), reasoning or ReasoningOptions()
     template_worker.start()
     note(f"loading {source.label}" + ("" if source.draft is None else f" and the draft model {source.draft.label}"))
@@ -229,13 +378,12 @@ def open_served_model(
                 "warning: /v1/embeddings requires pooling; set --pooling mean (/embedding returns one vector per token)"
             )
     exactness = executor.submit(choose_sizes, target, exact=target.exact == "on").result()
-    stored = StoredTimes(target.sequences[0])
     ram = options.cache_ram
     cache_room = psutil.virtual_memory().available // 4 if ram is None else ram * 2**20
     engine = Engine(
         target,
         target.vocabulary,
-        stored=stored,
+        stored=StoredTimes(target.sequences[0]),
         exactness=exactness,
         drafter=drafter,
         draft_max=load.draft_max or MAX_DRAFT,
@@ -251,7 +399,7 @@ def open_served_model(
         "size": target.weights.size_bytes,
         "ftype": target.weights.quantisation,
     }
-    names = options.names or [source.label]
+    names = sorted({*_split(options.alias)}) or [source.label]  # sorted as in llama-server
     drafts = "" if drafter is None else drafter.name
     if drafter is not None and drafter.prediction is None:
         note(f"the drafter {drafts} does not use the field prediction of requests")
@@ -272,7 +420,7 @@ def open_served_model(
         placement=target.weights.plan.summary(target.weights.layers),
         adapters=[str(file) for file, _ in load.adapters],
         aliases=names,
-        tags=options.labels,
+        tags=_split(options.tags),
         variables={**reasoning.variables, **options.variables},
         reasoning_budget=reasoning.reasoning_budget,
         reasoning_message=reasoning.reasoning_budget_message,
@@ -283,17 +431,12 @@ def wait_for_signal() -> None:
     threading.Event().wait()  # the handlers of signals raise exceptions
 
 
-# --------------------------------------------------------------------------- HTTP
-
-
 def _open_listeners(stack: ExitStack, hosts: Sequence[str], port: int) -> list[socket.socket]:
     """Listen on one port of several addresses; ends the program if the port is taken or an address is unknown."""
     listeners: list[socket.socket] = []
     for host in hosts:
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-                0
-            ]
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             listeners.append(stack.enter_context(socket.create_server(address[:2], family=family, backlog=2048)))
         except OSError as error:
             # Python adds the address to the system's message, so the message comes from the error number.

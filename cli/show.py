@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from errno import EACCES, EISDIR
 from pathlib import Path
@@ -30,7 +30,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ngramspec.cost.times import STEEP, PassTimes
@@ -53,6 +53,7 @@ from .console import (
     is_mid_line,
     note,
     pluralize,
+    print_stdout,
     printable,
     stderr,
     usage_error,
@@ -71,16 +72,11 @@ def print_report(parts: Sequence[RenderableType]) -> None:
     """Print lines and tables to stdout; a terminal gets no broken words, and a pipe tables of at most 100 columns."""
     width = None if sys.stdout.isatty() else MAX_COLUMNS
     console = Console(highlight=False, markup=False, emoji=False, width=width)
-    with console.capture() as capture:
-        for part in parts:
-            if isinstance(part, str):
-                console.print(printable(part), soft_wrap=not console.is_terminal)
-            else:
-                console.print(part)
-    write_stdout(capture.get())
-
-
-# ---------------------------------------------------------------------- tables
+    for part in parts:
+        if isinstance(part, str):
+            print_stdout(console, printable(part), soft_wrap=not console.is_terminal)
+        else:
+            print_stdout(console, part)
 
 
 def _figures_table(data: Figures) -> Table:
@@ -90,8 +86,7 @@ def _figures_table(data: Figures) -> Table:
         justify: JustifyMethod = "left" if column < data.text else "right"
         table.add_column(heading, justify=justify, no_wrap=column == 0, overflow="fold")
     for number, row in enumerate(data.rows):
-        style = "bold" if number >= len(data.rows) - data.totals else None
-        table.add_row(*map(printable, row), style=style)
+        table.add_row(*map(printable, row), style="bold" if number >= len(data.rows) - data.totals else None)
     return table
 
 
@@ -108,15 +103,10 @@ def report_parts(report: Report) -> Iterator[RenderableType]:
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    table = Table(Column(style="bold"), Column(overflow="fold"), show_header=False, box=None)
     for name, value in facts.items():
         table.add_row(name, Text(printable(value)))
     return table
-
-
-# ---------------------------------------------------------------------- progress bars
 
 
 @contextmanager
@@ -131,9 +121,9 @@ def _progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> 
 
 
 @contextmanager
-def counting_bar(doing: str, count: ProgressColumn | None = None) -> Iterator[Callable[[int, int], None]]:
+def counting_bar(doing: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback for the progress of counted work; its bar is removed when all is done."""
-    with _progress_bar(doing, BarColumn(), count or MofNCompleteColumn()) as bar:
+    with _progress_bar(doing, BarColumn(), *(columns or [MofNCompleteColumn()])) as bar:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:
@@ -144,10 +134,6 @@ def counting_bar(doing: str, count: ProgressColumn | None = None) -> Iterator[Ca
             bar.update(task, completed=done, total=total)
 
         yield show
-
-
-def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
-    return counting_bar("reading")
 
 
 @contextmanager
@@ -164,35 +150,22 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
         yield show
 
 
-def run_counted(names: Iterable[str], total: int, label: str) -> Outcome:
-    """Run pieces of work under a progress bar, which shows `label` and then the names that finished pieces yield.
+def run_pieces(names: Iterable[str], total: int = 0, label: str = "", *, seconds: float = 0.0) -> Outcome:
+    """Run pieces of work, which yield their names, under a progress bar; an interruption keeps the results so far.
 
-    An interruption ends the work and keeps its results so far.
+    The bar shows `label` and counts the finished pieces, or fills with the time if `seconds` limits it.
     """
-    return _run(names, lambda done: done, total, label, MofNCompleteColumn(), TimeRemainingColumn())
-
-
-def run_timed(names: Iterable[str], seconds: float) -> Outcome:
-    """Run pieces of work, which yield their names before they start, under a progress bar that fills with the time."""
-    start = time.monotonic()
-    return _run(names, lambda _: time.monotonic() - start, seconds, "")
-
-
-def _run(
-    names: Iterable[str], measure: Callable[[int], float], total: float, label: str, *columns: ProgressColumn
-) -> Outcome:
+    start, columns = time.monotonic(), () if seconds else (MofNCompleteColumn(), TimeRemainingColumn())
     # The bar is drawn only between pieces, because a thread that draws would disturb the timing.
     text = TextColumn("{task.description}", markup=False)
     with capture_outcome() as outcome, _progress_bar(text, BarColumn(), *columns, auto_refresh=False) as bar:
-        task = bar.add_task(label, total=total)
+        task = bar.add_task(label, total=seconds or total)
         bar.start()
-        for done, name in enumerate(names, 1):
-            bar.update(task, completed=min(total, measure(done)), description=printable(name))
+        for number, name in enumerate(names, 1):
+            done = min(seconds, time.monotonic() - start) if seconds else number
+            bar.update(task, completed=done, description=printable(name))
             bar.refresh()
     return outcome
-
-
-# ---------------------------------------------------------------------- lines
 
 
 def slow_core() -> str | None:
@@ -203,14 +176,11 @@ def slow_core() -> str | None:
 
 
 def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:
-    """Return the result of tuning and its use in one line."""
     if tuning is None:
         return "no; ngramspec tune finds the fastest settings"
     what = f"{flags(tuning.changes)}, {1 / tuning.ratio:.2f} times as fast where it matters ({tuning.date})"
     return f"{what}; {'ignored here' if left_out else 'ngramspec tune --reset deletes it'}"
 
-
-# ---------------------------------------------------------------------- the line after an answer
 
 LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped because the context is full"}
 """Notes for answers that a limit ended, by the stop reason."""
@@ -234,10 +204,7 @@ class AnswerReport:
         seed: int | None = None,
         intro: str = "",
     ) -> None:
-        """Report on an answer that ended for a stop reason or was "stopped", "interrupted" or "failed".
-
-        `governor` is `None` if the load is unknown. The line starts with `intro`, and shows `seed` if it is a new one.
-        """
+        """Report on an answer that ended for a stop reason or was "stopped", "interrupted" or "failed"."""
         busy_cores = governor.state.other_cores if governor is not None else None
         is_busy = busy_cores is not None and busy_cores > CpuLoad.QUIET
         gain = None if decoder.drafter is None else format_gain(stats, decoder.times, is_busy=is_busy)
@@ -270,10 +237,7 @@ def format_speed(stats: Stats) -> str:
 
 
 def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool = False) -> str | None:
-    """Return the gain from drafts, or the one reason for its absence; `None` if the answer is too short.
-
-    `times` is `None` if the costs of passes are unknown, and `is_busy` is True if other programs use the cores.
-    """
+    """Return the gain from drafts, or the one reason for its absence; `None` if the answer is too short."""
     if stats.passes < SHORT:
         return None
     gain = stats.estimated_gain
@@ -294,18 +258,12 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     return reason if is_expensive else "no gain: little repeated"
 
 
-# ---------------------------------------------------------------------- files
-
-
 def json_option(what: str) -> Any:
-    """Return the option for the JSON file of a command, which contains `what`."""
     return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout instead of the table.")
 
 
 @dataclass(frozen=True, slots=True)
 class PostOptions:
-    """Options for sharing results."""
-
     markdown: bool = option(False, help="Print only a Markdown table and the command that reproduces it.")
     svg: str | None = option(None, metavar="FILE|-", help="Write a chart as SVG; -: to stdout.")
     html: str | None = option(None, metavar="FILE|-", help="Write an HTML page with tables and charts; -: to stdout.")
@@ -318,16 +276,10 @@ class Output:
     them is written to stdout (`silent`), nothing else may be written there.
     """
 
-    _WRITERS: Mapping[str, Callable[[Report], str]] = {"--markdown": markdown, "--svg": svg, "--html": html}
-
     def __init__(self, as_json: str | None, post: PostOptions | None = None) -> None:
         post = post or PostOptions()
-        names = {
-            "--markdown": "-" if post.markdown else None,
-            "--svg": post.svg,
-            "--html": post.html,
-            "--json": as_json,
-        }
+        table = "-" if post.markdown else None
+        names = {"--markdown": table, "--svg": post.svg, "--html": post.html, "--json": as_json}
         self._names = {flag: name for flag, name in names.items() if name is not None}
         self.silent = "-" in self._names.values()
         flags_by_file: dict[str, str] = {}
@@ -346,9 +298,9 @@ class Output:
                     print_report([*report_parts(report)])
         finally:
             # The files are written even if the reader of stdout, such as head, has ended.
+            writers = {"--markdown": markdown, "--svg": svg, "--html": html}
             for flag, name in self._names.items():
-                write = self._WRITERS.get(flag)
-                _write(name, json.dumps(document, indent=2) + "\n" if write is None else write(report))
+                _write(name, writers[flag](report) if flag in writers else json.dumps(document, indent=2) + "\n")
 
 
 def check_writable(name: str) -> None:
@@ -389,11 +341,7 @@ def _write(name: str, text: str) -> None:
 
 
 def command_line(command: str, arguments: Sequence[str | None], option_values: Mapping[str, Any], *groups: Any) -> str:
-    """Return the command line that reproduces this run; file arguments are reduced to their base names.
-
-    Values of `groups` that differ from their defaults follow, unless `option_values` has the flag. `None` and `False`
-    are omitted.
-    """
+    """Return the command line that repeats this run, with base names of files and the changed options of `groups`."""
     words = ["ngramspec", *command.split(), *(_file_name(name) for name in arguments if name is not None)]
     values = dict(option_values)
     for group in groups:

@@ -26,7 +26,17 @@ from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.sampling.settings import Sampling, option
 from ngramspec.steps import Stats, Step
 
-from .console import capture_outcome, fail, guard_stdout, note, printable, reraise, usage_error, write_stdout
+from .console import (
+    capture_outcome,
+    fail,
+    guard_stdout,
+    note,
+    print_stdout,
+    printable,
+    reraise,
+    usage_error,
+    write_stdout,
+)
 from .show import ACCEPTED, CORRECTION, REFUSED, format_gain, format_speed
 
 
@@ -100,9 +110,6 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
 CONTEXT = 24  # width of the context column in cells; a narrow terminal gets a fifth of its width
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
-_WORDS = {"gamma": "maximum draft length"}  # labels for some figures of policies; others are shown by name
-_BY_LENGTH = re.compile(r"[PTV]\(\d+\)")  # figures of `TracedCostPolicy` for one draft length
-_ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
 class TraceView:
@@ -118,12 +125,10 @@ class TraceView:
         # Without colours, marks distinguish accepted tokens from the target's own.
         self._coloured = self._console.color_system is not None and not self._console.no_color
         self._context = min(CONTEXT, self._console.width // 5) if self._coloured else CONTEXT
-        self._stats = Stats()
-        self._sources: dict[str, Stats] = {}
+        self._sources: dict[str, Stats] = {}  # counters by source of the draft
         self.open = False
 
     def header(self, header: TraceHeader) -> None:
-        """Show the settings that apply to the following passes."""
         facts = [header.model, _settings(header.sampling), f"acceptance {header.acceptance}"]
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
         facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
@@ -133,9 +138,7 @@ class TraceView:
         self._line(Text(f"{columns} draft and own token", "dim"))
 
     def show(self, traced_pass: TracedPass) -> None:
-        """Show a pass and count it."""
         step = traced_pass.step
-        self._stats.add(step)
         self._sources.setdefault(step.source, Stats()).add(step)
         self.open = step.stop is None
         source = step.source or ("-" if step.batch else "prefill")
@@ -154,12 +157,13 @@ class TraceView:
             self._show_numbers(traced_pass)
 
     def total(self) -> None:
-        """Show the sums of all passes."""
-        stats = self._stats
+        stats, by_source = Stats(), []
+        for source, counts in self._sources.items():
+            stats.merge(counts)
+            if counts.drafted:
+                by_source.append(f"{_escape_line(source)} {counts.accepted} of {counts.drafted}")
         if not stats.generated:
             return
-        sources = [(_escape_line(source), counts) for source, counts in self._sources.items() if counts.drafted]
-        by_source = [f"{source} {counts.accepted} of {counts.drafted}" for source, counts in sources]
         parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft"]
         parts.append(", ".join(filter(None, [format_speed(stats), format_gain(stats)])))
         parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
@@ -174,25 +178,21 @@ class TraceView:
             self._line(Text(indent + _escape_line(line), "dim"))
         for mark, token, numbers in _mark_tokens(traced_pass.step):
             if numbers:
-                style = _STYLES[mark] if self._coloured else ""
-                self._line(
-                    Text(indent).append(f'{mark} "{_readable(traced_pass, token)}"', style).append(f"  {numbers}")
-                )
+                text = f'{mark} "{_readable(traced_pass, token)}"'
+                self._line(Text(indent).append(text, _STYLES[mark]).append(f"  {numbers}"))
 
     def _line(self, text: Text) -> None:
-        if not self._coloured:
+        if self._coloured:
+            print_stdout(self._console, text, soft_wrap=True)
+        else:
             write_stdout(text.plain + "\n")
-            return
-        with self._console.capture() as capture:
-            self._console.print(text, soft_wrap=True)
-        write_stdout(capture.get())
 
 
 def _policy_lines(details: Mapping[str, float | str]) -> Iterator[str]:
     """Yield the numbers that the policy decided by: first the general ones, then those of each draft length."""
-    by_length = {name for name in details if _BY_LENGTH.fullmatch(name)}
     texts = {name: f": {value}" if isinstance(value, str) else f" {value:.4g}" for name, value in details.items()}
-    parts = [f"{_WORDS.get(name, name)}{text}" for name, text in texts.items() if name not in by_length]
+    labels = {"gamma": "maximum draft length"}
+    parts = [f"{labels.get(name, name)}{text}" for name, text in texts.items() if not re.match(r"[PTV]\(\d", name)]
     if parts:
         yield ", ".join(parts)
     k = 0
@@ -207,11 +207,7 @@ def _columns(position: str, batch: str, ms: str, source: str) -> str:
 
 
 def _mark_tokens(step: Step) -> Iterator[tuple[str, int, str]]:
-    """Yield the draft tokens and the target's own token of a pass, if there are any.
-
-    Each item contains the mark (see `TraceView`), the token and the numbers of its decision. The numbers are "" if
-    verification did not reach the token.
-    """
+    """Yield the mark (see `TraceView`) of each draft token and of the target's own, the token, and its numbers."""
     decisions = [decision for decision in step.decisions if decision.accepted is not None]
     at_end = step.accepted == len(step.tokens)
     for i, (token, decision) in enumerate(
@@ -242,14 +238,11 @@ def _settings(sampling: Mapping[str, Any]) -> str:
 
 
 def _escape_line(text: str) -> str:
-    return printable(text.translate(_ONE_LINE))
+    return printable(text.translate({ord("\n"): "⏎", ord("\r"): "␍", ord("\t"): "⇥"}))
 
 
 def _readable(traced_pass: TracedPass, *tokens: int) -> str:
-    """Return the joined text of tokens.
-
-    An incomplete character is shown as its bytes (\\xe2) and a control token as its id (<2>).
-    """
+    """Return the text of tokens, with bytes of incomplete characters (\\xe2) and ids of control tokens (<2>)."""
     raw = b"".join(traced_pass.texts.get(token) or b"<%d>" % token for token in tokens)
     return _escape_line(raw.decode(errors="backslashreplace"))
 

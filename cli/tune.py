@@ -26,12 +26,11 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .conditions import Conditions
 from .console import defer_signals, fail, note, reraise, usage_error
 from .options import DISPLAY, Model
-from .show import Output, command_line, json_option, run_timed
+from .show import Output, command_line, json_option, run_pieces
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import tune_quants
 
-DEPTH = 2048
-"""Default number of tokens in the long context."""
+DEPTH = 2048  # default number of tokens in the long context
 
 
 def tune(
@@ -110,7 +109,7 @@ def tune(
         others.wait()
         tuning = Tuning(bench.seconds, present, trials, time_limit, load_seconds, is_quiet=lambda: others.is_quiet)
         note(f"timing up to {len(trials)} settings for at most {time_limit:g} seconds")
-        outcome = run_timed(tuning.run(), time_limit)
+        outcome = run_pieces(tuning.run(), seconds=time_limit)
     if isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
     best, together, times = tuning.best_settings, tuning.together, tuning.times

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-import ngramspec
 from ngramspec import machine
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Report
-from ngramspec.llama.devices import build, quantisation
+from ngramspec.llama.devices import quantisation
 from ngramspec.loading.load import find
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.models.gguf import read_header
@@ -32,13 +30,12 @@ from ngramspec.quants.models import SyntheticModels
 from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
 from ngramspec.sampling.settings import options
 
-from .conditions import Load
+from .conditions import Load, describe_program
 from .console import defer_signals, note, reraise, usage_error
 from .options import DISPLAY
-from .show import Output, command_line, run_timed
+from .show import Output, command_line, run_pieces
 
-DEPTH = 256
-"""Default number of tokens in the context before each pass."""
+DEPTH = 256  # default number of tokens in the context before each pass
 
 _USED = frozenset({"hf_repo", "offline", "gpu_layers", "threads", "threads_batch", "flash_attn", "cache_type_k"})
 _USED |= {"cache_type_v", "no_mmap", "no_repack", "ignore_tuned"}
@@ -47,9 +44,9 @@ _USED |= {"cache_type_v", "no_mmap", "no_repack", "ignore_tuned"}
 
 def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth: int, output: Output) -> None:
     """Measure the quantisations of a model or of a shape, show the results, and store them for `quant_note`."""
-    for name, option in options(LoadSettings).items():
-        if name in LOADING and name not in _USED and getattr(load, name) != getattr(LoadSettings(), name):
-            usage_error(f"{option.flags[0]} cannot be combined with --quants")
+    for name in LOADING:
+        if name not in _USED and getattr(load, name) != getattr(LoadSettings(), name):
+            usage_error(f"{options(LoadSettings)[name].flags[0]} cannot be combined with --quants")
     label, shape, path = _find_shape(load, model)
     threads = load.threads or usable_cores()
     settings = replace(load.of_target, threads=threads, threads_batch=load.threads_batch or threads)
@@ -61,7 +58,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
     others = Load()
     with SyntheticModels(shape, names, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
         timing = QuantTiming(models, shape.layers, deadline)
-        outcome = run_timed(_steps(models, timing), time_limit)
+        outcome = run_pieces(_steps(models, timing), seconds=time_limit)
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
         reraise(outcome)
@@ -90,10 +87,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         details=conclusions if costs else ["Interrupted before the end of the first round: no results."],
     )
     document = {
-        "ngramspec": ngramspec.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.name(),
-        "build": build(),
+        **describe_program(),
         "model": label,
         "shape": asdict(shape),
         "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
@@ -130,7 +124,6 @@ def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path
 
 
 def _steps(models: SyntheticModels, timing: QuantTiming) -> Iterator[str]:
-    """Do all work, and yield the name of each step."""
     preparing = models.prepare()
     while True:
         with defer_signals():

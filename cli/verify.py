@@ -18,7 +18,7 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .conditions import Conditions, exact_mode, load_settings
 from .console import fail, note, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model
-from .show import Output, command_line, json_option, run_timed
+from .show import Output, command_line, json_option, run_pieces
 
 MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
 
@@ -67,7 +67,7 @@ def verify(
         note("comparing the logits of batch sizes; this happens once per model and machine")
     conditions = Conditions(target, files.label, load.exact)
     note(f"checking for up to {time_limit:g} seconds")
-    outcome = run_timed(selfcheck.run(), time_limit)
+    outcome = run_pieces(selfcheck.run(), seconds=time_limit)
     checks = list_checks(selfcheck)
     own = {"--prompts": prompts, "-n": predict, "--time-limit": time_limit, "-s": seed}
     command = command_line("verify", [model], own, replace(load, no_memory=False))

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from ngramspec_cli.serve import open_served_model
-from ngramspec_cli.serve_options import ServeOptions
+from ngramspec_cli.serve import ServeOptions, open_served_model
 from support.cli_runner import environment
 from support.family_models import write_family_model
 from support.http import run_server

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 import pytest
-from ngramspec_cli.serve import open_served_model
-from ngramspec_cli.serve_options import ServeOptions
+from ngramspec_cli.serve import ServeOptions, open_served_model
 from support.cli_runner import DEMO, environment, run
 from support.http import open_client
 

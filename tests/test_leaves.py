@@ -38,7 +38,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "chat": (
         (
-            *(f"ngramspec_cli.chat{part}" for part in ("", "_commands", "_input", "_session", "_settings", "_view")),
+            *(f"ngramspec_cli.chat{part}" for part in ("", "_commands", "_input", "_session", "_view")),
             "ngramspec_cli.markdown",
         ),
         ("templates", "grammars", "memory", "reasoning budgets", "trace"),
@@ -46,12 +46,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "complete": (("ngramspec_cli.complete",), ("beams", "trace")),
     "edit": (("ngramspec_cli.edit",), ("chat", "complete", "templates", "trace")),
     "server": (
-        (
-            "ngramspec_cli.serve",
-            "ngramspec_cli.serve_options",
-            "ngramspec.server",
-            "ngramspec.batching",
-        ),
+        ("ngramspec_cli.serve", "ngramspec.server", "ngramspec.batching"),
         ("templates", "grammars", "embedder", "reasoning budgets", "RPC"),
     ),
     "Anthropic": (("ngramspec.server.anthropic",), ("server",)),

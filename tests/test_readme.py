@@ -11,7 +11,7 @@ import pytest
 import typer.main
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import app, import_command
-from ngramspec_cli.llama_options import REASONS
+from ngramspec_cli.options import REASONS
 from test_layers import LAYERS
 
 from ngramspec.drafting import DRAFTERS

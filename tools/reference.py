@@ -16,8 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import COMMANDS
-from ngramspec_cli.llama_options import NoEffect
-from ngramspec_cli.options import GROUPS, PLACEHOLDERS, expand_groups
+from ngramspec_cli.options import GROUPS, PLACEHOLDERS, NoEffect, expand_groups
 from typer.models import ArgumentInfo, OptionInfo
 
 from ngramspec.sampling.settings import options

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli.chat_session import ChatOptions, Session
-from ngramspec_cli.sampling_options import CHAT_TEMPERATURE, SamplingOptions
+from ngramspec_cli.options import CHAT_TEMPERATURE, SamplingOptions
 from support.cli_runner import DEMO, environment
 from support.tiny_models import write_model
 

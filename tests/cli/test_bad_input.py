@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import struct
-import subprocess
 import sys
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import app
-from ngramspec_cli.serve_options import ServeOptions
-from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process, run_with_signal, shell
+from ngramspec_cli.serve import ServeOptions
+from support.cli_runner import DEMO, ENDLESS, RunResult, run, run_process, run_with_signal, shell
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
@@ -41,13 +40,18 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-# ---------------------------------------------------------------------- options
-
 WITH_MODEL = ("chat", "complete", "serve", "bench", "verify", "tune", "info")
 """Commands whose argument MODEL can also be named with -m."""
 
+SHAPE = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
+
 CONTRADICTIONS = [
     ("finish", "'finish'. (see ngramspec --help)"),
+    ("memory forget", "'forget'"),
+    ("memory add --model DEMO ''", "must not be empty"),
+    ("memory remove ''", "must not be empty"),
+    ("memory add", "PATH"),
+    ("memory remove", "--answers"),
     ("memory save-answers maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
     ("complete -c big", "Invalid value for '-c' / '--ctx-size': 'big' is not a whole number (see"),
     ("complete -c 1", "-c must be 0 or from 16 to 16777216, got 1"),
@@ -158,6 +162,15 @@ CONTRADICTIONS = [
     ("verify --drafter magic", "unknown drafter 'magic'"),
     ("verify --drafter memory", "requires a memory"),
     ("tune --apply --reset", "cannot be combined"),
+    (f"tune --quants --apply {SHAPE}", "--apply cannot be combined with --quants"),
+    (f"tune --quants -c 512 {SHAPE}", "-c cannot be combined with --quants"),
+    (f"tune --quants -ub 64 {SHAPE}", "-ub cannot be combined with --quants"),
+    (f"tune --quants --exact on {SHAPE}", "--exact cannot be combined with --quants"),
+    (f"tune --quants -hf owner/repo {SHAPE}", "a shape and a model were given"),
+    ("tune --quants layers=2", "the shape lacks embd"),
+    ("complete DEMO -c 512 --logit-bias 999999+1", "the token of a logit bias must be 0 to 4095, got 999999"),
+    ("complete DEMO -c 512 --logprobs 5000 --json", "--logprobs must be at most 4096"),
+    ("verify DEMO -c 512 -n 510 --exact off", "510 tokens leave no room for a prompt in a context of 512"),
     ("bench --against URL --repeat 2 --html x.html", "--against cannot be combined with --repeat, --html"),
     ("bench --against URL --repeat-penalty 1.1", "--against supports only the sampling options"),
     ("complete --prediction x --no-draft", "cannot be combined with --no-draft"),
@@ -174,7 +187,7 @@ CONTRADICTIONS = [
     ("replay talks --policy psychic", "'psychic'"),
     ("replay talks -t 2", "require --model"),
 ]
-"""These mistakes are detected before the command reads the text or looks for a model."""
+"""Mistakes, most of which are detected before the command reads the text or looks for a model."""
 
 RANGES = {
     "complete": "-tb 0, -tb 1099511627776, -ngl some, -ctk q2, --draft-max 0, --min-tokens -1, --temp x",
@@ -205,6 +218,15 @@ UNUSABLE = [
     ("chat -f gone.txt", "gone.txt: No such file"),
     ("complete --grammar-file gone.gbnf", "gone.gbnf: No such file"),
     ("complete --memory a/b", "'a/b' is not a valid name for a memory"),
+    ("memory add --memory ../x .", "'../x' is not a valid name"),
+    ("memory add --memory '' .", "'' is not a valid name"),
+    ("memory add --model DEMO gone", "gone: no such file"),
+    ("memory add --model gone.gguf .", "gone.gguf"),
+    ("memory list --memory nothing", "'nothing' is empty"),
+    ("memory remove x", "is empty"),
+    ("tune --quants qwen9-1b", "the shapes with names are smollm2-135m, "),
+    ("complete DEMO -c 512 --grammar root:=x", "the grammar does not parse: expected ::= in line 1"),
+    ("""complete DEMO -c 512 --grammar 'a::="x"'""", "the grammar has no rule named root"),
     ("complete --json-schema {", "the JSON schema is not JSON"),
     ("complete --trace gone/at/all.jsonl", "cannot write the trace gone/at/all.jsonl"),
     ("complete gone.gguf", "no such model file: gone.gguf"),
@@ -237,9 +259,6 @@ def test_cli_without_command_prints_help(env: dict[str, str]) -> None:
     assert (done.code, done.raw) == (2, b"")
     assert all(name in done.err for name in ("Usage:", "chat", "complete", "bench", "info"))
     assert run(env, "--help").ok().out == done.err
-
-
-# ---------------------------------------------------------------------- the text
 
 
 def test_complete_rejects_empty_or_undecodable_text(env: dict[str, str], tmp_path: Path) -> None:
@@ -391,9 +410,6 @@ def test_complete_without_piped_stdin_rejects_missing_text(
     RunResult(code, out, err.decode()).assert_failed("no text to continue", code=2)
 
 
-# ---------------------------------------------------------------------- the model
-
-
 def changed(path: Path, old: bytes, new: bytes) -> Path:
     """Write the demo model with the first occurrence of these bytes replaced."""
     path.write_bytes(DEMO.read_bytes().replace(old, new, 1))
@@ -421,9 +437,6 @@ def test_complete_with_context_beyond_memory_fails(env: dict[str, str], file: Pa
     done.assert_failed("create a context of 2000000 tokens", "-c/--ctx-size")
 
 
-# ---------------------------------------------------------------------- stdout and stderr
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", [[*SMALL, *PLAIN], ["--help"]], ids=" ".join)
 def test_cli_with_full_disk_fails_with_one_line(env: dict[str, str], arguments: list[str]) -> None:
@@ -444,9 +457,6 @@ def test_complete_without_stderr_returns_same_output_and_code(
     assert wanted.code == (0 if text == file.name else 1)
     done = shell(env, f'"$@" {redirection}', *options)
     assert (done.code, done.raw, done.err) == (wanted.code, wanted.raw, "")
-
-
-# ---------------------------------------------------------------------- signals
 
 
 @pytest.mark.parametrize(("number", "code"), [*SIGNALS, (signal.SIGHUP, 143)])
@@ -506,22 +516,6 @@ for number in (signal.SIGINT, signal.SIGTERM):
 def test_raise_on_signals_inside_c_callback_raises_later(env: dict[str, str]) -> None:
     done = run_process(env, command=[sys.executable, "-c", CALLED_BACK])
     assert (done.code, done.out.split(), done.err) == (0, ["lost", "KeyboardInterrupt", "lost", "Terminated"], "")
-
-
-@by_signal
-def test_complete_with_external_signal_prints_partial_text(
-    env: dict[str, str], file: Path, number: int, code: int
-) -> None:
-    command = [*COMMAND, "complete", "-t", "1", "-c", "16384", "-n", "-1", *PLAIN, *ENDLESS, str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as running:
-        first = running.stdout.read(1)
-        running.send_signal(number)
-        rest, errors = running.communicate(timeout=PATIENCE)
-    done = RunResult(running.returncode, first + rest, errors.decode())
-    assert done.code == code, done.err
-    assert first
-    assert done.out
-    assert re.search(r"^interrupted; .*; seed 1$", done.err, re.MULTILINE)
 
 
 def test_cli_with_unusable_home_generates_but_rejects_memory_add(env: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from ngramspec_cli import chat_settings
-from ngramspec_cli.chat import ChatCompleter, _talk
-from ngramspec_cli.chat_commands import parse, run
+from ngramspec_cli.chat import ChatCompleter, _handle, _talk
+from ngramspec_cli.chat_commands import SETTINGS, find_setting, parse, run
 from ngramspec_cli.chat_input import StopKey, Terminal, clean, unquote
 from ngramspec_cli.chat_session import Session, conversation_path, load_last
 from prompt_toolkit.application import create_app_session
@@ -53,71 +52,73 @@ def heard(session: Session) -> int:
     return sum(index.size for index in session.memory.indexes)
 
 
-def complaint(session: Session, line: str, capsys: Captured) -> str:
-    """Return the error of a command that fails."""
-    name, _, argument = line.partition(" ")
-    capsys.readouterr()
-    assert not run(session, name, argument)
-    error = capsys.readouterr().err
-    assert error.startswith("ngramspec: ")
-    return " ".join(error.split())
+def do(session: Session, *lines: str) -> None:
+    """Type commands and messages, which succeed."""
+    for line in lines:
+        assert _handle(session, line), line
 
 
-# ---------------------------------------------------------------------- turns
+def check_refused(session: Session, capsys: Captured, refused: Mapping[str, str]) -> None:
+    """Check that commands fail with an error that contains some words and change no option."""
+    for line, words in refused.items():
+        before = session.options
+        capsys.readouterr()
+        assert not _handle(session, line)
+        error = " ".join(capsys.readouterr().err.split())
+        assert error.startswith("ngramspec: ")
+        assert words in error
+        assert session.options == before
 
 
 def test_retry_changes_seed_and_edit_replaces_message(session: Session) -> None:
-    session.ask("one")
-    session.ask("two")
+    do(session, "one", "two")
     session.attachments = ["waits"]
-    assert run(session, "retry", "")
+    do(session, "/retry")
     assert (users(session), session.options.sampling.seed, session.attachments) == (["one", "two"], 2, ["waits"])
     turns = list(session.conversation.turns)
     assert not run(session, "edit", "far too long " * 300)
     with mock.patch.object(session.target.vocabulary.chats, "prompt", side_effect=ModelError("no")):
         assert not run(session, "retry", "")
     assert (session.conversation.turns, session.options.sampling.seed) == (turns, 2)
-    assert run(session, "edit", "short")
+    do(session, "/edit short")
     assert users(session) == ["one", "short"]
 
 
 def test_removed_turns_are_added_to_memory(session: Session) -> None:
     session.memory = Memory()
-    for question in ("one", "two", "three"):
-        session.ask(question)
+    do(session, "one", "two", "three")
     sizes = [heard(session)]
-    for name in ("undo", "retry"):
-        run(session, name, "")
+    for line in ("/undo", "/retry"):
+        do(session, line)
         sizes.append(heard(session))
     session.switch_conversation(Conversation(turns=[Turn("a", "b")]))
     sizes.append(heard(session))
     assert sizes[0] == 0
     assert all(before < after for before, after in pairwise(sizes))
-    run(session, "undo", "")  # This session generated no answer.
+    do(session, "/undo")  # This session generated no answer.
     assert (heard(session), users(session)) == (sizes[-1], [])
 
 
 def test_commands_without_turn_or_terminal_fail(session: Session, capsys: Captured) -> None:
-    for name in ("undo", "retry", "edit", "copy"):
-        expected = "requires a terminal" if name == "copy" else "the conversation is empty"
-        assert expected in complaint(session, name, capsys)
+    empty = "the conversation is empty"
+    check_refused(session, capsys, {"/undo": empty, "/retry": empty, "/edit": empty, "/copy": "requires a terminal"})
     session.conversation.turns.append(Turn("a", "b"))
-    assert "is not a terminal" in complaint(session, "edit", capsys)
+    check_refused(session, capsys, {"/edit": "is not a terminal"})
     session.interactive = True
-    assert run(session, "edit", "")
+    do(session, "/edit")
     assert session.editing
 
 
 def test_n_tokens_follows_turns(session: Session) -> None:
     empty = session.n_tokens
-    session.ask("one")
+    do(session, "one")
     used = session.n_tokens
     assert used == len(session.target.sequences[0].tokens) > empty
-    session.ask("two")
+    do(session, "two")
     assert session.n_tokens > used
-    run(session, "undo", "")
+    do(session, "/undo")
     assert abs(session.n_tokens - used) < 12  # for the template's text after the answer
-    run(session, "reset", "")
+    do(session, "/reset")
     assert session.n_tokens == empty
 
 
@@ -141,17 +142,15 @@ def test_prediction_applies_to_next_answer_only(session: Session, tmp_path: Path
     file = tmp_path / "notes.md"
     file.write_text("It was a fine day.")
     drafter = session.decoder.drafter
-    assert run(session, "prediction", str(file))
-    assert session.ask("hello")
+    do(session, f"/prediction {file}", "hello")
     assert drafter.prediction == session.target.vocabulary.tokenize("It was a fine day.", add_bos=False)
-    assert session.ask("hello again")
+    do(session, "hello again")
     assert not drafter.prediction
-    assert run(session, "prediction", str(file))
-    assert run(session, "prediction", "-")
+    do(session, f"/prediction {file}", "/prediction -")
     assert (session.prediction, session.attachments) == ("", [])
-    assert "No such file" in complaint(session, f"prediction {tmp_path / 'none'}", capsys)
+    check_refused(session, capsys, {f"/prediction {tmp_path / 'none'}": "No such file"})
     session.decoder.set_drafter(None, session.decoder.policy)
-    assert "/prediction has no effect here" in complaint(session, f"prediction {file}", capsys)
+    check_refused(session, capsys, {f"/prediction {file}": "/prediction has no effect here"})
 
 
 @pytest.mark.parametrize(
@@ -207,18 +206,16 @@ def test_ask_when_stopped_keeps_answer_and_cache(session: Session, monkeypatch: 
 
 
 def test_next_turn_reuses_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(session, "set", "temp 0")
-    session.ask("a question of some length, so that reading it again would show")
-    first = len(target.vocabulary.chats.tokens([{"role": "user", "content": session.conversation.turns[0].user}]))
-    computed = []
-    decode = Passes.decode
+    do(session, "/set temp 0", "a question of some length, so that reading it again would show")
+    first = len(target.vocabulary.chats.tokens([{"role": "user", "content": users(session)[0]}]))
+    computed, decode = list[int](), Passes.decode
 
     def count(passes: Passes, feeds: Sequence[Feed], **more: Any) -> None:
         computed.extend(len(tokens) for _, tokens, rows in feeds if rows < len(tokens))
         decode(passes, feeds, **more)
 
     monkeypatch.setattr(Passes, "decode", count)
-    session.ask("more")
+    do(session, "more")
     whole = len(target.vocabulary.chats.tokens(session.conversation.messages()[:3]))
     assert sum(computed) <= whole - first
 
@@ -236,15 +233,12 @@ def test_stop_key_between_answers_interrupts_only_piped_session() -> None:
         assert not staying.pressed
 
 
-# ---------------------------------------------------------------------- settings
-
-
 def test_set_finds_every_option_by_all_its_names() -> None:
     for field in fields(Sampling):
         for name in (field.name, *options(Sampling)[field.name].flags, field.name.replace("_", "-").upper()):
             if len(name) > 2:
-                assert chat_settings.find(name).field == field.name
-    assert chat_settings.find("-rea") is chat_settings.SETTINGS["think"]
+                assert find_setting(name).field == field.name
+    assert find_setting("-rea") is SETTINGS["think"]
 
 
 @pytest.mark.parametrize(
@@ -274,82 +268,70 @@ def test_set_changes_shows_and_resets_setting(
     template = "{{ enable_thinking }}{# <think> </think> #}"
     monkeypatch.setattr(type(session.target.vocabulary), "chat_template", template)
     if field == "samplers":
-        assert run(session, "set", "top-p 0.95")
+        do(session, "/set top-p 0.95")
 
-    def present() -> object:
+    def present(line: str) -> object:
+        do(session, f"/set {line}")
         return getattr(getattr(session.options, group) if group else session.options, field)
 
     name = line.split(maxsplit=1)[0]
-    assert run(session, "set", f"{name} default")
-    default = present()
-    assert run(session, "set", line)
-    assert present() == value
-    shown = chat_settings.find(name).show(session)
-    assert run(session, "set", f"{name} default")
-    assert present() == default or field == "seed"
-    # Displayed values are valid input.
-    assert run(session, "set", f"{name} {shown}")
-    assert present() == value
+    default = present(f"{name} default")
+    assert present(line) == value
+    shown = find_setting(name).show(session)
+    assert present(f"{name} default") == default or field == "seed"
+    assert present(f"{name} {shown}") == value, "displayed values are valid input"
     assert session.view.markdown == session.options.markdown
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("nonsense 1", "unknown setting 'nonsense'; choose from: temp, top-k, "),
-        ("temp hot", "'hot' is not a number"),
-        ("top-k 1.5", "'1.5' is not a whole number"),
-        ("top-p 7", "must be above 0 and at most 1"),
-        ("mirostat 3", "0 (off), 1 or 2"),
-        ("grammar nothing", "grammar"),
-        ("logit-bias 99999+1", "99999"),
-        ("logit-bias x", "such as 15043+1"),
-        ("stop ''", "must not be empty"),
-        ("stop 'open", "quotation"),
-        ("predict 0", "must be at least 1, or -1 (until the context is full), got 0"),
-        ("predict many", "'many' is not a whole number"),
-        ("keep maybe", "must be on or off, got 'maybe'"),
-        ("think maybe", "must be auto or on or off, got 'maybe'"),
-        ("think on", "has no variable for reasoning"),
-        ("reasoning-budget 5", "has no reasoning tags"),
-        ("reasoning-budget -2", "must be at least -1, got -2"),
-        ("min-tokens -1", "must be at least 0, got -1"),
-        ("markdown on", "in a terminal"),
-        ("json-schema {", "json-schema"),
-    ],
-)
-def test_set_rejects_invalid_value_and_keeps_settings(
-    session: Session, line: str, words: str, capsys: Captured
-) -> None:
-    before = session.options
-    assert words in complaint(session, f"set {line}", capsys)
-    assert session.options == before
+def test_set_rejects_invalid_value_and_keeps_settings(session: Session, capsys: Captured) -> None:
+    refused = {
+        "/set nonsense 1": "unknown setting 'nonsense'; choose from: temp, top-k, ",
+        "/set temp hot": "'hot' is not a number",
+        "/set top-k 1.5": "'1.5' is not a whole number",
+        "/set top-p 7": "must be above 0 and at most 1",
+        "/set mirostat 3": "0 (off), 1 or 2",
+        "/set grammar nothing": "grammar",
+        "/set logit-bias 99999+1": "99999",
+        "/set logit-bias x": "such as 15043+1",
+        "/set stop ''": "must not be empty",
+        "/set stop 'open": "quotation",
+        "/set predict 0": "must be at least 1, or -1 (until the context is full), got 0",
+        "/set predict many": "'many' is not a whole number",
+        "/set keep maybe": "must be on or off, got 'maybe'",
+        "/set think maybe": "must be auto or on or off, got 'maybe'",
+        "/set think on": "has no variable for reasoning",
+        "/set reasoning-budget 5": "has no reasoning tags",
+        "/set reasoning-budget -2": "must be at least -1, got -2",
+        "/set min-tokens -1": "must be at least 0, got -1",
+        "/set markdown on": "in a terminal",
+        "/set json-schema {": "json-schema",
+    }
+    check_refused(session, capsys, refused)
 
 
 def test_set_lists_all_settings_and_translates_a_schema(session: Session, capsys: Captured) -> None:
-    assert run(session, "set", 'json-schema {"type": "boolean"}')
+    do(session, '/set json-schema {"type": "boolean"}')
     assert "true" in (session.options.sampling.grammar or "")
-    assert run(session, "set", "json-schema default")
+    do(session, "/set json-schema default")
     assert session.options.sampling.grammar is None
     capsys.readouterr()
-    assert run(session, "set", "")
+    do(session, "/set")
     listed = capsys.readouterr().err
-    assert all(f" {name} " in listed for name in chat_settings.SETTINGS)
+    assert all(f" {name} " in listed for name in SETTINGS)
     assert ";".join(SAMPLERS)[:18] in listed
-    assert run(session, "set", "temp")
+    do(session, "/set temp")
     assert capsys.readouterr().err.startswith("temp is 0.8. Temperature")
 
 
 def test_reset_keeps_system_message_and_chosen_seed(session: Session) -> None:
     session.conversation = Conversation("s", [Turn("a", "b")])
-    run(session, "set", "seed 9")
-    run(session, "reset", "")
+    do(session, "/set seed 9", "/reset")
     conversation, sampling = session.conversation, session.options.sampling
     assert (conversation.turns, conversation.system, sampling.seed) == ([], "s", 9)
-    run(session, "set", "seed -1")
+    do(session, "/set seed -1")
     seeds = {session.options.sampling.seed}
     for _ in range(3):
-        run(session, "reset", "")
+        do(session, "/reset")
         seeds.add(session.options.sampling.seed)
     assert len(seeds) == 4
 
@@ -358,53 +340,43 @@ def test_set_reasoning_budget_limits_reasoning(own_session: Session, capsys: Cap
     session = own_session
     template = CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}"
     session.target.vocabulary.use_chat_template(template)
-    session.options = replace(
-        session.options, reasoning=replace(session.options.reasoning, reasoning_budget_message=" so")
-    )
+    do(session, "/set reasoning-budget-message  so")
     lengths = []
     for value in ("4", "0", "default"):
-        assert run(session, "set", f"reasoning-budget {value}")
-        assert session.ask("one")
+        do(session, f"/set reasoning-budget {value}", "one")
         reasoning = session.conversation.turns[-1].reasoning
         begin = reasoning.removesuffix("so").rstrip()
         n_tokens = len(session.target.vocabulary.tokenize(begin, add_bos=False))
         lengths.append(n_tokens if reasoning.endswith("so") else None)
-        run(session, "reset", "")
+        do(session, "/reset")
     assert lengths == [3, 0, None]  # The line end after the opening tag counts.
-    for line in ("reasoning-budget 4", "min-tokens 4"):
-        assert run(session, "set", line)
+    do(session, "/set reasoning-budget 4", "/set min-tokens 4")
     session.options = replace(session.options, acceptance=Acceptance(lenience=0.5))
-    assert "cannot be combined with a reasoning budget" in complaint(session, "set temp 0", capsys)
+    check_refused(session, capsys, {"/set temp 0": "cannot be combined with a reasoning budget"})
     session.options = replace(session.options, reasoning=replace(session.options.reasoning, reasoning_budget=-1))
-    assert "cannot be combined with min_tokens" in complaint(session, "set temp 0", capsys)
+    check_refused(session, capsys, {"/set temp 0": "cannot be combined with min_tokens"})
 
 
 def test_set_changes_drafting_threads_and_memory(own_session: Session, capsys: Captured) -> None:
     session = own_session
-    assert session.ask("one")
-    for line in ("policy fixed", "draft-max 3", "-t 1", "no-memory on"):
-        assert run(session, "set", line)
+    do(session, "one", "/set policy fixed", "/set draft-max 3", "/set -t 1", "/set no-memory on")
     assert session.decoder.policy.name == "fixed"
     load = session.options.load
     assert (load.draft_max, load.threads, load.no_memory) == (3, 1, True)
-    assert run(session, "set", "no-draft on")
+    do(session, "/set no-draft on")
     assert session.decoder.drafter is None
-    assert session.ask("two")
+    do(session, "two")
     assert users(session) == ["one", "two"]
-    for line, words in (
-        ("policy lucky", "unknown policy 'lucky'"),
-        ("threads many", "'many' is not a whole number"),
-        ("memory work", "cannot be combined"),
-    ):
-        assert words in complaint(session, f"set {line}", capsys)
-    for line in ("no-draft default", "threads auto"):
-        assert run(session, "set", line)
+    refused = {
+        "/set policy lucky": "unknown policy 'lucky'",
+        "/set threads many": "'many' is not a whole number",
+        "/set memory work": "cannot be combined",
+    }
+    check_refused(session, capsys, refused)
+    do(session, "/set no-draft default", "/set threads auto")
     assert session.decoder.drafter is not None
     assert session.options.load.threads is None
-    assert session.ask("three")
-
-
-# ---------------------------------------------------------------------- what is kept
+    do(session, "three")
 
 
 def test_set_keep_saves_current_conversation(session: Session) -> None:
@@ -413,24 +385,22 @@ def test_set_keep_saves_current_conversation(session: Session) -> None:
     def saved() -> list[str]:
         return [message["content"] for message in json.loads(kept.read_text())["messages"]]
 
-    session.ask("one")
+    do(session, "one")
     assert not kept.exists()
-    assert run(session, "set", "keep on")
-    session.ask("two")
+    do(session, "/set keep on", "two")
     assert kept.parent.stat().st_mode & 0o777 == 0o700
     assert saved()[::2] == ["one", "two"]
-    run(session, "undo", "")
-    run(session, "system", "Be brief.")
+    do(session, "/undo", "/system Be brief.")
     assert saved()[:2] == ["Be brief.", "one"]
     assert load_last()[0] == session.conversation
-    run(session, "reset", "")
+    do(session, "/reset")
     assert not kept.exists()
-    session.ask("three")
+    do(session, "three")
     assert kept.exists()
     for _ in range(2):
-        assert run(session, "set", "keep off")
+        do(session, "/set keep off")
         assert not kept.exists()
-        session.ask("four")
+        do(session, "four")
         assert not kept.exists()
         kept.touch()  # of another chat
 
@@ -439,12 +409,9 @@ def test_keep_with_unwritable_folder_warns_and_stops_saving(session: Session, ca
     conversation_path().parent.parent.mkdir()
     conversation_path().parent.write_text("in the way")
     session.options = replace(session.options, keep=True)
-    assert session.ask("one")
+    do(session, "one")
     assert "the conversation could not be saved" in capsys.readouterr().err
     assert not session.options.keep
-
-
-# ---------------------------------------------------------------------- typing
 
 
 def test_terminal_handles_editing_keys(tmp_path: Path, capsys: Captured) -> None:

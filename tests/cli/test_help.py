@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import typer.main
 from ngramspec_cli.app import app, import_command
-from ngramspec_cli.llama_options import NoEffect
-from ngramspec_cli.options import COMMON, GROUPS
+from ngramspec_cli.options import COMMON, GROUPS, NoEffect
 from support.cli_runner import run
 
 from ngramspec.sampling.settings import options

@@ -26,6 +26,7 @@ from ngramspec.loading import load, settings
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.memory import memory_folder, memory_names, open_memory, settings_path, write_save_answers
 from ngramspec.models.find import ModelSource
+from ngramspec.steps import Step
 
 
 @pytest.fixture
@@ -49,7 +50,6 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-ANSWER = [101, 102, 103]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -57,7 +57,11 @@ def stored(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "home").rglob("*.memory"))
 
 
-# ---------------------------------------------------------------------- ngramspec memory
+def keep_answer(memory: Memory | None, vocabulary: Vocabulary) -> None:
+    """Keep an answer, which ends with a token for its end."""
+    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
+    steps = [Step((101, 102)), Step((103, end))]
+    assert options.keep(memory, vocabulary, steps) == [101, 102, 103]
 
 
 def test_memory_commands_add_list_remove_and_clear_files(home: dict[str, str], project: Path) -> None:
@@ -77,6 +81,9 @@ def test_memory_commands_add_list_remove_and_clear_files(home: dict[str, str], p
     empty = run(home, "memory", "list")
     assert "memories: none; saving answers: off" in empty.err
     assert "is empty" in empty.error_message
+    usage = run(home, "memory")
+    assert (usage.code, usage.raw) == (2, b"")
+    assert all(name in usage.err for name in ("add", "list", "remove", "clear", "save-answers"))
 
 
 def test_memory_add_skips_and_reports_secret_files(home: dict[str, str], project: Path) -> None:
@@ -122,27 +129,6 @@ def test_memory_add_names_the_converted_file_of_smollm2(
     monkeypatch.setattr("ngramspec.models.find.smollm", lambda convert: ModelSource(convert(DEMO), "smollm2"))
     monkeypatch.setattr(load, "choose_smollm", lambda path, **_: copy)
     assert "for copy.Q4_0.gguf" in run(home, "memory", "add", "--model", "smollm2", project).ok().err
-
-
-def test_memory_rejects_invalid_arguments(home: dict[str, str]) -> None:
-    for arguments, words, code in (
-        (["add", "gone"], "gone: no such file", 1),
-        (["add", ""], "must not be empty", 2),
-        (["add"], "PATH", 2),
-        (["add", "--memory", "../x", "."], "'../x' is not a valid name", 1),
-        (["add", "--memory", "", "."], "'' is not a valid name", 1),
-        (["add", "--model", "gone.gguf", "."], "gone.gguf", 1),
-        (["list", "--memory", "nothing"], "'nothing' is empty", 1),
-        (["remove"], "--answers", 2),
-        (["remove", ""], "must not be empty", 2),
-        (["remove", "x"], "is empty", 1),
-        (["save-answers", "maybe"], "maybe", 2),
-        (["forget"], "forget", 2),
-    ):
-        run(home, "memory", *arguments).assert_failed(words, code=code)
-    done = run(home, "memory")
-    assert (done.code, done.raw) == (2, b"")
-    assert all(name in done.err for name in ("add", "list", "remove", "clear", "save-answers"))
 
 
 def test_memory_commands_report_damaged_file(home: dict[str, str], project: Path, tmp_path: Path) -> None:
@@ -215,20 +201,13 @@ def test_memory_save_answers_is_off_by_default(home: dict[str, str], tmp_path: P
     assert "saving answers: off" in run(home, "memory", "list").err
 
 
-# ---------------------------------------------------------------------- what commands draft from
-
-
-Open = Callable[..., Memory]
+Open, Fill = Callable[..., Memory], Callable[..., Store]
 
 
 @pytest.fixture
 def opened(home: dict[str, str], demo_vocabulary: Vocabulary) -> Open:
-    return lambda name=None: open_memory(
-        name, demo_vocabulary.vocabulary_hash, demo_vocabulary.path, on_note=note, keep=True
-    )
-
-
-Fill = Callable[..., Store]
+    key = demo_vocabulary.vocabulary_hash, demo_vocabulary.path
+    return lambda name=None: open_memory(name, *key, on_note=note, keep=True)
 
 
 @pytest.fixture
@@ -241,11 +220,13 @@ def fill(home: dict[str, str], demo_vocabulary: Vocabulary) -> Fill:
     return call
 
 
-def test_open_memory_without_name_uses_existing_default(opened: Open, fill: Fill, capsys: Captured) -> None:
+def test_open_memory_without_name_uses_existing_default(
+    opened: Open, fill: Fill, demo_vocabulary: Vocabulary, capsys: Captured
+) -> None:
     memory = opened()
     assert memory.n_stored_tokens == 0
-    options.keep(memory, ANSWER)
-    options.keep(None, ANSWER)
+    for unsaved in (memory, None):
+        keep_answer(unsaved, demo_vocabulary)
     assert memory_names() == []
     fill()
     fill("work").append([1, 1])
@@ -271,10 +252,11 @@ def test_open_memory_without_files_for_tokenizer_raises_or_warns(
     assert opened("work").n_stored_tokens == 0
 
 
-def test_open_memory_with_damaged_or_unwritable_file_only_warns(opened: Open, fill: Fill, capsys: Captured) -> None:
+def test_open_memory_with_damaged_or_unwritable_file_only_warns(
+    opened: Open, fill: Fill, demo_vocabulary: Vocabulary, capsys: Captured
+) -> None:
     def told() -> str:
-        (line,) = capsys.readouterr().err.splitlines()
-        return str(line)
+        return capsys.readouterr().err.strip()
 
     write_save_answers(True)
     path = fill("work").path
@@ -283,11 +265,11 @@ def test_open_memory_with_damaged_or_unwritable_file_only_warns(opened: Open, fi
     assert memory.n_stored_tokens == 0
     assert str(path) in told()
     # Nothing is written to it either.
-    options.keep(memory, ANSWER)
+    keep_answer(memory, demo_vocabulary)
     assert path.read_bytes() == b"nonsense" * 1000
     memory = opened("new")
     memory_folder("new").write_text("no folder")
-    options.keep(memory, ANSWER)
+    keep_answer(memory, demo_vocabulary)
     assert "not saved" in told()
 
 
