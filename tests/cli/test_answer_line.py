@@ -89,17 +89,6 @@ def test_format_gain_of_few_drafts_names_the_reason_for_their_absence(missed: in
     assert format_gain(stats, TIMES) == expected
 
 
-@pytest.mark.parametrize("accepted", [0, 1, 2])
-def test_estimated_gain_never_exceeds_tokens_per_decode_call(accepted: int) -> None:
-    """An earlier version reported 1.62 times the speed with one of ten draft tokens accepted."""
-    tokens = tuple(range(accepted + 1))
-    for cost in (0.01, 0.25, 4.0):
-        drafted = Step(tokens, drafted=(*tokens, *range(9 - accepted)), accepted=accepted, batch=11, cost=cost)
-        gain = counted(drafted).estimated_gain
-        assert gain is not None
-        assert gain <= 1 + accepted
-
-
 def test_answer_report_prints_one_line_and_each_note_once(capsys: Captured) -> None:
     decoder = SpeculativeDecoder(MockTarget(), times=TIMES)
     stats = counted(replace(GAINING, close_calls=1))

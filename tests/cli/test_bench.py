@@ -92,14 +92,6 @@ def test_bench_names_the_memory_that_it_used(env: dict[str, str], prompts: Path,
     assert ("; memory default, " in used, " --memory default" in used, used.count("memory")) == (True, True, 2)
 
 
-@pytest.mark.exhaustive
-def test_bench_with_packaged_prompts_reports_eight_categories(env: dict[str, str]) -> None:
-    done = bench(env, *FAST, "-c", "2048", "--limit", "1", "--json", "-")
-    found = [summary["category"] for summary in json.loads(done.out)["summaries"]]
-    kinds = ["chat", "code-continuation", "code-edit", "json", "prose", "qa", "summarize", "translate"]
-    assert found == [*kinds, "overall"]
-
-
 def test_bench_with_exact_mode_and_sampling_writes_json_to_stdout(
     env: dict[str, str], tiny: Path, tmp_path: Path
 ) -> None:

@@ -36,8 +36,10 @@ def messages(path: Path) -> list[dict[str, str]]:
     return list(json.loads(path.read_text())["messages"])
 
 
-def complaints(done: RunResult) -> list[str]:
-    return [line for line in done.err.splitlines() if line.startswith("ngramspec: ")]
+def assert_complaints(done: RunResult, *words: str) -> None:
+    """Check that each error contains some words."""
+    errors = [line for line in done.err.splitlines() if line.startswith("ngramspec: ")]
+    assert all(word in error for word, error in zip(words, errors, strict=True)), errors
 
 
 def test_chat_in_pipe_answers_each_line_on_stdout(env: dict[str, str], tmp_path: Path) -> None:
@@ -61,8 +63,7 @@ def test_chat_skips_oversized_and_undecodable_lines(env: dict[str, str], tmp_pat
     lines = b"one\n" + b"far too long " * 300 + b"\n\xff\xfe\ntwo\n/save " + bytes(kept)
     done = pipe(env, lines)
     assert done.code == 1
-    assert re.search(r"a prompt of \d+ tokens, but the context has room for 500 and an answer", done.err)
-    assert "not UTF-8" in done.err
+    assert_complaints(done, " tokens, but the context has room for 500 and an answer", "not UTF-8")
     assert [m["content"] for m in messages(kept)[::2]] == ["one", "two"]
 
 
@@ -98,19 +99,8 @@ def test_chat_separates_reasoning_of_each_family(env: dict[str, str], tmp_path: 
     }
     model, trace = write_changed_demo(tmp_path / "model.gguf", changes), tmp_path / "trace.jsonl"
     rule = " ".join(f"<[{first + marks.index(part)}]>" if part in marks else json.dumps(part) for part in parts)
-    options = [
-        "-t",
-        "1",
-        "-c",
-        "2048",
-        "--no-draft",
-        "--exact",
-        "off",
-        "--trace",
-        trace,
-        "--grammar",
-        f"root ::= {rule}",
-    ]
+    plain = ("-t", "1", "-c", "2048", "--no-draft", "--exact", "off", "--trace", trace)
+    options = [*plain, "--grammar", f"root ::= {rule}"]
     done = run(env, "chat", "-m", model, *options, stdin=b"hi\nagain\n/save chat.json\n", cwd=tmp_path).ok()
     assert done.out == "Hello.\nHello.\n"
     assert done.err.splitlines().count("Hm.") == 2
@@ -144,10 +134,8 @@ def test_min_tokens_delays_the_end_of_an_answer(env: dict[str, str]) -> None:
 def test_chat_with_file_sends_it_as_first_message(env: dict[str, str], tmp_path: Path) -> None:
     question, kept = tmp_path / "question.txt", tmp_path / "chat.json"
     question.write_text("/save is\n\ta word\n")
-    done = pipe(env, f"/save {kept}\n", "-f", str(question))
-    assert (done.code, kept.exists()) == (0, False), done.err
-    assert done.out
-    assert done.err.count(" tokens") >= 1
+    done = pipe(env, f"/save {kept}\n", "-f", str(question)).ok()
+    assert (bool(done.out), kept.exists()) == (True, False)
     # The whole of stdin is one turn.
     assert pipe(env, question.read_text(), "-f", "-").ok().out == done.out
     assert pipe(env, "not this", "-m", str(DEMO), "-p", question.read_text().rstrip()).ok().out == done.out
@@ -183,9 +171,6 @@ def test_chat_with_closed_stdout_exits_normally(env: dict[str, str]) -> None:
     assert done.out == "0\n"
 
 
-# ---------------------------------------------------------------------- with a scripted model
-
-
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculativeDecoder, "generate", make_generate(ANSWER))
@@ -204,7 +189,7 @@ def test_chat_commands_write_to_stderr_and_set_exit_code_on_failure(env: dict[st
     }
     done = pipe(env, "\n".join(["/help", *system, *files, *wrong, "/quit", "never asked"]), folder=tmp_path)
     assert (done.code, done.out) == (1, f"{ANSWER}\n")
-    assert all(words in line for words, line in zip(wrong.values(), complaints(done), strict=True))
+    assert_complaints(done, *wrong.values())
     told = ["/help .*/reset.*/quit.*Ctrl-D", "no system message", "applies to the following turns", "Be brief."]
     told += ["saved 1 turn to", "started a new conversation", "saved 0 turns", "loaded 1 turn from chat.json"]
     assert re.search(".*".join(told), done.err, re.DOTALL)
@@ -263,9 +248,8 @@ def test_chat_file_command_precedes_next_message(env: dict[str, str], tmp_path: 
     bad = "".join(f"/file {name}\n" for name in ("none", "big", "raw", "empty", "."))
     lines = f"{bad}/file a b.py\n/retry\nwhat is this?\n/file a b.py\n/file -\nand now?\n/save chat.json\n"
     done = pipe(env, lines, folder=tmp_path)
-    wanted = ["none: No such", "fit in the context", "raw is not UTF-8", "empty is empty"]
-    told = zip([*wanted, "directory", "the conversation is empty"], complaints(done), strict=True)
-    assert all(words in line for words, line in told)
+    unusable = ("none: No such", "fit in the context", "raw is not UTF-8", "empty is empty", "directory")
+    assert_complaints(done, *unusable, "the conversation is empty")
     saved = messages(tmp_path / "chat.json")
     assert saved[0]["content"] == "a b.py:\n\n````py\nx = '''\n```\n'''\n````\n\nwhat is this?"
     assert saved[2]["content"] == "and now?"
@@ -279,7 +263,7 @@ def test_chat_model_command_continues_conversation(env: dict[str, str], tmp_path
     lines = ("hello", "/model none.gguf", "/model bad.gguf", f"/model {demo}", "/model", "more", "/save c.json")
     done = pipe(env, "\n".join(lines), folder=tmp_path)
     assert done.code == 1
-    assert [line for line in done.err.splitlines() if "none.gguf" in line or "bad.gguf" in line]
+    assert_complaints(done, "none.gguf", "bad.gguf")
     assert "continues the conversation" in done.err
     assert f"demo.gguf ({demo})" in done.err
     assert len(messages(tmp_path / "c.json")) == 4

@@ -252,8 +252,6 @@ def test_markdown_stream_limits_refresh_rate() -> None:
     assert slow.terminal.text == "one\n"
 
 
-# ---------------------------------------------------------------------- drafts and statistics
-
 PIECES_OF = {1: b"one ", 2: b"t\xc3", 3: b"\n\x1b", 4: b"[bold]four", 5: b""}.__getitem__
 REFUSING = Step((1, 4), ("one ", "[bold]four"), drafted=(1, 2, 3), accepted=1, batch=4)
 
@@ -294,8 +292,6 @@ def test_totals_of_session_report_counts_rates_and_gain() -> None:
     assert [line for line in shown if re.fullmatch(r"[\d %]+", line)] == ["1 8 8 8 100%", "2 8 8 0 0%"]
     assert len(totals(Stats(), {})) == 1
 
-
-# ---------------------------------------------------------------------- the view
 
 MARKDOWN = "<think>\nhm\n</think>\n\nSome **bold** \x1b[2J and\n\n- more"
 

@@ -34,8 +34,6 @@ NEW_PAGE = PAGE.replace("shop", "market").replace("apples", "pears")
 MIXED = "a\r\nb\nc\r\nd\r\n"
 
 
-# ---------------------------------------------------------------------- the file in an answer
-
 ANSWERS = {
     "a fence": (OLD, f"```py\n{NEW}```", NEW),
     "words around it": (OLD, f"Sure! Here it is:\n\n```python\n{NEW}```\n\nI renamed `r`.", NEW),
@@ -133,9 +131,6 @@ def test_is_complete_at_end_of_fence_around_file(original: str, answer: str, exp
 def test_merge_lines_keeps_line_ends_of_original(original: str, new: str, expected: str, n_changed: int) -> None:
     lines, n = merge_lines(original, new)
     assert ("".join(lines), n) == (expected, n_changed)
-
-
-# ---------------------------------------------------------------------- the command
 
 
 @pytest.fixture
@@ -324,9 +319,6 @@ def test_edit_records_trace(env: dict[str, str], file: Path, tmp_path: Path) -> 
     trace = tmp_path / "edit.jsonl"
     edit(env, *dictate(f"```py\n{NEW}```"), "--trace", trace, file, "Rename r.").ok()
     assert len([*read_trace(trace.read_bytes().splitlines())]) > 5
-
-
-# ---------------------------------------------------------------------- mistakes
 
 
 def test_edit_with_mistake_fails_before_generation(

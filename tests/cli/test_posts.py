@@ -50,16 +50,8 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
     assert (conditions["exact"], conditions["threads"], conditions["memory"]) == ("auto", 1, "no memory")
     load = f"other programs used {conditions['other_cores']:.1f} of {conditions['cores']} cores"
     facts = (found["machine"], found["build"].partition(";")[0], found["ngramspec"], found["model"]["description"])
-    for words in (
-        *facts,
-        conditions["model_file"],
-        "; CPU; ",
-        "; 1 thread; --exact auto; ",
-        load,
-        "; no memory; ",
-        "-n 16",
-    ):
-        assert words in origin
+    settings = (conditions["model_file"], "; CPU; ", "; 1 thread; --exact auto; ", load, "; no memory; ", "-n 16")
+    assert all(words in origin for words in (*facts, *settings))
     assert f"`{conditions['command']}`" in origin
     assert "--policy fixed" in conditions["command"]
 

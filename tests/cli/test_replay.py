@@ -35,17 +35,10 @@ def talks(tmp_path: Path) -> Path:
     return path
 
 
-# --------------------------------------------------------------------------- what comes out
-
-
 def test_replay_with_two_curves_prints_report_and_writes_json(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run(env, "replay", talks, "--curve", "cpu-1.5b-q4_0", "--curve", "flat", "--json", out).ok()
-    for words in (
-        "on the curve cpu-1.5b-q4_0: measured",
-        "on the curve flat: ",
-    ):
-        assert words in done.out
+    assert all(words in done.out for words in ("on the curve cpu-1.5b-q4_0: measured", "on the curve flat: "))
     assert "demo model" in done.err
     found = json.loads(out.read_text())
     assert (found["complete"], found["transcripts"]) == (True, 4)
@@ -122,9 +115,6 @@ def test_replay_with_model_measures_its_curve_and_uses_it_later(
     assert f"the cost curve measured ({tiny.name} on this machine)**" in later.out
     named = run(home, "replay", talks, "--vocab", tiny, "--curve", "flat", "--json", "-").json
     assert list(named["curves"]) == ["flat"]
-
-
-# --------------------------------------------------------------------------- what is wrong
 
 
 def test_replay_with_broken_lines_names_ten_and_counts_all(env: dict[str, str], tmp_path: Path) -> None:

@@ -45,9 +45,6 @@ def test_rpc_without_backend_explains_how_to_build_it(env: dict[str, str], argum
     run(env, *arguments, stdin=TEXT).assert_failed('CMAKE_ARGS="-DGGML_RPC=on" pip install')
 
 
-# --------------------------------------------------------------------------- strangers
-
-
 @contextmanager
 def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     """Run a listener that is not a worker."""
@@ -98,9 +95,6 @@ def test_rpc_with_unreachable_worker_fails(env: dict[str, str]) -> None:
         run(env, *SMALL, "--rpc", worker, stdin=TEXT).assert_failed(
             f"RPC worker {worker} cannot be reached {why}".strip()
         )
-
-
-# --------------------------------------------------------------------------- workers
 
 
 class Worker:

@@ -24,21 +24,6 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        ("--grammar root:=x", 1, "the grammar does not parse: expected ::= in line 1"),
-        ("""--grammar 'a::="x"'""", 1, "the grammar has no rule named root"),
-        ("--logit-bias 999999+1", 2, "the token of a logit bias must be 0 to 4095, got 999999"),
-        ("--logprobs 5000 --json", 2, "--logprobs must be at most 4096"),
-    ],
-)
-def test_complete_rejects_settings_this_model_does_not_support(
-    env: dict[str, str], arguments: str, code: int, complaint: str
-) -> None:
-    run(env, *COMMAND, *shlex.split(arguments), stdin=TEXT).assert_failed(complaint, code=code)
-
-
 TOGETHER: list[dict[str, Any]] = [
     {"repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1, "repeat_last_n": -1},
     {"dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 1, "dry_penalty_last_n": 9},
@@ -113,13 +98,3 @@ def test_complete_with_entropy_policy_reports_steps(env: dict[str, str]) -> None
     report = run(env, *COMMAND, "--exact", "off", "-n", "12", "--json", "--policy", "entropy", stdin=TEXT).json
     assert len(report["steps"]) == report["target_passes"]
     assert all(0 <= step["entropy"] <= 1 and 1 <= step["gamma"] <= 16 for step in report["steps"])
-
-
-def test_chat_with_grammar_returns_only_allowed_answers(env: dict[str, str], tmp_path: Path) -> None:
-    grammar, trace = tmp_path / "yes.gbnf", tmp_path / "trace.jsonl"
-    grammar.write_text('root ::= "yes" | "no"')
-    arguments = ["-t", "1", "-c", "512", "--exact", "off", "--grammar-file", grammar, "--trace", trace, "-s", "1"]
-    done = run(env, "chat", DEMO, *arguments, stdin=b"Is water wet?\nIs fire cold?\n").ok()
-    assert [line for line in done.out.splitlines() if line] in ([a, b] for a in ("yes", "no") for b in ("yes", "no"))
-    prefills = [line for line in map(json.loads, trace.read_text().splitlines()) if line.get("batch") == 0]
-    assert len(prefills) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -13,6 +12,7 @@ import subprocess
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -23,7 +23,7 @@ import httpx
 import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve as serve_module
-from support.cli_runner import COMMAND, DEMO, PATIENCE, run, run_process
+from support.cli_runner import COMMAND, DEMO, PATIENCE, RunResult, run, run_process
 from support.serving import SMALL, serve
 from support.tiny_adapters import write_adapter
 
@@ -31,25 +31,20 @@ from ngramspec import SpeculativeDecoder, Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.state import Counters
 
-STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
 
 
 @pytest.mark.exhaustive
 def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pages, answers = [], []
+    pages = []
     monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(httpx.get(address).text))
 
-    def client(http: httpx.Client) -> None:
-        messages = [{"role": "user", "content": "Zanzibar?"}]
-        for _ in range(2):
-            body = {"messages": messages, "max_tokens": 12, "temperature": 0}
-            answers.append(http.post("/v1/chat/completions", json=body).json())
+    def client(http: httpx.Client) -> Any:
+        body = {"messages": [{"role": "user", "content": "Zanzibar?"}], "max_tokens": 12, "temperature": 0}
+        return [http.post("/v1/chat/completions", json=body).json() for _ in range(2)]
 
-    done = serve(env, client, "--alias", "toy", "--open").ok()
-    assert done.out == ""
-    first, again = answers
-    assert first["model"] == "toy"
+    (first, again), done = ask(env, client, "--alias", "toy", "--open")
+    assert (done.out, first["model"]) == ("", "toy")
     assert again["choices"] == first["choices"]
     assert again["timings"]["cache_n"] > 0
     line = next(line for line in done.err.splitlines() if "POST /v1/chat/completions 200" in line)
@@ -62,73 +57,72 @@ def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeyp
     assert "<html" in page
 
 
-def test_serve_logs_path_and_reason_of_failed_request(capsys: pytest.CaptureFixture[str]) -> None:
-    serve_module.log(Counters("POST", "/v1/responses", 400, error="invalid_request_error", field="input[0].type"))
-    serve_module.log(Counters("GET", "/v1/unknown", 404, error="not_found_error"))
-    assert capsys.readouterr().err.splitlines() == [
-        "POST /v1/responses 400, 0.00 s, invalid_request_error, input[0].type",
-        "GET /v1/unknown 404, 0.00 s, not_found_error",
-    ]
+Client = Callable[[httpx.Client], Any]
 
 
-def test_serve_log_for_one_token_omits_rate(env: dict[str, str]) -> None:
-    def client(http: httpx.Client) -> None:
-        for limit in (1, 8):
-            body = {"prompt": "Once upon a time", "n_predict": limit, "ignore_eos": True}
-            assert http.post("/completion", json=body).json()["timings"]["predicted_n"] == limit
+def ask(env: dict[str, str], client: Client, *options: str, **more: Any) -> tuple[Any, RunResult]:
+    """Return the result of a client of a server, and that of the server."""
+    results = list[Any]()
+    done = serve(env, lambda http: results.append(client(http)), *options, **more).ok()
+    return results[0], done
 
-    done = serve(env, client).ok()
-    one, several = [line for line in done.err.splitlines() if line.startswith("POST /completion 200")]
-    assert re.search(r", 1 token(,|$)", one)
-    assert re.search(r", 8 tokens at [\d.]+/s(,|$)", several)
+
+LOG = {
+    "POST /a 400, 0.00 s, b, input[0].type": ("POST", 400, {"error": "b", "field": "input[0].type"}),
+    "GET /a 404, 0.00 s, not_found_error": ("GET", 404, {"error": "not_found_error"}),
+    "POST /a 200, 1.50 s, prompt 9 (3 cached), 1 token": (
+        *("POST", 200),
+        {"duration_seconds": 1.5, "prompt_tokens": 9, "cached_tokens": 3, "tokens": 1},
+    ),
+    "POST /a 200, 0.00 s, 8 tokens at 3.5/s": ("POST", 200, {"tokens": 8, "decoded_tokens": 7, "decode_seconds": 2}),
+    "POST /a 200, 0.00 s, drafted 3, accepted 2": ("POST", 200, {"draft_tokens": 3, "accepted_tokens": 2}),
+    "": ("GET", 503, {}),
+}
+"""Lines of the log, by the method, the status and the counters of a request."""
+
+
+def test_serve_logs_counters_and_reason_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, (method, status, counters) in LOG.items():
+        serve_module.log(Counters(method, "/a", status, **counters))
+        assert capsys.readouterr().err.strip() == line
 
 
 def test_serve_shortens_the_switch_interval_while_it_runs(env: dict[str, str]) -> None:
     """Otherwise the engine waits 5 ms for Python's lock, hundreds of times per second, while a request is read."""
-    before, intervals = sys.getswitchinterval(), list[float]()
-    serve(env, lambda _: intervals.append(sys.getswitchinterval()))
-    assert intervals == [pytest.approx(serve_module.SWITCH_SECONDS)]
+    before = sys.getswitchinterval()
+    assert ask(env, lambda _: sys.getswitchinterval())[0] == pytest.approx(serve_module.SWITCH_SECONDS)
     assert sys.getswitchinterval() == before
 
 
 def test_serve_spm_infill_reuses_cached_suffix(env: dict[str, str]) -> None:
-    cached = []
+    def client(http: httpx.Client) -> Any:
+        gap = {"input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
+        gaps = [gap | {"input_prefix": prefix} for prefix in ("def f(x):\n", "class Other:\n")]
+        return [http.post("/infill", json=body).json()["timings"]["cache_n"] for body in gaps]
 
-    def client(http: httpx.Client) -> None:
-        # The prompt of a second gap with the same suffix starts with cached tokens.
-        for prefix in ("def f(x):\n", "class Other:\n"):
-            gap = {"input_prefix": prefix, "input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
-            cached.append(http.post("/infill", json=gap).json()["timings"]["cache_n"])
-
-    serve(env, client, "--spm-infill").ok()
-    assert cached[0] < 20 < cached[1]
+    (first, second), _ = ask(env, client, "--spm-infill")
+    assert first < 20 < second, "the prompt of a second gap with the same suffix starts with cached tokens"
 
 
 def test_serve_embeddings_during_decoding_returns_both_results(env: dict[str, str]) -> None:
-    found, texts = [], []
-    story = {"prompt": "Once upon a time", "n_predict": 60, "temperature": 0}
-
-    def client(http: httpx.Client) -> None:
-        texts.append(http.post("/completion", json=story).json()["content"])
-        with httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, json=story | STREAM) as response:
+    def client(http: httpx.Client) -> Any:
+        story: dict[str, Any] = {"prompt": "Once upon a time", "n_predict": 60, "temperature": 0}
+        text = http.post("/completion", json=story).json()["content"]
+        body = story | {"stream": True}
+        with httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, json=body) as response:
             lines = response.iter_lines()
             next(lines)
             openai = {"input": ["Dogs bark. " * 30, "Cats do not."], "model": "demo"}
-            found.append(http.post("/v1/embeddings", json=openai).json())
-            told = [json.loads(line.removeprefix("data: ")) for line in lines if line]
-        texts.append("".join([one["content"] for one in told]))
+            found = http.post("/v1/embeddings", json=openai).json()["data"]
+            streamed = "".join(json.loads(line.removeprefix("data: "))["content"] for line in lines if line)
+        return text, streamed, found
 
-    done = serve(env, client, "--embeddings", "--pooling", "mean", "--no-memory").ok()
+    (text, streamed, found), done = ask(env, client, "--embeddings", "--pooling", "mean", "--no-memory")
     assert "embeddings: pooling mean, texts of up to 512 tokens, in a separate context" in done.err
     assert "POST /v1/embeddings 200" in done.err
-    first, second = [one["embedding"] for one in found[0]["data"]]
-    assert sum(x * x for x in first) == pytest.approx(1) == sum(x * x for x in second)
-    assert texts[0].endswith(texts[1])  # except for the first piece
-    assert len(texts[1]) > len(texts[0]) // 2
-
-
-def test_serve_embeddings_suggests_pooling(env: dict[str, str]) -> None:
-    assert "--pooling mean" in serve(env, lambda _: None, "--embeddings").ok().err
+    assert [sum(x * x for x in one["embedding"]) for one in found] == [pytest.approx(1)] * 2
+    assert text.endswith(streamed), "except for the first piece"
+    assert len(streamed) > len(text) // 2
 
 
 @pytest.mark.exhaustive
@@ -184,35 +178,31 @@ def test_serve_with_lora_scales_per_request_applies_them_to_its_text(env: dict[s
 
 def test_serve_mtp_keeps_texts_of_plain_decoding(env: dict[str, str], tmp_path: Path) -> None:
     model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True, half=False)
-    answers: list[list[str]] = []
 
-    def client(http: httpx.Client) -> None:
+    def client(http: httpx.Client) -> Any:
         def answer(i: int) -> str:
             body = {"prompt": f"def f{i}(", "n_predict": 24, "temperature": 0.7 * (i % 2), "seed": i}
             return str(http.post("/completion", json=body).json()["content"])
 
         with ThreadPoolExecutor(4) as clients:
-            answers.append(list(clients.map(answer, range(4))))
+            return list(clients.map(answer, range(4)))
 
-    done = serve(env, client, "--mtp", "-np", "4", "--no-memory", model=(str(model),)).ok()
+    drafted, done = ask(env, client, "--mtp", "-np", "4", "--no-memory", model=(str(model),))
     assert "drafts: hybrid" in done.err
-    serve(env, client, "--no-draft", "-np", "1", model=(str(model),)).ok()
-    assert answers[0] == answers[1]
-    assert all(answers[0])
+    assert drafted == ask(env, client, "--no-draft", "-np", "1", model=(str(model),))[0]
+    assert all(drafted)
 
 
 def test_serve_mtp_without_nextn_layer_warns_and_describes_model(env: dict[str, str]) -> None:
-    told: list[dict[str, Any]] = []
+    def client(http: httpx.Client) -> Any:
+        return http.get("/props").json(), http.get("/v1/models").json()["data"][0]
 
-    def client(http: httpx.Client) -> None:
-        told.extend((http.get("/props").json(), http.get("/v1/models").json()["data"][0]))
-
-    done = serve(env, client, "--mtp", "-np", "2").ok()
-    assert sum(told[0]["placement"]["layers"].values()) == 9
-    assert told[0]["placement"].keys() == {"gpus", "layers", "cpu_experts"}
-    assert told[0]["model_alias"] == told[1]["id"] == DEMO.name
-    assert told[0]["model_ftype"] == told[1]["meta"]["ftype"] == "Q8_0"
-    assert told[1]["meta"]["size"] > told[1]["meta"]["n_params"] > 1_000_000
+    (props, model), done = ask(env, client, "--mtp", "-np", "2")
+    assert sum(props["placement"]["layers"].values()) == 9
+    assert props["placement"].keys() == {"gpus", "layers", "cpu_experts"}
+    assert props["model_alias"] == model["id"] == DEMO.name
+    assert props["model_ftype"] == model["meta"]["ftype"] == "Q8_0"
+    assert model["meta"]["size"] > model["meta"]["n_params"] > 1_000_000
     assert "--mtp is not used: its file contains no NextN layer" in done.err.splitlines()
     assert "drafts: mixture" in done.err
 
@@ -222,57 +212,52 @@ def test_serve_reasoning_options_apply_as_request_defaults(env: dict[str, str]) 
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}{# </think> #}"
     )
     budget = ("--reasoning-budget", "3", "--reasoning-budget-message", " so.")
-    messages: list[dict[str, Any]] = []
 
-    def client(http: httpx.Client) -> None:
+    def client(http: httpx.Client) -> Any:
         body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, "max_tokens": 20}
-        for more in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
-            messages.append(http.post("/v1/chat/completions", json=body | more).json()["choices"][0]["message"])
+        bodies = [body, body | {"chat_template_kwargs": {"enable_thinking": False}}]
+        answers = [http.post("/v1/chat/completions", json=each).json() for each in bodies]
+        return [answer["choices"][0]["message"] for answer in answers]
 
-    done = serve(env, client, "--chat-template", template, "--reasoning", "on", *budget).ok()
-    assert messages[0]["reasoning_content"].endswith(" so.")
-    assert messages[0]["content"]
-    assert "reasoning_content" not in messages[1]
+    (thinking, quick), done = ask(env, client, "--chat-template", template, "--reasoning", "on", *budget)
+    assert thinking["reasoning_content"].endswith(" so.")
+    assert thinking["content"]
+    assert "reasoning_content" not in quick
     assert "warning" not in done.err
-    warned = (
-        serve(env, lambda http: None, "--reasoning", "off", "--reasoning-budget-message", "so", *budget[:2]).ok().err
-    )
-    assert "--reasoning has no effect: the chat template has no variable enable_thinking" in warned
-    assert "--reasoning-budget has no effect: the chat template has no reasoning tags" in warned
+    _, warned = ask(env, lambda _: None, "--reasoning", "off", *budget)
+    assert "--reasoning has no effect: the chat template has no variable enable_thinking" in warned.err
+    assert "--reasoning-budget has no effect: the chat template has no reasoning tags" in warned.err
 
 
 def test_serve_with_api_key_completes_request_after_sigterm(env: dict[str, str]) -> None:
-    lines, refused = [], []
-    with ExitStack() as streams:
-
-        def client(http: httpx.Client) -> None:
-            refused.append(http.get("/props").status_code)
-            more = {"headers": {"Authorization": "Bearer secret"}, "json": ENDLESS | {"n_predict": 100}}
-            response = httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, **more)
-            lines.append(streams.enter_context(response).iter_lines())
-            assert next(lines[0]).startswith("data")
-            signal.raise_signal(signal.SIGTERM)
-
-        done = serve(env | {"NGRAMSPEC_API_KEY": "secret"}, client).ok()
-        told = [json.loads(line.removeprefix("data: ")) for line in lines[0] if line]
-    assert refused == [401]
+    env = env | {"NGRAMSPEC_API_KEY": "secret"}
+    told, done = stream_until_sigterm(env, ENDLESS | {"n_predict": 100}, {"Authorization": "Bearer secret"})
     assert (told[-1]["stop_type"], told[-1]["tokens_predicted"]) == ("limit", 100)
     assert "shutting down: waiting" in done.err
 
 
-def test_serve_after_drain_time_returns_partial_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "DRAIN_SECONDS", 0.0)
+def stream_until_sigterm(
+    env: dict[str, str], body: dict[str, Any], headers: dict[str, str]
+) -> tuple[list[Any], RunResult]:
+    """Return the events of a stream after the first one, at which the server gets SIGTERM."""
     lines = []
     with ExitStack() as streams:
 
         def client(http: httpx.Client) -> None:
-            response = httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, json=ENDLESS)
+            assert http.get("/props").status_code == (401 if headers else 200)
+            address = http.base_url.join("/completion")
+            response = httpx.stream("POST", address, timeout=PATIENCE, json=body, headers=headers)
             lines.append(streams.enter_context(response).iter_lines())
             assert next(lines[0]).startswith("data")
             signal.raise_signal(signal.SIGTERM)
 
-        serve(env, client).ok()
-        *parts, last = [json.loads(line.removeprefix("data: ")) for line in lines[0] if line]
+        done = serve(env, client).ok()
+        return [json.loads(line.removeprefix("data: ")) for line in lines[0] if line], done
+
+
+def test_serve_after_drain_time_returns_partial_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "DRAIN_SECONDS", 0.0)
+    (*parts, last), _ = stream_until_sigterm(env, ENDLESS, {})
     assert (last["stop"], last["stop_type"], last["truncated"]) == (True, "limit", False)
     assert last["tokens_predicted"] >= len(parts)
 
@@ -292,10 +277,7 @@ def test_serve_that_cannot_start_prints_one_line_error(
 
 
 def test_serve_with_invalid_grammar_fails_at_start(env: dict[str, str]) -> None:
-    def client(_: httpx.Client) -> None:
-        raise AssertionError
-
-    serve(env, client, "--grammar", "root ::= (").assert_failed("grammar")
+    serve(env, pytest.fail, "--grammar", "root ::= (").assert_failed("grammar")
 
 
 SCRIPT = """
@@ -408,24 +390,22 @@ def test_serve_accepts_llama_server_command_line(env: dict[str, str], tmp_path: 
     keys, template = tmp_path / "keys.txt", tmp_path / "chat.jinja"
     keys.write_text("first\n\nsecond\n")
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}")
-    answers: list[dict[str, Any]] = []
-    statuses: list[int] = []
 
-    def client(http: httpx.Client) -> None:
+    def client(http: httpx.Client) -> Any:
         body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True}
         assert http.post("/v1/chat/completions", json=body).status_code == 401
         http.headers["Authorization"] = "Bearer second"
-        answers.append(http.post("/v1/chat/completions", json=body).json())
-        answers.append(http.post("/apply-template", json=body).json())
-        answers.append(http.post("/slots/0?action=save", json={"filename": "a.bin"}).json())
-        answers.append(http.post("/slots/0?action=erase").json())
-        answers.append(http.get("/v1/models").json()["data"][0])
-        second = f"http://127.0.0.2:{http.base_url.port}"
-        statuses.extend(
-            httpx.get(f"{second}{path}", headers=http.headers).status_code for path in ("/", "/slots", "/metrics")
+        answers = (
+            http.post("/v1/chat/completions", json=body).json(),
+            http.post("/apply-template", json=body).json(),
+            http.post("/slots/0?action=save", json={"filename": "a.bin"}).json(),
+            http.post("/slots/0?action=erase").json(),
+            http.get("/v1/models").json()["data"][0],
         )
-        for origin in ("https://a.example", "http://localhost:99", "https://b.example"):
-            statuses.append(http.get("/v1/models", headers={"Origin": origin}).status_code)
+        second, paths = f"http://127.0.0.2:{http.base_url.port}", ("/", "/slots", "/metrics")
+        statuses = [httpx.get(f"{second}{path}", headers=http.headers).status_code for path in paths]
+        origins = ("https://a.example", "http://localhost:99", "https://b.example")
+        return answers, [*statuses, *(http.get("/v1/models", headers={"Origin": o}).status_code for o in origins)]
 
     line = f"""
         -m {DEMO} --n_predict=5 --jinja --metrics --slots -cb -v -np 2 -ngl all -fa 0 -b 64 -kvu --no-warmup
@@ -433,14 +413,15 @@ def test_serve_accepts_llama_server_command_line(env: dict[str, str], tmp_path: 
         --cors-origins https://a.example,localhost --host 127.0.0.1,127.0.0.2 --api-key-file {keys}
         --chat-template-file {template} --slot-save-path {tmp_path} --reasoning-format deepseek
     """
-    done = serve(env, client, *line.split(), "--chat-template-kwargs", '{"mood": "glad"}', model=()).ok()
-    assert answers[0]["usage"]["completion_tokens"] == 5
-    assert answers[0]["__verbose"]["prompt"].endswith("<user>hello<assistant>glad")
-    assert answers[1]["prompt"] == "<user>hello<assistant>glad"
-    assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
-    assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
+    options = (*line.split(), "--chat-template-kwargs", '{"mood": "glad"}')
+    ((chat, prompt, saved, erased, model), statuses), done = ask(env, client, *options, model=())
+    assert chat["usage"]["completion_tokens"] == 5
+    assert chat["__verbose"]["prompt"].endswith("<user>hello<assistant>glad")
+    assert prompt["prompt"] == "<user>hello<assistant>glad"
+    assert saved["n_written"] == (tmp_path / "a.bin").stat().st_size
+    assert saved["n_saved"] == erased["n_erased"] > 5
     assert "POST /slots/0 200" in done.err
-    assert (answers[4]["id"], answers[4]["aliases"], answers[4]["tags"]) == ("small", ["small", "toy"], ["a", "b"])
+    assert (model["id"], model["aliases"], model["tags"]) == ("small", ["small", "toy"], ["a", "b"])
     assert statuses == [404, 501, 200, 200, 200, 403]
     for flag in ("--kv-unified", "--no-warmup", "--spec-type"):
         assert f"{flag} has no effect: " in done.err
@@ -458,23 +439,22 @@ def test_serve_with_certificate_answers_by_https(env: dict[str, str], tmp_path: 
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*made, *named], check=True, capture_output=True)
-    found = []
 
-    def client(http: httpx.Client) -> None:
+    def client(http: httpx.Client) -> Any:
         address = str(http.base_url).replace("http:", "https:")
-        found.append(httpx.get(f"{address}/health", verify=ssl.create_default_context(cafile=certificate)).json())
+        return httpx.get(f"{address}/health", verify=ssl.create_default_context(cafile=certificate)).json()
 
-    done = serve(env, client, "--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)).ok()
-    assert found == [{"status": "ok"}]
+    status, done = ask(env, client, "--ssl-key-file", str(key), "--ssl-cert-file", str(certificate))
+    assert status == {"status": "ok"}
     assert "listening on https://127.0.0.1:" in done.err
 
 
 @pytest.mark.exhaustive
-def test_serve_with_context_zero_uses_model_context(env: dict[str, str]) -> None:
-    sizes = []
-    done = serve(env, lambda http: sizes.append(http.get("/props").json()), "-c", "0", "-np", "1").ok()
+def test_serve_with_context_zero_uses_model_context_and_suggests_pooling(env: dict[str, str]) -> None:
+    props, done = ask(env, lambda http: http.get("/props").json(), "-c", "0", "-np", "1", "--embeddings")
     assert "is the context size of each" not in done.err
-    assert sizes[0]["default_generation_settings"]["n_ctx"] > 512
+    assert "--pooling mean" in done.err
+    assert props["default_generation_settings"]["n_ctx"] > 512
 
 
 def test_serve_with_many_blocked_requests_answers_other_clients(
@@ -505,8 +485,6 @@ def test_serve_with_many_blocked_requests_answers_other_clients(
 
     serve(env, client).ok()
 
-
-# ---------------------------------------------------------------------- grammars that hang other servers
 
 JSON = {"Content-Type": "application/json"}
 SHORT = {"prompt": "Once upon a time", "n_predict": 2}
@@ -552,9 +530,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_serve_during_hostile_grammar_answers_other_clients(env: dict[str, str], attack: dict[str, Any]) -> None:
-    statuses = []
-
-    def client(http: httpx.Client) -> None:
+    def client(http: httpx.Client) -> Any:
         with ThreadPoolExecutor() as pool:
             hostile = pool.submit(http.post, "/completion", content=encode(attack), headers=JSON)
             answered = 0
@@ -562,12 +538,11 @@ def test_serve_during_hostile_grammar_answers_other_clients(env: dict[str, str],
                 assert http.post("/completion", json=SHORT).status_code == 200
                 assert http.get("/health").status_code == 200
                 answered += 1
-            response = hostile.result()
-            statuses.append(response.status_code)
-            assert "shutting down" not in response.text
+            return hostile.result()
 
-    serve(env, client).ok()
-    assert statuses in ([200], [400])
+    response, _ = ask(env, client)
+    assert "shutting down" not in response.text
+    assert response.status_code in (200, 400)
 
 
 @pytest.mark.exhaustive

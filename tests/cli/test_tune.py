@@ -103,10 +103,8 @@ def test_tune_changes_used_settings_only_with_apply(home: dict[str, str]) -> Non
     apply()
     run(home, *TUNE).ok()
     assert kept() == FASTER
-    done = run(home, *TUNE, "--apply", "--json", "-")
-    assert json.loads(done.out)["recommended"]["changes"] == {"no_mmap": True}
-    now = kept()
-    assert (now.changes, now.ratio) == ({"no_mmap": True}, pytest.approx(0.8))
+    assert run(home, *TUNE, "--apply", "--json", "-").json["recommended"]["changes"] == {"no_mmap": True}
+    assert (kept().changes, kept().ratio) == ({"no_mmap": True}, pytest.approx(0.8))
 
 
 @pytest.mark.usefixtures("_quick")

@@ -112,22 +112,6 @@ def test_an_interruption_before_the_first_round_has_no_results(home: dict[str, s
     assert not costs_path(parse_shape(TINY), 0).exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words", "code"),
-    [
-        (["--apply", TINY], "--apply cannot be combined with --quants", 2),
-        (["-c", "512", TINY], "-c cannot be combined with --quants", 2),
-        (["-ub", "64", TINY], "-ub cannot be combined with --quants", 2),
-        (["--exact", "on", TINY], "--exact cannot be combined with --quants", 2),
-        (["-hf", "owner/repo", TINY], "a shape and a model were given", 2),
-        (["layers=2"], "the shape lacks embd", 2),
-        (["qwen9-1b"], "the shapes with names are smollm2-135m, ", 1),
-    ],
-)
-def test_it_rejects_arguments(home: dict[str, str], arguments: list[str], words: str, code: int) -> None:
-    run(home, *QUANTS, *arguments).assert_failed(words, code=code)
-
-
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize(("kind", "more"), [(7, []), (14, ["Q4_K_S"]), (19, [])])  # 7: Q8_0, 19: IQ2_XXS
 def test_a_model_file_gives_its_shape_and_quantisation(
