@@ -20,6 +20,7 @@ import httpx
 import pytest
 from ngramspec_cli.serve import ServeOptions, open_served_model
 from support.cli_runner import environment
+from support.dialects import DIALECTS, Dialect
 from support.family_models import write_family_model
 from support.http import run_server
 from support.templates import find_marks, template_folder
@@ -316,7 +317,7 @@ def write_answer(row: Row, case: str, opening: str) -> tuple[str, Answer]:
     return start + body, answer.normalized()
 
 
-# --------------------------------------------------------------------------- the APIs
+# --------------------------------------------------------------------------- requests and responses
 
 TOOLS = (
     Tool(
@@ -333,209 +334,28 @@ TOOLS = (
     ),
     Tool("clock", "Tells the time."),
 )
-QUESTION, RESULT = "How is it?", "20 degrees"
+QUESTION = "How is it?"
 
 
-class Api(NamedTuple):
-    """An API: how a request with these messages is written, a response read, and both become history."""
-
-    path: str
-    limit: Callable[[int], dict[str, Any]]  # fields that limit the number of tokens
-    fields: dict[str, Any]
-    messages: str  # name of the field with the conversation
-    read: Callable[[Any], Answer]
-    fold: Callable[[list[Any]], Any]  # returns the whole response for the events of a stream
-    history: Callable[[Any], list[Any]]  # returns the turns after the question: the response and results of its calls
-
-
-def _functions() -> list[dict[str, Any]]:
-    return [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in TOOLS]
-
-
-def _reason(length: bool, calls: Sequence[Any]) -> str:
-    return "length" if length else "calls" if calls else "stop"
-
-
-def _read_chat(body: Any) -> Answer:
-    (choice,) = body["choices"]
-    message, reason = choice["message"], choice["finish_reason"]
-    calls = tuple((c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ()))
-    assert (reason == "tool_calls") == (bool(calls) and reason != "length")
-    return Answer(
-        message["content"] or "", message.get("reasoning_content", ""), calls, _reason(reason == "length", calls)
-    )
-
-
-def _fold_chat(events: list[Any]) -> Any:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    reason = None
-    for event in events:
-        for choice in event["choices"]:
-            delta, reason = choice["delta"], choice["finish_reason"] or reason
-            for name in ("content", "reasoning_content"):
-                if delta.get(name):
-                    message[name] = message.get(name, "") + delta[name]
-            for part in delta.get("tool_calls", ()):
-                calls = message.setdefault("tool_calls", [])
-                if part["index"] == len(calls):
-                    calls.append({"id": part["id"], "type": "function", "function": {"name": "", "arguments": ""}})
-                for name, text in part["function"].items():
-                    calls[part["index"]]["function"][name] += text
-    return {"choices": [{"message": message, "finish_reason": reason}]}
-
-
-def _continue_chat(body: Any) -> list[Any]:
-    message = body["choices"][0]["message"]
-    calls = message.get("tool_calls", ())
-    return [message, *({"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls)]
-
-
-def _read_response(body: Any) -> Answer:
-    items = body["output"]
-    calls = tuple((item["name"], item["arguments"]) for item in items if item["type"] == "function_call")
-    parts = [part for item in items if item["type"] in ("message", "reasoning") for part in item["content"]]
-    texts = {kind: "".join(p["text"] for p in parts if p["type"] == kind) for kind in ("output_text", "reasoning_text")}
-    return Answer(texts["output_text"], texts["reasoning_text"], calls, _reason(body["status"] == "incomplete", calls))
-
-
-def _fold_response(events: list[Any]) -> Any:
-    body = events[-1]["response"]
-    deltas: dict[tuple[str, int], str] = {}
-    for event in events:
-        if event["type"].endswith(".delta"):
-            key = event["type"], event["output_index"]
-            deltas[key] = deltas.get(key, "") + event["delta"]
-    told = {
-        ("response.output_text.delta", i): p["text"]
-        for i, item in enumerate(body["output"])
-        if item["type"] == "message"
-        for p in item["content"]
-    }
-    told |= {
-        ("response.reasoning_text.delta", i): p["text"]
-        for i, item in enumerate(body["output"])
-        if item["type"] == "reasoning"
-        for p in item["content"]
-    }
-    told |= {
-        ("response.function_call_arguments.delta", i): item["arguments"]
-        for i, item in enumerate(body["output"])
-        if item["type"] == "function_call"
-    }
-    assert deltas == {key: text for key, text in told.items() if text}
-    return body
-
-
-def _continue_response(body: Any) -> list[Any]:
-    ids = [item["call_id"] for item in body["output"] if item["type"] == "function_call"]
-    return [*body["output"], *({"type": "function_call_output", "call_id": id, "output": RESULT} for id in ids)]
-
-
-def _read_message(body: Any) -> Answer:
-    blocks = body["content"]
-    calls = tuple((block["name"], _json(block["input"])) for block in blocks if block["type"] == "tool_use")
-    texts = {kind: "".join(b[kind] for b in blocks if b["type"] == kind) for kind in ("text", "thinking")}
-    assert (body["stop_reason"] == "tool_use") == (bool(calls) and body["stop_reason"] != "max_tokens")
-    return Answer(texts["text"], texts["thinking"], calls, _reason(body["stop_reason"] == "max_tokens", calls))
-
-
-def _fold_message(events: list[Any]) -> Any:
-    body: dict[str, Any] = {"content": []}
-    for event in events:
-        match event["type"]:
-            case "content_block_start":
-                body["content"].append(dict(event["content_block"]) | {"json": ""})
-            case "content_block_delta":
-                delta, block = event["delta"], body["content"][event["index"]]
-                name = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "json"}
-                if delta["type"] == "signature_delta":
-                    block["signature"] = delta["signature"]
-                else:
-                    block[name[delta["type"]]] += delta.get("partial_json", delta.get("text", delta.get("thinking")))
-            case "message_delta":
-                body |= event["delta"]
-    for block in body["content"]:
-        text = block.pop("json")
-        if block["type"] == "tool_use":
-            try:
-                block["input"] = json.loads(text or "{}")
-            except ValueError:
-                assert body["stop_reason"] == "max_tokens"  # Anthropic's clients drop such a call
-                block["type"] = "cut"
-    return body | {"content": [block for block in body["content"] if block["type"] != "cut"]}
-
-
-def _continue_message(body: Any) -> list[Any]:
-    ids = [block["id"] for block in body["content"] if block["type"] == "tool_use"]
-    results = [{"type": "tool_result", "tool_use_id": id, "content": RESULT} for id in ids]
-    turns = [{"role": "assistant", "content": body["content"]}] if body["content"] else []
-    return [*turns, *([{"role": "user", "content": results}] if results else [])]
-
-
-def _read_ollama(body: Any) -> Answer:
-    message = body["message"]
-    calls = tuple((c["function"]["name"], _json(c["function"]["arguments"])) for c in message.get("tool_calls", ()))
-    return Answer(
-        message["content"], message.get("thinking", ""), calls, _reason(body["done_reason"] == "length", calls)
-    )
-
-
-def _fold_ollama(events: list[Any]) -> Any:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for event in events:
-        message["content"] += event["message"]["content"]
-        if thinking := event["message"].get("thinking"):
-            message["thinking"] = message.get("thinking", "") + thinking
-        if calls := event["message"].get("tool_calls"):
-            message["tool_calls"] = [*message.get("tool_calls", []), *calls]
-    return events[-1] | {"message": message}
-
-
-def _continue_ollama(body: Any) -> list[Any]:
-    message = body["message"]
-    names = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    return [message, *({"role": "tool", "tool_name": name, "content": RESULT} for name in names)]
-
-
-_OPENAI = [{"type": "function", "function": function} for function in _functions()]
-APIS = {
-    "chat": Api(
-        "/v1/chat/completions",
-        lambda n: {"max_tokens": n},
-        {"tools": _OPENAI},
-        "messages",
-        _read_chat,
-        _fold_chat,
-        _continue_chat,
-    ),
-    "responses": Api(
-        "/v1/responses",
-        lambda n: {"max_output_tokens": n},
-        {"tools": [{"type": "function", **function} for function in _functions()]},
-        "input",
-        _read_response,
-        _fold_response,
-        _continue_response,
-    ),
-    "anthropic": Api(
-        "/v1/messages",
-        lambda n: {"max_tokens": n},
-        {"tools": [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in TOOLS]},
-        "messages",
-        _read_message,
-        _fold_message,
-        _continue_message,
-    ),
-    "ollama": Api(
-        "/api/chat",
-        lambda n: {"options": {"num_predict": n}},
-        {"tools": _OPENAI},
-        "messages",
-        _read_ollama,
-        _fold_ollama,
-        _continue_ollama,
-    ),
+_FUNCTIONS = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in TOOLS]
+_TOOLS_OF = {
+    "responses": [{"type": "function", **function} for function in _FUNCTIONS],
+    "messages": [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in TOOLS],
 }
+_CALL_REASONS = {"chat completions": "tool_calls", "messages": "tool_use"}
+_LENGTH_REASONS = {"length", "incomplete", "max_tokens"}
+CHAT = DIALECTS["chat completions"]
+
+
+def read(dialect: Dialect, body: Any) -> tuple[Answer, list[Any]]:
+    """Return the parts of a response, and the turns after the question: the response and results of its calls."""
+    turn = dialect.read(body)
+    is_cut = turn.reason in _LENGTH_REASONS
+    if (call_reason := _CALL_REASONS.get(dialect.name)) is not None:
+        assert (turn.reason == call_reason) == (bool(turn.calls) and not is_cut)
+    reason = "length" if is_cut else "calls" if turn.calls else "stop"
+    history = [message for message in turn.history if message.get("content") != []]
+    return Answer(turn.text, turn.reasoning, tuple(turn.calls), reason).normalized(), [*history, *turn.results]
 
 
 # --------------------------------------------------------------------------- the server
@@ -587,7 +407,7 @@ class Served:
 
     def ask(
         self,
-        api: Api,
+        dialect: Dialect,
         turns: Sequence[Any],
         grammar: str | None,
         *,
@@ -595,13 +415,21 @@ class Served:
         drafts: bool,
         heat: float,
         limit: int,
+        **fields: Any,
     ) -> Any:
         """Return the whole response to a conversation, or the error of the server as a text."""
         server = self._server
         server.model, server.seed = self._models[drafts], 7
         server.sampling = Sampling(temperature=heat, seed=7, grammar=grammar)
-        body = {api.messages: [{"role": "user", "content": QUESTION}, *turns], "stream": stream, **api.fields}
-        response = self._client.post(api.path, json=body | api.limit(limit))
+        settings = {dialect.limit: limit}
+        body = {
+            dialect.messages: [{"role": "user", "content": QUESTION}, *turns],
+            "stream": stream,
+            "tools": _TOOLS_OF.get(dialect.name, [{"type": "function", "function": f} for f in _FUNCTIONS]),
+            **({dialect.settings: settings} if dialect.settings else settings),
+            **fields,
+        }
+        response = self._client.post(dialect.path, json=body)
         if response.status_code != 200:
             return f"{response.status_code} {response.text}"
         if not stream:
@@ -609,7 +437,7 @@ class Served:
         lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
         events = [json.loads(line) for line in lines if line.startswith("{")]
         errors = [event for event in events if event.get("error")]
-        return f"stream: {errors}" if errors else api.fold(events)
+        return f"stream: {errors}" if errors else dialect.join(response.text)
 
 
 def _read_template(row: Row) -> str:
@@ -652,28 +480,28 @@ def check_case(served: Served, case: str, *, is_sample: bool) -> Iterator[str]:
     grammar = served.dictate(text, as_tokens=is_cut)
     if is_cut:
         limit, expected = len(served.tokenize(text[: text.index(CITY)])) + 1, Answer(reason="length")
-    for number, (name, stream) in enumerate(product(APIS, (False, True))):
+    for number, (name, stream) in enumerate(product(DIALECTS, (False, True))):
         if is_sample and (number + number // 2 + CASES.index(case)) % 2:
             continue
-        (drafts, heat), api = VARIANTS[number % len(VARIANTS)], APIS[name]
+        (drafts, heat), dialect = VARIANTS[number % len(VARIANTS)], DIALECTS[name]
         how = f"{case}, {name}{' streamed' if stream else ''}"
-        body = served.ask(api, [], grammar, stream=stream, drafts=drafts, heat=heat, limit=limit)
+        body = served.ask(dialect, [], grammar, stream=stream, drafts=drafts, heat=heat, limit=limit)
         if isinstance(body, str):
             yield f"{how}: {body}"
             continue
-        answer = api.read(body).normalized()
+        answer, history = read(dialect, body)
         # A stream has shown the beginning of the call, and some APIs return it as incomplete.
         begun = tuple(call for call in answer.calls[:1] if is_cut and call[0] == CALLS[0][0])
         if answer != expected._replace(calls=begun or expected.calls):
             yield f"{how}: {answer}"
         if is_sample and not answer.calls:
             continue
-        after = served.ask(api, api.history(body), None, stream=False, drafts=False, heat=0.0, limit=1)
+        after = served.ask(dialect, history, None, stream=False, drafts=False, heat=0.0, limit=1)
         if isinstance(after, str):
             yield f"history of {how}: {after}"
     for drafts, heat in VARIANTS if case == "calls" or (case == "text" and not is_sample) else ():
-        body = served.ask(APIS["chat"], [], grammar, stream=False, drafts=drafts, heat=heat, limit=limit)
-        if isinstance(body, str) or APIS["chat"].read(body).normalized() != expected:
+        body = served.ask(CHAT, [], grammar, stream=False, drafts=drafts, heat=heat, limit=limit)
+        if isinstance(body, str) or read(CHAT, body)[0] != expected:
             yield f"{case}, drafts {drafts}, temperature {heat}: {body}"
 
 
@@ -682,11 +510,10 @@ def check_forced_call(served: Served) -> Iterator[str]:
     # With random weights, white space may continue forever.
     bias = {str(token): -30 for token in range(served.vocabulary.n_vocab) if served.vocabulary.piece(token).isspace()}
     fields = {"tool_choice": "required", "parallel_tool_calls": False, "reasoning_budget_tokens": 3, "logit_bias": bias}
-    api = APIS["chat"]._replace(fields=APIS["chat"].fields | fields)
     answers: dict[float, Answer] = {}
     for drafts, heat in VARIANTS:
-        body = served.ask(api, [], None, stream=False, drafts=drafts, heat=heat, limit=400)
-        answer = Answer(body) if isinstance(body, str) else api.read(body).normalized()
+        body = served.ask(CHAT, [], None, stream=False, drafts=drafts, heat=heat, limit=400, **fields)
+        answer = Answer(body) if isinstance(body, str) else read(CHAT, body)[0]
         if (
             len(answer.calls) != 1
             or answer.calls[0][0] not in dict(CALLS)

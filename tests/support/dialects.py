@@ -139,6 +139,19 @@ def _read_response(answer: Any) -> Turn:
     )
 
 
+def _join_response(text: str) -> Any:
+    events = parse_chunks(text)
+    answer = events[-1]["response"]
+    deltas: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            deltas[event["output_index"]] = deltas.get(event["output_index"], "") + event["delta"]
+    for index, item in enumerate(answer["output"]):
+        parts = [part["text"] for part in item.get("content", [])]
+        assert deltas.get(index, "") == "".join(parts) + item.get("arguments", item.get("input", ""))
+    return answer
+
+
 def _read_message(answer: Any) -> Turn:
     content, usage = answer["content"], answer["usage"]
     calls = [block for block in content if block["type"] == "tool_use"]
@@ -214,7 +227,7 @@ _DIALECTS = (
         "max_output_tokens",
         [{"type": "function"} | LOOK, PATCH],
         _read_response,
-        lambda text: parse_chunks(text)[-1]["response"],
+        _join_response,
     ),
     Dialect(
         "messages",
