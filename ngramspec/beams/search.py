@@ -65,11 +65,6 @@ class BeamSearch:
     The `n_seq` of the target must be above `beams`; `SEQUENCES` leaves room for drafts. The costs of passes, `stored`,
     decide the draft lengths, at most `draft_max` rounds; `None` means no drafts. A ModelError means that the target's
     cache cannot contain several continuations of a text.
-
-    Attributes:
-        stats: Counters of the last search. `tokens` is the number of tokens of each text after the first one, which is
-            the number of passes without drafts. `drafted` counts tokens that were evaluated before a live text ended in
-            them. `draft_seconds` is the time of all other work: drafting, reading logits, choosing.
     """
 
     def __init__(
@@ -92,6 +87,8 @@ class BeamSearch:
         self.target, self.beams, self.stored, self.draft_max = target, beams, stored, draft_max
         self._clock = clock
         self._is_eog = target.vocabulary.is_eog
+        # Counters of the last search: `tokens` of each text after the first one (the passes without drafts), `drafted`
+        # tokens that were evaluated before a live text ended in them, and `draft_seconds` of all work outside passes.
         self.stats = Stats()
         self._live: list[Beam] = []  # texts that continue, the best one first
         self._finished: list[tuple[Beam, StopReason]] = []
@@ -107,13 +104,8 @@ class BeamSearch:
     ) -> Generator[None]:
         """Search, and yield after the prefill and after each pass; `hypotheses` returns the results at any time.
 
-        The arguments are those of `SpeculativeDecoder.generate`; without `max_tokens`, texts end with the context.
-
-        Raises:
-            PromptError: The prompt is empty, or the context has no room for `beams` texts of this length.
-            ValueError: `max_tokens` is below 1, or a stop string is empty.
-            BadLogits: A logit of the target is nan (raised during the search).
-            TargetError: llama.cpp failed; the results so far remain.
+        The arguments are those of `SpeculativeDecoder.generate`; without `max_tokens`, texts end with the context. If
+        the context has no room for `beams` texts of this length, a PromptError is raised before the first pass.
         """
         # The arguments are checked here and not at the first `next`, so that a wrong call fails immediately.
         if max_tokens is not None and max_tokens < 1:
@@ -123,7 +115,13 @@ class BeamSearch:
         room = (self.target.n_ctx - len(prompt)) // self.beams
         # A single text ends when the context is full, as in plain decoding.
         if room < (1 if self.beams == 1 else max_tokens or 1):
-            raise PromptError(self._too_large_message(len(prompt), max_tokens or 1, room))
+            n_required = len(prompt) + self.beams * (max_tokens or 1)
+            changes = [f"-c {n_required}"] + [f"-n {room}"] * (room > 0) + ["fewer beams"] * (self.beams > 1)
+            texts = f"{self.beams} beams of {max_tokens or 1} tokens" if self.beams > 1 else "an answer"
+            raise PromptError(
+                f"{texts} after a prompt of {len(prompt)} tokens can need a context of {n_required} tokens, but it has"
+                f" {self.target.n_ctx}; try {' or '.join(changes)}"
+            )
         self._rounds_left = min(max_tokens or room, room)
         self._limit_reason: StopReason = "length" if max_tokens == self._rounds_left else "context"
         self._stream = TextStream(stop, controls=self.target.vocabulary.controls if stop else {})
@@ -132,15 +130,6 @@ class BeamSearch:
         self.stats = Stats()
         self._plan: BeamPlan | None = None
         return self._run(list(prompt), root, progress)
-
-    def _too_large_message(self, prompt_tokens: int, max_tokens: int, room: int) -> str:
-        n_required = prompt_tokens + self.beams * max_tokens
-        changes = [f"-c {n_required}"] + [f"-n {room}"] * (room > 0) + ["fewer beams"] * (self.beams > 1)
-        texts = f"{self.beams} beams of {max_tokens} tokens" if self.beams > 1 else "an answer"
-        return (
-            f"{texts} after a prompt of {prompt_tokens} tokens can need a context of {n_required} tokens, but it has"
-            f" {self.target.n_ctx}; try {' or '.join(changes)}"
-        )
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best texts so far, at most `beams`, the best one first."""
@@ -213,7 +202,11 @@ class BeamSearch:
             if cells.is_windowed:  # the cache must not keep nodes ahead of the texts
                 for node in nodes:
                     node.children = {}
-            self._read_all([*nodes])
+            waiting = [*nodes]
+            while waiting:  # the next pass overwrites the rows of the live nodes and of all after them
+                node = waiting.pop()
+                if self._read(node) is not None:
+                    waiting += node.children.values()
             live, room = [(beam.score, beam.node) for beam in self._live], cells.max_batch - len(missing)
             ahead, known_nodes = self._plan.plan(live, self._rounds_left - 1, room, cells.leaves)
             needed_nodes += known_nodes
@@ -291,13 +284,6 @@ class BeamSearch:
             if self._plan is not None:
                 self._plan.observe_row(node, node.likely)
         return node.likely
-
-    def _read_all(self, nodes: list[Node]) -> None:
-        """Read the rows of these nodes and of all after them, before the next pass overwrites them."""
-        while nodes:
-            node = nodes.pop()
-            if self._read(node) is not None:
-                nodes += node.children.values()
 
     def _find_top_tokens(self, row: Logits) -> TopLogprobs:
         """Return the tokens that a round may choose after a row, best first; `beams` of them are enough."""

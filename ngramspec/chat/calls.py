@@ -45,10 +45,9 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
             marker = yield from reader.skip_space(item, end)
             if marker == item:
                 yield from reader.skip_all(item)
-            if marker == item and (yield from read_call(reader, answer, tools)):
-                has_begun = True
-                continue
-            if has_begun and marker == item:
+                if (yield from read_call(reader, answer, tools)):
+                    has_begun = True
+                    continue
                 reader.at = before
             elif has_begun:
                 yield from reader.skip(*([end] if marker else [item, end]))
@@ -130,16 +129,14 @@ def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | No
 
     Arguments are a JSON object, a JSON string that contains one, or null. `None` means that no call began.
     """
-    opening = yield from reader.peek()
-    if opening == "{":
+    if (yield from reader.peek()) == "{":
         answer.begin_call(name)
         return (yield from read_value(reader, answer.add_arguments))
-    text = yield from read_string(reader) if opening == '"' else reader.take("null")
+    text = (yield from reader.take("null")) or (yield from read_string(reader))
     arguments = None if text is None else read_object(text)
-    if arguments is None:
-        return None
-    answer.begin_call(name, to_json(arguments))
-    return True
+    if arguments is not None:
+        answer.begin_call(name, to_json(arguments))
+    return None if arguments is None else True
 
 
 def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> Reads[bool]:
@@ -236,8 +233,7 @@ def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]
                 break
         else:
             break
-        arguments = _read_named([piece for piece in pieces if piece.strip()])
-        yield match[1], arguments, source[match.start(1) : start]
+        yield match[1], _read_named(pieces), source[match.start(1) : start]
         at = start
     end = _CALL_END.match(source, at)
     if end is not None and end.end() < len(source):
@@ -245,7 +241,7 @@ def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]
 
 
 def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
-    matches = [_NAMED.fullmatch(piece) for piece in pieces]
+    matches = [_NAMED.fullmatch(piece) for piece in pieces if piece.strip()]
     try:
         return {match[1]: read_literal(match[2]) for match in matches if match} if all(matches) else None
     except ValueError:

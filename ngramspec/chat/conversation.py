@@ -116,7 +116,14 @@ def load(path: Path) -> tuple[Conversation, str]:
         raise NGramSpecError(f"{path} is not a saved conversation: it is {reason}") from error
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
         raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
-    messages = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
+    messages: list[Message] = []
+    for number, message in enumerate(data["messages"], 1):
+        texts = {"reasoning_content": ""} | message if isinstance(message, dict) else {}
+        fields = {name: texts.get(name) for name in ("role", "content", "reasoning_content")}
+        # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
+        if any(not isinstance(text, str) or _SURROGATE.search(text) for text in fields.values()):
+            raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')
+        messages.append(fields)
     has_system = bool(messages) and messages[0]["role"] == "system"
     system = messages.pop(0)["content"] if has_system else None
     for i, message in enumerate(messages):
@@ -130,16 +137,6 @@ def load(path: Path) -> tuple[Conversation, str]:
     ]
     model = data.get("model")
     return Conversation(system, turns), model if isinstance(model, str) else ""
-
-
-def _message(path: Path, number: int, message: object) -> Message:
-    if isinstance(message, dict):
-        texts = {"reasoning_content": ""} | message
-        fields = {name: texts.get(name) for name in ("role", "content", "reasoning_content")}
-        # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
-        if all(isinstance(text, str) and not _SURROGATE.search(text) for text in fields.values()):
-            return fields
-    raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')
 
 
 # --------------------------------------------------------------------------- templates

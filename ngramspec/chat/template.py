@@ -157,7 +157,8 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
         raise
     except Exception as error:  # also of constant expressions, which Jinja evaluates when it compiles them
         line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
-        raise ModelError(f"the chat template is not valid Jinja: {_reason(error)}{line}") from None
+        reason = f"{str(error) or type(error).__name__}{line}"
+        raise ModelError(f"the chat template is not valid Jinja: {reason}") from None
 
     def render(values: Values) -> str:
         parts, length = list[str](), 0
@@ -171,7 +172,7 @@ def make_render(source: str, bos: str = "", eos: str = "") -> Render:
         except (ModelError, MemoryError):
             raise
         except Exception as error:
-            raise ModelError(f"the chat template rejects this conversation: {_reason(error)}") from None
+            _raise_exception(str(error) or type(error).__name__)
         return "".join(parts)
 
     return render
@@ -189,10 +190,6 @@ class _Generation(Extension):
 
 def _raise_exception(message: str) -> NoReturn:
     raise ModelError(f"the chat template rejects this conversation: {message}")
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 # --------------------------------------------------------------------------- variables
