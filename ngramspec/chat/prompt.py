@@ -78,19 +78,19 @@ class LayoutTemplate:
 
     def __init__(self, source: str, render: Render, controls: Iterable[str], bos: str) -> None:
         self._render, self._bos = render, bos
-        self._pattern = make_pattern(controls)
+        self.controls = make_pattern(controls)
         strings, names = _find_strings(source)
-        plain, plain_names = ({word for word in words if not self._pattern.search(word)} for words in (strings, names))
+        plain, plain_names = ({word for word in words if not self.controls.search(word)} for words in (strings, names))
         # Strings that stay must not add up to a control token, so none of them ends in the start of one.
         starts = {control[:i] for control in controls for i in range(1, len(control))}
         plain = {word for word in plain if starts.isdisjoint(word[i:] for i in range(len(word)))}
-        self._source = _Source(make_pattern(plain), frozenset(plain_names), self._pattern)
-        self._looked_for = frozenset(mark for word in strings for mark in self._pattern.findall(word))
+        self.strings, self.names = make_pattern(plain), plain_names  # strings and keys that names do not replace
+        self._looked_for = frozenset(mark for word in strings for mark in self.controls.findall(word))
 
     def lay_out(self, values: Values) -> ChatPrompt:
         """Return the prompt of a conversation; raise a ModelError if its own control tokens cannot be identified."""
         text = self._render(values)
-        spans = [match.span() for match in self._pattern.finditer(text)]
+        spans = [match.span() for match in self.controls.finditer(text)]
         skeleton, own_spans, opening = self._make_skeleton(values, text, spans)
         has_bos = bool(self._bos) and skeleton.startswith(self._bos)
         return ChatPrompt(text, own_spans, spans == own_spans, has_bos, opening, [])
@@ -105,7 +105,7 @@ class LayoutTemplate:
             (_JSON_OF_SOME, False, _NONE),
             (_JSON, True, self._looked_for),
         ):
-            hider = _StringHider(self._source, stays, hides_keys, visible)
+            hider = _StringHider(self, stays, hides_keys, visible)
             skeleton = self._render(hider.hide_values(values))
             rebuilt, own_spans, opening = hider.rebuild(skeleton)
             controls = Counter(rebuilt[start:end] for start, end in own_spans)
@@ -123,28 +123,18 @@ class LayoutTemplate:
         return fallback[0], spans, fallback[1]
 
 
-class _Source(NamedTuple):
-    """Parts of the template's source, and the control tokens, which decide about the names in a skeleton."""
-
-    strings: re.Pattern[str]  # strings in the source, which are not replaced
-    names: frozenset[str]  # keys that the template uses, which are not replaced
-    controls: re.Pattern[str]  # control tokens
-
-
 class _StringHider:
-    """The replacement of strings by names.
+    """The replacement of strings by names, except characters that match `stays`, and `visible` control tokens.
 
-    Args:
-        source: Strings and keys that are not replaced, and the control tokens.
-        stays: Pattern of characters that are not replaced.
-        hides_keys: Whether the letters at the start of a key are replaced.
-        visible: Control tokens in strings that are not replaced, because the template looks for them.
+    The template looks for the latter. With `hides_keys`, the letters at the start of a key are replaced too.
     """
 
-    def __init__(self, source: _Source, stays: re.Pattern[str], hides_keys: bool, visible: frozenset[str]) -> None:
-        strings = source.strings
+    def __init__(
+        self, template: LayoutTemplate, stays: re.Pattern[str], hides_keys: bool, visible: frozenset[str]
+    ) -> None:
+        strings = template.strings
         self._stays = re.compile(f"{strings.pattern}|{stays.pattern}") if strings is not NEVER else stays
-        self._names, self._controls = source.names, source.controls
+        self._names, self._controls = template.names, template.controls
         self._hides_keys, self._visible = hides_keys, visible
         self._mark = f"x{secrets.token_hex(8)}x"
         self._name_at_start = re.compile(rf"\s*{self._mark}(\d+)x")

@@ -161,27 +161,22 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     def eval(self, tokens: Sequence[int]) -> None:
         with self._lock_use():
-            if not self._evaluate_ahead(tokens):
-                if self._evaluator is not None:
-                    self._evaluator.set_threads(len(tokens))
+            evaluator, length, row = self._evaluator, self.n_tokens, None
+            if evaluator is not None and len(tokens):
+                if evaluator.active and len(tokens) == 1:
+                    row = evaluator.evaluate_next(tokens[0], self._input_ids)
+                if row is None:
+                    evaluator.drop()
+                    evaluator.forget_pass()
+                    evaluator.set_threads(len(tokens))
+            if row is None:
                 super().eval(tokens)
-
-    def _evaluate_ahead(self, tokens: Sequence[int]) -> bool:
-        """Evaluate from an earlier draft or with a new one; return False if the parent must evaluate the tokens."""
-        evaluator, length = self._evaluator, self.n_tokens
-        if evaluator is None or not len(tokens):
-            return False
-        row = evaluator.evaluate_next(tokens[0], self._input_ids) if evaluator.active and len(tokens) == 1 else None
-        if row is None:
-            evaluator.drop()
-            evaluator.forget_pass()
-            return False
-        self.input_ids[length] = tokens[0]
-        if self._logits_all:
-            self.scores[length] = row
-        self.n_tokens += 1
-        self._requires_eval = False
-        return True
+                return
+            self.input_ids[length] = tokens[0]
+            if self._logits_all:
+                self.scores[length] = row
+            self.n_tokens += 1
+            self._requires_eval = False
 
     def sample(self, *args: Any, idx: int | None = None, **settings: Any) -> int:
         evaluator = self._evaluator
