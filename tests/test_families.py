@@ -50,12 +50,12 @@ def _json(arguments: Mapping[str, Any]) -> str:
 
 
 class Form(NamedTuple):
-    """How calls are written: text before the first, the calls, text between two and after the last."""
+    """How calls are written: the calls, and the text between two of them, before the first and after the last."""
 
-    begin: str
     call: Callable[[str, dict[str, Any], int], str]
-    between: str | None  # `None` if an answer has one call
-    end: str
+    between: str | None = "\n"  # `None` if an answer has one call
+    begin: str = ""
+    end: str = ""
 
 
 def _pattern(pattern: str) -> Callable[[str, dict[str, Any], int], str]:
@@ -98,83 +98,67 @@ _INVOKE = f'<{_DSML}invoke name="NAME">\nPARAMETERS</{_DSML}invoke>'
 _PARAMETER = f'<{_DSML}parameter name="KEY" string="IS_STRING">VALUE</{_DSML}parameter>\n'
 
 FORMS = {
-    "hermes": Form("", _pattern(f"<tool_call>\n{_OBJECT}\n</tool_call>"), "\n", ""),
+    "hermes": Form(_pattern(f"<tool_call>\n{_OBJECT}\n</tool_call>")),
     "list": Form(
-        "<tool_calls>[", _pattern('{"name": "NAME", "arguments": ARGUMENTS, "id": "INDEX"}'), ", ", "]</tool_calls>"
+        _pattern('{"name": "NAME", "arguments": ARGUMENTS, "id": "INDEX"}'), ", ", "<tool_calls>[", "]</tool_calls>"
     ),
-    "lines": Form("<tool_calls>\n", _pattern(_OBJECT), "\n", "\n</tool_calls>"),
+    "lines": Form(_pattern(_OBJECT), begin="<tool_calls>\n", end="\n</tool_calls>"),
     "qwen-coder": Form(
-        "",
         _tagged(
             "<tool_call>\n<function=NAME>\nPARAMETERS</function>\n</tool_call>",
             "<parameter=KEY>\nVALUE\n</parameter>\n",
-        ),
-        "\n",
-        "",
+        )
     ),
     "seed": Form(
-        "",
         _tagged(
             "<seed:tool_call>\n<function=NAME>\nPARAMETERS</function>\n</seed:tool_call>",
             "<parameter=KEY>VALUE</parameter>\n",
-        ),
-        "\n",
-        "",
+        )
     ),
-    "functionary": Form("", _pattern("<function=NAME>ARGUMENTS</function>"), "", ""),
+    "functionary": Form(_pattern("<function=NAME>ARGUMENTS</function>"), ""),
     "glm": Form(
-        "",
-        _tagged("<tool_call>NAME\nPARAMETERS</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"),
-        "\n",
-        "",
+        _tagged("<tool_call>NAME\nPARAMETERS</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n")
     ),
     "glm-tight": Form(
-        "",
-        _tagged("<tool_call>NAMEPARAMETERS</tool_call>", "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"),
-        "",
-        "",
+        _tagged("<tool_call>NAMEPARAMETERS</tool_call>", "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"), ""
     ),
     "minimax": Form(
-        "<minimax:tool_call>\n",
         _tagged('<invoke name="NAME">\nPARAMETERS</invoke>', '<parameter name="KEY">VALUE</parameter>\n'),
-        "\n",
-        "\n</minimax:tool_call>",
+        begin="<minimax:tool_call>\n",
+        end="\n</minimax:tool_call>",
     ),
-    "dsml": Form(f"<{_DSML}function_calls>\n", _tagged(_INVOKE, _PARAMETER), "\n", f"\n</{_DSML}function_calls>"),
-    "dsml-v4": Form(f"<{_DSML}tool_calls>\n", _tagged(_INVOKE, _PARAMETER), "\n", f"\n</{_DSML}tool_calls>"),
+    "dsml": Form(_tagged(_INVOKE, _PARAMETER), begin=f"<{_DSML}function_calls>\n", end=f"\n</{_DSML}function_calls>"),
+    "dsml-v4": Form(_tagged(_INVOKE, _PARAMETER), begin=f"<{_DSML}tool_calls>\n", end=f"\n</{_DSML}tool_calls>"),
     "deepseek-v3": Form(
-        "<｜tool▁calls▁begin｜>",
         _pattern("<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜>"),
-        "\n",
-        "<｜tool▁calls▁end｜>",
+        begin="<｜tool▁calls▁begin｜>",
+        end="<｜tool▁calls▁end｜>",
     ),
     "deepseek-v3.1": Form(
-        "<｜tool▁calls▁begin｜>",
         _pattern("<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>"),
         "",
+        "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
     ),
     "kimi": Form(
-        "<|tool_calls_section_begin|>",
         _pattern("<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>"),
         "",
+        "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
     ),
-    "granite": Form("<|tool_call|>[", _pattern(_OBJECT), ", ", "]"),
-    "nemotron-v2": Form("<TOOLCALL>[", _pattern(_OBJECT), ", ", "]</TOOLCALL>"),
-    "gemma4": Form("", _gemma4, "", ""),
-    "lfm2": Form("<|tool_call_start|>[", _python, ", ", "]<|tool_call_end|>"),
-    "mistral": Form("", _pattern("[TOOL_CALLS]NAME[ARGS]ARGUMENTS"), "", ""),
-    "mistral-ids": Form("", _pattern("[TOOL_CALLS]NAME[CALL_ID]12345678INDEX[ARGS]ARGUMENTS"), "", ""),
+    "granite": Form(_pattern(_OBJECT), ", ", "<|tool_call|>[", "]"),
+    "nemotron-v2": Form(_pattern(_OBJECT), ", ", "<TOOLCALL>[", "]</TOOLCALL>"),
+    "gemma4": Form(_gemma4, ""),
+    "lfm2": Form(_python, ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    "mistral": Form(_pattern("[TOOL_CALLS]NAME[ARGS]ARGUMENTS"), ""),
+    "mistral-ids": Form(_pattern("[TOOL_CALLS]NAME[CALL_ID]12345678INDEX[ARGS]ARGUMENTS"), ""),
     "mistral-list": Form(
-        "[TOOL_CALLS][", _pattern('{"name": "NAME", "arguments": ARGUMENTS, "id": "12345678INDEX"}'), ", ", "]"
+        _pattern('{"name": "NAME", "arguments": ARGUMENTS, "id": "12345678INDEX"}'), ", ", "[TOOL_CALLS][", "]"
     ),
-    "llama": Form("", _pattern('{"name": "NAME", "parameters": ARGUMENTS}'), None, ""),
-    "llama-tag": Form("<|python_tag|>", _pattern('{"name": "NAME", "parameters": ARGUMENTS}'), None, ""),
-    "gemma": Form("```tool_code\n", _python, None, "\n```"),
-    "harmony": Form(
-        "", _pattern("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"), None, ""
-    ),
+    "llama": Form(_pattern('{"name": "NAME", "parameters": ARGUMENTS}'), None),
+    "llama-tag": Form(_pattern('{"name": "NAME", "parameters": ARGUMENTS}'), None, "<|python_tag|>"),
+    "gemma": Form(_python, None, "```tool_code\n", "\n```"),
+    "harmony": Form(_pattern("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"), None),
 }
 
 
