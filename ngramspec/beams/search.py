@@ -40,8 +40,6 @@ SEQUENCES = 64  # `n_seq` of a target for beam search: one sequence for each row
 
 
 class Hypothesis(NamedTuple):
-    """A text that the search found."""
-
     tokens: tuple[int, ...]  # tokens after the prompt, including the one that ended the text
     text: str  # text up to a stop string
     score: float  # sum of the natural logarithms of the tokens' probabilities

@@ -275,8 +275,6 @@ _ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
 
 
 class Tags(NamedTuple):
-    """The marks of a form of calls."""
-
     starts: tuple[str, ...]  # of a call; the first one is before the name, unless `name_end` is after it
     parameter: str  # before the name of a parameter
     value_ends: tuple[str, str]  # after the value; models write both

@@ -23,8 +23,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Turn(NamedTuple):
-    """A question and its answer."""
-
     user: str
     assistant: str
     reasoning: str = ""  # the model's reasoning before the answer

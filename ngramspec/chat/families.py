@@ -33,8 +33,6 @@ from ngramspec.grammars.lark import Lark, encode_controls, lark, literal
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The form of a model family's calls."""
-
     name: str
     markers: tuple[tuple[str, ...], ...]  # groups of strings; a chat template of the family contains all of one group
     # Parsers of the text after the start of a call, by that start, which may be anywhere. None is a prefix of another.

@@ -21,8 +21,6 @@ _ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qke
 
 
 class TemplateFeatures(NamedTuple):
-    """Features of a template."""
-
     tools: bool  # whether the template renders the list of tools
     system: bool  # whether the template renders a system message
     schemas: bool = True  # whether schemas may have no properties, and lists of types

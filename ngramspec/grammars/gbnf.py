@@ -526,17 +526,13 @@ class _Writer:
         return self._joins[node]
 
     def _join_runs(self, parts: list[Node]) -> list[Node]:
-        """Join consecutive parts of lexemes: into one; if that is split, all but the last; otherwise none."""
+        """Join consecutive parts of lexemes into one, unless that is split."""
         joined: list[Node] = []
         for can_join, group in groupby(parts, self._can_join):
             run = list(group)
-            for length in (len(run), len(run) - 1) if can_join else ():
-                # A lexeme is identified by its node, so the node must be the same object in every round.
-                whole = self._runs.setdefault(tuple(run[:length]), Sequence(run[:length]))
-                if length > 1 and whole not in self._split:
-                    run = [whole, *run[length:]]
-                    break
-            joined += run
+            # A lexeme is identified by its node, so the node must be the same object in every round.
+            whole = self._runs.setdefault(tuple(run), Sequence(run))
+            joined += [whole] if can_join and len(run) > 1 and whole not in self._split else run
         return joined
 
     # ------------------------------------------------------------------ the text
