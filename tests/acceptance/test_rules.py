@@ -143,22 +143,6 @@ def test_rejection_rule_accepts_with_probability_sum_of_min() -> None:
     check_sample(after_refusal, {(0,): 0.6, (1,): 0.2, (3,): 0.2})  # norm(max(0, p - q))
 
 
-def test_coupled_rule_with_shared_noise_accepts_at_exact_rate() -> None:
-    p, q = np.exp(P), np.array([1, 2, 5, 2]) / 10
-    n, hits = 4_000, 0
-    for seed in range(n):
-        s = Sampling(1.0, seed=seed, **ALL)
-        verifier = RuleVerifier(sampler(s), "coupled")
-        choose = verifier.choose(50)
-        assert choose is not None
-        token = choose(0, {0: 1, 1: 2, 2: 5, 3: 2})
-        hits += verifier.verify([P, P], make_certain_draft([token]), 50).accepted
-    exact = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(4))
-    d = np.abs(p - q).sum() / 2
-    assert exact >= (1 - d) / (1 + d)
-    assert abs(hits / n - exact) < math.sqrt(math.log(2 / ALARM) / (2 * n))
-
-
 def test_rejection_rule_uses_each_uniform_once(monkeypatch: pytest.MonkeyPatch) -> None:
     used: Counter[tuple[int, int, int]] = Counter()
 
