@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,10 +173,6 @@ _FIRST_STREAM = 1 << 63  # no token id reaches it, so `uniform` and `gumbel` nev
 _SECOND_DRAW = 1 << 32
 
 
-@overload
-def _out(state: int, counter: int) -> int: ...
-@overload
-def _out(state: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]: ...
 def _out(state: int, counter: Any) -> Any:
     """Return output number `counter` (from 0) of SplitMix64 started at `state`, for ints or for uint64 arrays."""
     z = ((counter + 1) * _GOLDEN + state) & _MASK
@@ -186,7 +182,8 @@ def _out(state: int, counter: Any) -> Any:
 
 
 def _row(seed: int, position: int) -> int:
-    return _out(_out(0, seed & _MASK), position & _MASK)
+    state: int = _out(_out(0, seed & _MASK), position & _MASK)
+    return state
 
 
 def gumbel(seed: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -217,4 +214,5 @@ def gumbel_one(seed: int, position: int, token: int) -> float:
 
 def uniform(seed: int, position: int, stream: int) -> float:
     """Return number `stream` (from 0) of a position: uniform in (0, 1), at least 2^-53 away from both ends."""
-    return ((_out(_row(seed, position), _FIRST_STREAM + stream) >> 12) + 0.5) * 2.0**-52
+    bits: int = _out(_row(seed, position), _FIRST_STREAM + stream)
+    return ((bits >> 12) + 0.5) * 2.0**-52

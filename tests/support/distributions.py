@@ -1,7 +1,6 @@
-"""Distributions of sampled text from first principles, and tests of samples against them.
+"""Distributions of sampled text by the sampler in numpy, and tests of samples against them.
 
-This module applies the settings by itself, in float64, without any code under test. The seeds 0, 1, 2, ... give the
-samples, so that a test always passes or always fails.
+The seeds 0, 1, 2, ... give the samples, so that a test always passes or always fails.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from support.mock_target import MockTarget
+from support.numpy_sampler import NumpySampler
 
 from ngramspec.sampling.settings import Sampling
 
@@ -34,25 +34,11 @@ NextDistribution = Callable[[Sequence[int], Sequence[int]], Probabilities]
 
 
 def next_distribution(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[int] = ()) -> Probabilities:
-    """Return the probability of every token after `context`.
-
-    It supports these settings: penalties, biases, the filters of the default order, and temperature.
-    """
-    s, values = sampling, logits.astype(np.float64)
-    for token, bias in s.logit_bias:
-        values[token] += bias
-    for token, count in Counter(context[max(0, len(context) - s.repeat_last_n) :]).items():
-        values[token] *= s.repeat_penalty if values[token] <= 0 else 1 / s.repeat_penalty
-        values[token] -= count * s.frequency_penalty + s.presence_penalty
-    if s.greedy:
-        return np.eye(1, values.size, int(values.argmax()))[0]
-    order = np.argsort(-values, kind="stable")[: s.top_k or None]
-    p = np.exp(values[order] - values[order[0]])
-    count = int(np.argmax(np.cumsum(p) >= s.top_p * p.sum())) + 1 if s.top_p < 1 else order.size
-    order = order[:count][p[:count] >= s.min_p]
-    probabilities = np.zeros(values.size)
-    probabilities[order] = np.exp((values[order] - values[order[0]]) / s.temperature)
-    probabilities /= probabilities.sum()
+    """Return the probability of every token after `context`."""
+    sampler, probabilities = NumpySampler(sampling, logits.size), np.zeros(logits.size)
+    sampler.begin(context)
+    distribution = sampler.distribution(logits)
+    probabilities[distribution.ids] = distribution.probs
     return probabilities
 
 
