@@ -202,17 +202,13 @@ class ModelBase:
 
 
 class Runner(Protocol):
-    """A loaded model: its vocabulary, and the sequences in its KV cache, each of which is a `Model`.
+    """A loaded model: its vocabulary, and the sequences in its KV cache, each of which is a `Model`."""
 
-    Attributes:
-        exactness: Mode of requests with `exact="auto"`.
-        feeds_head: Whether passes store the hidden states for the model's own head, which slows plain decoding down.
-    """
-
-    feeds_head: bool
+    feeds_head: bool  # whether passes store hidden states for the model's own head, which slows plain decoding down
 
     @property
-    def exactness(self) -> ExactnessMode: ...
+    def exactness(self) -> ExactnessMode:
+        """Mode of requests with `exact="auto"`."""
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -258,22 +254,14 @@ class Part(NamedTuple):
 
 
 class SharedModel(Protocol):
-    """A model that evaluates several sequences together: one pass reads the weights once for all of them.
+    """A model that evaluates several sequences together: one pass reads the weights once for all of them."""
 
-    Attributes:
-        n_ctx: Maximum number of tokens of a sequence. One pass may exceed it by `max_rows` tokens, which are then
-            rolled back.
-        max_tokens: Maximum number of tokens of a pass.
-        max_rows: Maximum number of rows of logits of a pass.
-        drafts_alone: Whether a draft can be rolled back only if its pass contained no other sequence.
-        feeds_head: See `Runner`.
-    """
-
+    # Maximum number of tokens of a sequence. One pass may exceed it by `max_rows` tokens, which are then rolled back.
     n_ctx: int
-    max_tokens: int
-    max_rows: int
-    drafts_alone: bool
-    feeds_head: bool
+    max_tokens: int  # maximum number of tokens of a pass
+    max_rows: int  # maximum number of rows of logits of a pass
+    drafts_alone: bool  # whether a draft can be rolled back only if its pass contained no other sequence
+    feeds_head: bool  # see `Runner`
 
     @property
     def sequences(self) -> Sequence[SequenceModel]: ...
