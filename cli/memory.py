@@ -12,7 +12,6 @@ from rich.progress import DownloadColumn
 
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.drafting.mixture import weight_files
-from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.files import SECRET, add_files, list_skipped, remove_files
 from ngramspec.memory.memory import (
     DEFAULT,
@@ -21,7 +20,7 @@ from ngramspec.memory.memory import (
     saves_answers,
     write_save_answers,
 )
-from ngramspec.memory.store import total
+from ngramspec.memory.store import MemoryFileError, Store, total
 from ngramspec.models.check import has_gguf_magic
 
 from .console import (

@@ -73,8 +73,7 @@ def resolve(
     elif "://" in name:
         raise ModelError(f"{name} is a URL; download the file, or use {PREFIX}owner/repo:file.gguf")
     else:
-        path = Path(os.path.expanduser(name))
-        label = path.name
+        path, label = Path(os.path.expanduser(name)), Path(name).name
     check_model(name, path)
     return ModelSource(path, label)
 

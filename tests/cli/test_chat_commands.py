@@ -31,7 +31,7 @@ from ngramspec.instruments.reports.report import Piece
 from ngramspec.llama.chat_format import CHATML
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
-from ngramspec.memory import Memory
+from ngramspec.memory.memory import Memory
 from ngramspec.sampling.settings import SAMPLERS, Sampling, options
 from ngramspec.steps import Step
 

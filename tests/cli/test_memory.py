@@ -23,8 +23,8 @@ from ngramspec.data import NGramSpecError
 from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
-from ngramspec.memory import Memory, Store
-from ngramspec.memory.memory import memory_folder, memory_names, open_memory, settings_path, write_save_answers
+from ngramspec.memory.memory import Memory, memory_folder, memory_names, open_memory, settings_path, write_save_answers
+from ngramspec.memory.store import Store
 from ngramspec.models.find import ModelSource
 from ngramspec.steps import Step
 

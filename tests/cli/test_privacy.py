@@ -24,7 +24,7 @@ from support.cli_runner import COMMAND, PYTHONPATH, run
 from support.tmux import Terminal
 
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.memory import Store
+from ngramspec.memory.store import Store
 
 PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
 SECRET = "zanzibar quetzal marzipan"

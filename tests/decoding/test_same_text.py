@@ -32,7 +32,7 @@ from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.memory import Memory
+from ngramspec.memory.memory import Memory
 from ngramspec.policies import POLICIES
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 from ngramspec.steps import Stats

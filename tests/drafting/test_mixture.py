@@ -16,7 +16,7 @@ from ngramspec.drafting.draft import Ask
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.memory import Memory
+from ngramspec.memory.memory import Memory
 
 FREE, TOKENS = 1 << 12, 1 << 17
 NOVEL = random.Random(5).sample(range(10, 10**5), 60)

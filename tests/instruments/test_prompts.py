@@ -57,7 +57,7 @@ def test_load_prompts_reads_toml_jsonl_and_other_texts(tmp_path: Path) -> None:
         {"id": "two", "category": "chat", "messages": list(TWO.messages or ())},
         {"id": "three", "category": "odd", "text": "a\u2028b"},
     ]
-    text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
+    text = "\n \n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
     assert load_prompts(write(tmp_path / "a.jsonl", text)) == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
 
 

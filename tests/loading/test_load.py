@@ -19,8 +19,8 @@ from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.memory import Store
 from ngramspec.memory.memory import memory_folder
+from ngramspec.memory.store import Store
 from ngramspec.model_settings import LoadSettingsError, Tuned, save_tuned
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.memories import ByteTokenizer, answers, names, open_store, texts
 
-from ngramspec.memory import Memory, MemoryFileError, Store, files
+from ngramspec.memory import files
 from ngramspec.memory.files import (
     HUGE,
     IN_GITIGNORE,
@@ -25,6 +25,8 @@ from ngramspec.memory.files import (
     read_text,
     remove_files,
 )
+from ngramspec.memory.memory import Memory
+from ngramspec.memory.store import MemoryFileError, Store
 
 
 def tree(root: Path, names: dict[str, str]) -> None:

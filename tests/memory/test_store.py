@@ -24,10 +24,9 @@ from support.memories import (
 )
 
 from ngramspec.data import NGramSpecError
-from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
-from ngramspec.memory.memory import saves_answers, write_save_answers
-from ngramspec.memory.store import total
+from ngramspec.memory.memory import Memory, saves_answers, write_save_answers
+from ngramspec.memory.store import MemoryFileError, Store, total
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
 

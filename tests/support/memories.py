@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.memory import Document, Store
+from ngramspec.memory.store import Document, Store
 
 N_VOCAB = 256
 VOCABULARY = bytes(range(16))

@@ -34,8 +34,9 @@ from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, TranscriptReader, Transcripts
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.memory import Memory, Store
 from ngramspec.memory.files import add_files, find_files, read_text
+from ngramspec.memory.memory import Memory
+from ngramspec.memory.store import Store
 
 CONTEXT = 4096
 """Maximum number of prompt tokens from a source file, before the position of the completion."""

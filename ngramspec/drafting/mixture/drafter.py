@@ -26,7 +26,7 @@ MAX_TOKENS = 1 << 22  # maximum number of remembered tokens, about 12 bytes each
 
 
 class TextIndexSet:
-    """Texts to draft from in addition to the context. `ngramspec.memory.Memory` adds those that are stored on disk."""
+    """Texts to draft from in addition to the context. `Memory` adds those that are stored on disk."""
 
     def __init__(self, indexes: Sequence[TokenIndex] = ()) -> None:
         self._session_indexes = [TokenIndex()]

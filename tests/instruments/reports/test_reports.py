@@ -109,6 +109,7 @@ def test_charts_of_ratios_begin_at_one() -> None:
     gains = ET.fromstring(svg(made))
     even = next(float(one.attrib["x1"]) for one in gains.iter() if one.attrib.get("class") == "even")
     rects = [one.attrib for one in gains.iter() if one.attrib.get("class") in ("gain", "loss")]
+    assert [one["class"] for one in rects] == ["gain", "loss", "gain"]
     starts, widths = ([float(one[name]) for one in rects] for name in ("x", "width"))
     assert starts[0] == starts[2] == even
     assert starts[1] + widths[1] == pytest.approx(even)
