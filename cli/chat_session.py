@@ -44,9 +44,7 @@ class ChatOptions:
     rules: TextRules = NO_RULES  # without the budget of reasoning, which depends on the prompt
     random_seed: bool = False  # True if each conversation draws a new seed
     predict: int = option(
-        -1,
-        help="Maximum number of tokens per answer; -1: until the context is full.",
-        allowed=PREDICTED,
+        -1, help="Maximum number of tokens per answer; -1: until the context is full.", allowed=PREDICTED
     )
     stop: tuple[str, ...] = option((), help="Stop strings, quoted as in a shell.", parse=parse_stop, repeatable=True)
     markdown: bool = option(True, help="Render Markdown: on or off.")

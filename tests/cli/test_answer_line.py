@@ -18,16 +18,7 @@ Captured = pytest.CaptureFixture[str]
 
 TIMES = PassTimes({1: 1.0, 4: 3.8}, pairs=9)
 FIRST = Step((1,), ("a",), seconds=0.5)
-GAINING = Step(
-    (1, 2),
-    ("a", "b"),
-    drafted=(1, 3),
-    accepted=1,
-    batch=3,
-    seconds=0.25,
-    cost=1.25,
-    elapsed=0.25,
-)
+GAINING = Step((1, 2), ("a", "b"), drafted=(1, 3), accepted=1, batch=3, seconds=0.25, cost=1.25, elapsed=0.25)
 
 
 def counted(step: Step, passes: int = 16) -> Stats:

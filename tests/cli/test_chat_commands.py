@@ -490,6 +490,7 @@ def test_completer_offers_commands_settings_and_files(tmp_path: Path, monkeypatc
         "/retry x": set(),
         "/file ": {"notes.md"},
         "/load ./no": {"tes.md"},
+        "/save no": {"tes.md"},
         "/model no": {"tes.md"},
     }.items():
         found = ChatCompleter().get_completions(Document(typed), CompleteEvent())

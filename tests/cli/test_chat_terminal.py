@@ -24,8 +24,6 @@ def greet(name: str) -> str:
 
 \x1b]0;title\x07 \x1b[2J The end."""
 
-ANSWER = f"<think>\nShall I *greet*?\n</think>\n\n{CONTENT}"
-
 SHOWN = """\
 Shall I greet?
 
@@ -100,7 +98,7 @@ def test_chat_ctrl_c_stops_answer_and_keeps_session(chat: Chat, tmp_path: Path) 
 
 @pytest.mark.exhaustive
 def test_chat_at_terminal_shows_markdown_and_resumes_session(chat: Chat, tmp_path: Path) -> None:
-    terminal = chat("--keep", text=ANSWER)
+    terminal = chat("--keep", text=f"<think>\nShall I *greet*?\n</think>\n\n{CONTENT}")
     assert answer_in(terminal.ask("hello", STATUS)) == SHOWN
     coloured = terminal.text(colours=True)
     for colour, word in (("2", "Shall"), ("3", "greet"), ("1", "bold"), ("94", "def"), ("92", "greet")):

@@ -180,8 +180,7 @@ def test_complete_json_with_beams_lists_all_beams(env: dict[str, str], file: Pat
     assert drafted["target_passes"] <= drafted["plain_passes"]
 
 
-LINE = "    total = total + price(item, amount)\n"
-BEFORE = "def cost(items):\n" + LINE * 6
+BEFORE = "def cost(items):\n" + "    total = total + price(item, amount)\n" * 6
 AFTER = "\n    return total\n"
 
 

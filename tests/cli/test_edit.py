@@ -31,8 +31,6 @@ OTHER = "print(area(2))\n"
 PAGE = "# Shop\n\nInstall it:\n\n```sh\npip install shop\n```\n\nIt prints:\n\n```\n3 apples\n```\n\nThe end.\n"
 NEW_PAGE = PAGE.replace("shop", "market").replace("apples", "pears")
 
-MIXED = "a\r\nb\nc\r\nd\r\n"
-
 
 ANSWERS = {
     "a fence": (OLD, f"```py\n{NEW}```", NEW),
@@ -120,7 +118,7 @@ def test_is_complete_at_end_of_fence_around_file(original: str, answer: str, exp
         ("a\nb\nc\n", "a\nx\ny\nc\n", "a\nx\ny\nc\n", 2),
         ("a\nb\nc\n", "a\n", "a\n", 2),
         ("a\r\nb\r\n", "a\nx\n", "a\r\nx\r\n", 1),
-        (MIXED, "a\nb\nx\nd\n", "a\r\nb\nx\r\nd\r\n", 1),
+        ("a\r\nb\nc\r\nd\r\n", "a\nb\nx\nd\n", "a\r\nb\nx\r\nd\r\n", 1),
         ("a\nb", "x\nb\n", "x\nb", 1),
         ("a\nb", "a\nb\nc\n", "a\nb\nc", 1),
         ("a\r\nb", "a\nb\nc\n", "a\r\nb\r\nc", 1),

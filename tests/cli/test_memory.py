@@ -1,9 +1,10 @@
-"""Tests of `ngramspec memory`, and of the memory in `complete`, `chat` and `bench`."""
+"""Tests of `ngramspec memory`, and of the memory and the draft statistics of `complete`, `chat` and `bench`."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.data import NGramSpecError
+from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.predictor import NGramDrafter
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load, settings
@@ -333,3 +335,65 @@ def test_bench_drafts_from_memory_and_leaves_it_unchanged(
     assert done.json["memory"] == {"name": "work", "tokens": 5}
     assert len(store.documents()) == 1
     assert run(home, *line, "--no-memory").json["memory"] is None
+
+
+TEXT = b"def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 1\n\n\ndef h(x):\n"
+SHORT = ("-t", "1", "-c", "512", "--exact", "off", "--temp", "0", "--policy", "fixed")
+COMPLETE = ("complete", DEMO, "-n", "60", *SHORT)
+
+
+@pytest.fixture
+def judges(home: dict[str, str]) -> Callable[[], list[Path]]:
+    """Return a function that lists the files of draft statistics, of which there are none yet."""
+    folder = Path(home["XDG_CACHE_HOME"], "ngramspec", "judge")
+    shutil.rmtree(folder, ignore_errors=True)
+    return lambda: sorted(folder.glob("*"))
+
+
+def test_draft_statistics_of_complete_and_chat_share_one_file(
+    home: dict[str, str], judges: Callable[[], list[Path]]
+) -> None:
+    first = run(home, *COMPLETE, stdin=TEXT).ok()
+    (path,) = judges()
+    early = path.read_bytes()
+    assert (weight_files.read(path)["slope"] != 1).sum() > 10
+    again = run(home, *COMPLETE, stdin=TEXT)
+    assert again.out == first.out
+    middle = path.read_bytes()
+    assert middle != early
+    run(home, "chat", DEMO, "-n", "30", *SHORT, stdin=b"and " * 9).ok()
+    assert judges() == [path]
+    assert path.read_bytes() != middle
+    assert "deleted the draft statistics" in run(home, "memory", "clear").err
+    assert judges() == []
+
+
+def test_draft_statistics_when_disabled_stay_unread_and_unchanged(
+    home: dict[str, str],
+    judges: Callable[[], list[Path]],
+    demo_vocabulary: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_bytes(TEXT)
+    path = Path(home["XDG_CACHE_HOME"], "ngramspec", "judge", f"{demo_vocabulary.vocabulary_hash.hex()}.npz")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    seen = list[Path]()
+    read = weight_files.read
+    monkeypatch.setattr(weight_files, "read", lambda file: seen.append(file) or read(file))
+    for arguments in (
+        ("complete", DEMO, "-n", "8", *SHORT, "--no-memory"),
+        ("complete", DEMO, "-n", "8", *SHORT, "--no-draft"),
+        ("complete", DEMO, "-n", "8", *SHORT, "--drafter", "ngram"),
+        ("chat", DEMO, "-n", "8", *SHORT, "--no-memory"),
+        ("bench", DEMO, "-n", "8", *SHORT, "--repeat", "1", "--prompts", prompt),
+    ):
+        run(home, *arguments, stdin=TEXT).ok()
+        assert path not in seen
+        assert judges() == [path]
+        assert path.read_bytes() == b"mine"
+    run(home, *COMPLETE, stdin=TEXT).ok()
+    assert path in seen
+    assert path.read_bytes() != b"mine"
