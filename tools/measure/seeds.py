@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ngramspec.backend import EvaluatesAtOnce, ExactnessMode, Logits, Model
+from ngramspec.backend import ExactnessMode, Logits, Model
 from ngramspec.cost.fixed_curves import CURVES, find_curves, make_fixed_curve
 from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -47,11 +47,11 @@ class Clock:
         return self.now
 
 
-class TimedModel(EvaluatesAtOnce):
+class TimedModel:
     """Model whose passes take the time of a curve times `cost`; a prefill has passes of up to LARGEST tokens."""
 
     exactness = ExactnessMode()
-    feeds_head = False
+    feeds_head = returns_early = False
 
     def __init__(self, model: Model, curve: PassTimes, cost: float, clock: Clock) -> None:
         self._model, self._curve, self._cost, self._clock = model, curve, cost, clock
@@ -72,6 +72,12 @@ class TimedModel(EvaluatesAtOnce):
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         self._clock.now += self._cost * self._curve.ratio(len(tokens))
         return self._model.evaluate(tokens)
+
+    def submit(self, tokens: Sequence[int]) -> None:
+        self._rows = self.evaluate(tokens)
+
+    def fetch(self) -> Logits:
+        return self._rows
 
     def ask(self, tokens: Sequence[int], branches: Sequence[Any]) -> Logits:
         self._clock.now += self._cost * self._curve.ratio(len(tokens) + len(branches))
