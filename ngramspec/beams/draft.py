@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 
 from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.acceptance_estimator import DecayingRate
@@ -73,7 +73,10 @@ class BeamPlan:
         self._times = times.for_plain(width)
         self._width, self._depth = width, depth
         self._partial_share = PARTIAL_SHARE * (1.0 - 1.0 / width)
-        self._coverages: dict[tuple[int, int], DecayingRate] = {}  # by shortest context and number of guesses
+        # Rates of rounds that contained all nodes that the search chose, by shortest context and number of guesses.
+        self._coverage = cache(
+            lambda shortest, n: DecayingRate(WEIGHT * (COVERAGE[shortest] * PER_GUESS ** (n - 1)), WEIGHT, fade=FADE)
+        )
         self._layers: list[Layer] = []
         self._per_token = 0.0  # cost of the work outside the pass, per token of the pass
         self._rounds = self._units = 0.0  # fading sums over the last passes: rounds, and cost
@@ -186,7 +189,9 @@ class BeamPlan:
             front = [(score, node.child(token)) for score, node, token in best_results]
             nodes = [node for _, node in front]
             unknown = [node for node in nodes if node.likely is None]
-            coverage = self._coverage(contexts)
+            coverage = DecayingRate(1.0, 1.0, fade=1.0)  # a round without guesses is certain
+            if contexts:
+                coverage = self._coverage(min(contexts), min(len(contexts), MANY))
             room -= len(unknown)
             chance *= coverage.value
             if room < 0:
@@ -195,16 +200,6 @@ class BeamPlan:
             if not price.worth_extending(chance, size - room - 1):
                 break
         return layers
-
-    def _coverage(self, contexts: Sequence[int]) -> DecayingRate:
-        """Return the rate of rounds with guesses of these context lengths that contained all chosen nodes."""
-        if not contexts:  # a round without guesses is certain
-            return DecayingRate(1.0, 1.0, fade=1.0)
-        key = min(contexts), min(len(contexts), MANY)
-        if key not in self._coverages:
-            first = COVERAGE[key[0]] * PER_GUESS ** (key[1] - 1)
-            self._coverages[key] = DecayingRate(WEIGHT * first, WEIGHT, fade=FADE)
-        return self._coverages[key]
 
     def _count_best_layers(self, size: int) -> int:
         """Return the number of layers that are worth their time, if a pass without them evaluates `size` tokens."""
