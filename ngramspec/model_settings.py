@@ -38,11 +38,6 @@ MAX_DRAFT = 63
 THREADS = allow_int_range(1, 512)
 LAYERS = allow_int_range(ALL, 9999)
 CACHE = allow_choices(*get_args(CacheType))
-CONTEXT = Allowed(
-    lambda x: isinstance(x, int) and (x == 0 or MIN_CONTEXT <= x <= 2**24),
-    f"0 or from {MIN_CONTEXT} to {2**24}",
-    0,
-)
 DEVICES = Allowed(
     lambda x: isinstance(x, str) and all(x.split(",")) and len({*x.split(",")}) == x.count(",") + 1,
     "a list of different device names, or 'none'",
@@ -120,7 +115,11 @@ class ModelSettings:
         "-c",
         "--ctx-size",
         help="Context size in tokens; default or 0: the model's own, if memory allows.",
-        allowed=CONTEXT,
+        allowed=Allowed(
+            lambda x: isinstance(x, int) and (x == 0 or MIN_CONTEXT <= x <= 2**24),
+            f"0 or from {MIN_CONTEXT} to {2**24}",
+            0,
+        ),
     )
     gpu_layers: int = option(
         AUTO,

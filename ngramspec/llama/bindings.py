@@ -35,8 +35,6 @@ def log_callback() -> Any:
 
 _listeners: list[Callable[[str], object]] = []  # called with every line of the log
 
-_LOG_ERROR = 4  # ggml.h, enum ggml_log_level
-
 log_tail: deque[tuple[int, str]] = deque(maxlen=60)  # last lines (level, text) of the log, which is not printed
 
 
@@ -50,7 +48,7 @@ def _collect_log(level: int, text: bytes, _data: Any) -> None:
 
 def last_complaint() -> str:
     """Return llama.cpp's error message from its log: the first one, because later errors only follow from it."""
-    errors = [text for level, text in log_tail if level == _LOG_ERROR and text]
+    errors = [text for level, text in log_tail if level == 4 and text]  # enum ggml_log_level
     return errors[0] if errors else "no reason given"
 
 

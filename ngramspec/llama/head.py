@@ -34,13 +34,6 @@ from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 from ngramspec.tokens import common_prefix
 
-MIN_STATES = 1024
-"""Number of last tokens whose states are kept.
-
-A head reads only these tokens of a prompt. This suffices, because the layers attend to earlier tokens, so a state
-contains information about these too.
-"""
-
 States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model)
 
 ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
@@ -210,13 +203,14 @@ class Head(ModelBase):
 class HiddenStates:
     """The target's hidden states after the last tokens of a sequence, in the order of its tokens.
 
-    llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own.
+    llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own, at least the last
+    `n_states`. These suffice: the layers attend to earlier tokens, so a state contains information about these too.
 
     A pass returns hidden states only if they are `wanted`, and a pass over a prompt only if `of_prompts` is set too.
     The last layer is then computed for all tokens of the pass, which may change last bits.
     """
 
-    def __init__(self, width: int, n_states: int = MIN_STATES) -> None:
+    def __init__(self, width: int, n_states: int = 1024) -> None:
         self._ext: Any = bindings.head_functions()
         self._width = width
         self._n_states = n_states

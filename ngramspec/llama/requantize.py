@@ -31,12 +31,10 @@ from ngramspec.storage import atomic_path
 
 NOTE = f"converting {SMOLLM} to {QUANTISATION}, which is faster on this CPU; this takes about a second, once"
 
-_FEATURE = re.compile(r"(\w+) = [1-9]")
-
 
 def reorders_q4_0(system_info: str) -> bool:
     """Return True if llama.cpp reorders Q4_0 weights for a CPU, according to its description of the system."""
-    features = set(_FEATURE.findall(system_info))
+    features = set(re.findall(r"(\w+) = [1-9]", system_info))
     has_kernels = features & {"AVX2", "VXE"} or ("NEON" in features and features & {"MATMUL_INT8", "DOTPROD"})
     return "REPACK" in features and bool(has_kernels)
 

@@ -30,7 +30,6 @@ from ngramspec.sampling.settings import Sampling
 _MOVING = ("penalties", "dry")
 _DECIDING = (*_MOVING, "infill")  # samplers after which another token may be the most likely
 _MANY_BIASES = 1000  # for more, selecting the candidates takes longer than sampling from all tokens
-_MAX_DRY_SAMPLERS = 32  # maximum number of samplers that `DrySamplers` keeps
 
 
 class SamplerChain:
@@ -334,7 +333,7 @@ class DrySamplers:
                 llama.llama_sampler_free(sampler)
             else:
                 self._samplers[key] = sampler
-            if len(self._samplers) > _MAX_DRY_SAMPLERS:
+            if len(self._samplers) > 32:
                 llama.llama_sampler_free(self._samplers.popitem(last=False)[1])
             return llama.llama_sampler_clone(self._samplers[key])
 

@@ -16,6 +16,7 @@ from support.vocabulary_files import FIRST_WORD, WORDS, write_vocabulary, write_
 
 from ngramspec.chat.stream import Tool
 from ngramspec.data import ModelError
+from ngramspec.llama.chat_format import builtin_names
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.models.check import check_complete
@@ -142,6 +143,46 @@ def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_v
     # The turns are system, user, assistant, the result as a user's turn, and the answer.
     assert prompt.tokens.count(start) == 5
     assert prompt.tokens.count(end) == 4
+
+
+# ---------------------------------------------------------------- llama.cpp's own chat templates
+
+LONG_TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "a <|im_end|> " + "é" * 1000},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+@pytest.fixture
+def vocabulary() -> Iterator[Vocabulary]:
+    """Yield the demo model's vocabulary for a test that changes it."""
+    with Vocabulary(DEMO) as opened:
+        yield opened
+
+
+def test_builtin_chatml_equals_template_of_demo_model(vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
+    vocabulary.use_chat_template("chatml")
+    for answered in (True, False):
+        prompt = vocabulary.chats.prompt(LONG_TALK, answered=answered)
+        assert prompt == demo_vocabulary.chats.prompt(LONG_TALK, answered=answered)
+    assert prompt.tokens.count(vocabulary.controls["<|im_end|>"]) == 4  # The marker in the message is text.
+
+
+def test_builtin_templates_format_a_conversation(vocabulary: Vocabulary) -> None:
+    assert {"llama3", "gemma", "mistral-v7"} < {*builtin_names()}
+    for name in builtin_names():
+        vocabulary.use_chat_template(name)
+        text = vocabulary.chats.prompt(LONG_TALK, [Tool("clock", "Tells the time.")]).text
+        assert text.index("Be brief.") < text.index('"name": "clock"') < text.index("é" * 1000), name
+    assert vocabulary.chats.capabilities["supports_tools"] is False
+
+
+def test_builtin_template_rejects_null_character(vocabulary: Vocabulary) -> None:
+    vocabulary.use_chat_template("llama3")
+    with pytest.raises(ModelError, match="without null characters"):
+        vocabulary.chats.prompt([{"role": "user", "content": "a\0b"}])
 
 
 # ---------------------------------------------------------------- control tokens that llama.cpp finds in every text
