@@ -129,22 +129,18 @@ class Target(NativeObject):
             settings, threads=single, threads_batch=batch or single, flash_attn=settings.flash_attn or "auto"
         )
         process_load()  # start the first sample here, so that it covers the time of loading
-        self.weights = self._weights = Weights(path, settings, self._texts, reserved, margin)
-        self.vocabulary = self.weights.vocabulary
+        self.weights = self._weights = weights = Weights(path, settings, self._texts, reserved, margin)
+        self.vocabulary = weights.vocabulary
         self.exact = settings.exact
-        may_branch = (
-            texts is None
-            and "BranchingSequence" in leaves.MODULES
-            and self.weights.can_pool
-            and not (settings.mtp or self.weights.is_recurrent or self.weights.window)
-        )
-        self.n_seq = n_seq or (1 + MAX_BRANCHES if may_branch and self.weights.on_gpu else 1)
+        may_branch = texts is None and "BranchingSequence" in leaves.MODULES and weights.can_pool
+        may_branch = may_branch and not (settings.mtp or weights.is_recurrent or weights.window)
+        self.n_seq = n_seq or (1 + MAX_BRANCHES if may_branch and weights.on_gpu else 1)
         self._leaves = self.n_seq - 1 if may_branch else 0
-        self.trials = SettingTrials(self.weights)
-        n_ctx = choose_context_size(self.weights, settings.ctx_size, self._texts)
+        self.trials = SettingTrials(weights)
+        n_ctx = choose_context_size(weights, settings.ctx_size, self._texts)
         self._states: list[Any] = []
-        if self.weights.has_head:
-            width = bindings.width_out(self.weights.handle)
+        if weights.has_head:
+            width = bindings.width_out(weights.handle)
             self._states = [leaves.HiddenStates(width) for _ in range(self._texts)]
         self.exactness = ExactnessMode()
         # Rounding is not needed for several sequences.
@@ -165,12 +161,12 @@ class Target(NativeObject):
             for states in self._states:
                 states.of_prompts = self.exact != "on"
             self.heads = leaves.Heads(
-                self.weights.handle,
+                weights.handle,
                 self._params(self.settings, self._texts * (self.n_ctx + MAX_EVALUATE)),
                 self._states,
                 n_ctx=self.n_ctx,
                 pooled=self._pooled,
-                adapters=self.weights.adapters,
+                adapters=weights.adapters,
                 governor=self.governor,
             )
 
@@ -221,11 +217,8 @@ class Target(NativeObject):
             return self.n_seq > 1
         # On a CPU, attention iterates over the cells of all sequences in the pool, and rounding depends on the cells'
         # places. A single batch gains little there.
-        return (
-            self.exact == "off"
-            and self.weights.can_pool
-            and (self.weights.on_gpu or self.weights.architecture in ABORTS)
-        )
+        weights = self.weights
+        return self.exact == "off" and weights.can_pool and (weights.on_gpu or weights.architecture in ABORTS)
 
     def _params(self, settings: ModelSettings, cells: int, snapshots: int = 0) -> Any:
         """Return llama.cpp's parameters of a context for all sequences."""
@@ -299,13 +292,10 @@ class Target(NativeObject):
             returns_early=self.returns_early,
         )
         self.n_ctx = self.vocabulary.n_ctx = n_ctx
+        self.sequences = tuple(CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches)
         if self._leaves:
-            branching = leaves.BranchingSequence
-            first: CacheSequence = branching(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves)
-        else:
-            first = CacheSequence(passes, caches[0], n_ctx=n_ctx)
-        self.sequences = (first, *(CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]))
-        can_rollback = True
+            self.sequences = (leaves.BranchingSequence(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves),)
+        can_rollback, first = True, self.sequences[0]
         if first.replays:
             first.evaluate([0])
             can_rollback = first.goes_back()
