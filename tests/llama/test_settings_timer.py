@@ -18,7 +18,7 @@ from ngramspec.data import TargetError
 from ngramspec.instruments.tuning.search import candidates
 from ngramspec.llama import trial
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial import SettingsTimer
+from ngramspec.llama.trial import SettingsTimer, TrialContext
 from ngramspec.llama.weights import Weights
 from ngramspec.machine import DEEP, DRAFTS, LONG_READING, READING, SINGLE
 from ngramspec.model_settings import ModelSettings
@@ -53,6 +53,8 @@ def test_settings_timer_times_every_candidate_and_keeps_target(target: Target, m
     assert target.sequences[0].tokens == [1, 2, 3]
     # The weights were loaded once for each set of load options.
     assert [(w.settings.no_mmap, w.settings.no_repack) for w in loaded] == [(True, False), (False, True)]
+    monkeypatch.setattr(TrialContext, "seconds", lambda _, size: float(size))
+    assert [timer.seconds(present, measure) for measure in (READING, DRAFTS[0])] == [1, 4]  # a prefill by its tokens
     timer.close()
     assert [w.handle for w in loaded] == [None, None]
     assert len(target.sequences[0].evaluate([4])) == 1

@@ -138,16 +138,10 @@ def test_target_window_is_known_and_limits_exact_rollback(name: str, tmp_path: P
         assert target.sequences[0].exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
-def test_target_reports_properties_of_model(files: dict[str, Path]) -> None:
-    with Target(files["llama"], ctx_size=64, threads=1) as target:
-        weights = target.weights
-        assert (weights.name, weights.architecture, weights.n_ctx_train) == ("tiny llama", "llama", 1024)
-        assert (target.n_ctx, weights.n_threads, target.sequences[0].max_batch) == (64, 1, MAX_EVALUATE)
-
-
 def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(files["llama"], threads=1) as target:
         assert (target.n_ctx, own_notes(target)) == (1024, [])
+        assert (target.weights.name, target.weights.n_ctx_train) == ("tiny llama", 1024)
     per_token = LAYERS * 2 * (WIDTH // HEADS) * 2  # keys and values of one head in half precision
     monkeypatch.setattr(devices, "cache_room", lambda *_, **__: 2 * per_token * 800)
     with Target(files["llama"], threads=1) as target:
@@ -234,6 +228,19 @@ def test_target_reports_context_that_llama_cpp_rejects(files: dict[str, Path], m
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match=r"could not create a context of 900 tokens .*; try a smaller -c"):
         Target(files["llama"], ctx_size=900, threads=1)
+
+
+def test_target_with_low_memory_keeps_fewer_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_context = target_module.llama.llama_init_from_model
+
+    def open_small(model: Any, params: Any) -> Any:
+        return None if params.n_rs_seq > 4 else open_context(model, params)
+
+    monkeypatch.setattr(target_module.llama, "llama_init_from_model", open_small)
+    path = write_architecture(tmp_path / "qwen35.gguf", "qwen35")
+    with Target(path, ctx_size=64, threads=1, exact="off") as target:
+        assert target.sequences[0].max_batch == 5
+        assert "low memory: drafts are limited to 4 tokens" in target.weights.notes
 
 
 def test_target_without_output_width_function_loads(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
