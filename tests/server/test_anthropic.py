@@ -13,7 +13,6 @@ from ngramspec.data import ShutdownError, TargetError
 USER = {"role": "user", "content": "hi"}
 API = Chat("/v1/messages", model="m", max_tokens=400, messages=[USER])
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
 def turn(role: str, *blocks: Any) -> dict[str, Any]:

@@ -40,9 +40,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
 PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
 BODIES = {"/api/chat": CHAT, "/api/generate": PROMPT}
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": PARAMETERS}}]
 CALLS = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
-TURN = f"<think>\nLong thoughts.\n</think>\n\nI löok.\n{CALLS}"
 
 
 def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:

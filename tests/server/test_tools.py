@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.fake_service import Script
 from support.http import allows, ask, demo_vocabulary, format_tool_call, get_error, vocabulary_with
+from support.templates import ONE_CALL
 
 CHATS = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -14,7 +15,6 @@ LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"
 FIND = {"name": "find", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": LOOK}, {"type": "function", "function": FIND}]
 LARK = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
-PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Edits.", "format": LARK}}
 
 
 def allowed(body: dict[str, Any], text: str) -> bool:
@@ -38,24 +38,13 @@ def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
         assert error["param"].startswith("tool_choice")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_chat_completions_supports_deprecated_functions_field(stream: bool) -> None:
-    body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}, "stream": stream}
+def test_chat_completions_supports_deprecated_functions_field() -> None:
+    body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}}
     told, service = ask(CHATS, body, Script(format_tool_call("look", '{"at": 1}'), step=2))
     assert service.requests[0].sampling.grammar is not None
-    if stream:
-        parts = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in told]
-        call = {name: "".join(part.get(name, "") for part in parts) for name in ("name", "arguments")}
-        assert told[-1]["choices"][0]["finish_reason"] == "function_call"
-    else:
-        (choice,) = told["choices"]
-        call = choice["message"]["function_call"]
-        assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("function_call", False)
-        assert choice["message"]["content"] == ""
-    assert call == {"name": "look", "arguments": '{"at": 1}'}
-    said = [{"role": "assistant", "content": None, "function_call": call}]
+    said = told["choices"][0]["message"]
     result = {"role": "function", "name": "look", "content": "seen"}
-    _, service = ask(CHATS, {"messages": [USER, *said, result], "functions": [LOOK]})
+    _, service = ask(CHATS, {"messages": [USER, said, result], "functions": [LOOK]})
     prompt = service.prompt_text()
     assert '{"at": 1}' in prompt
     assert "seen" in prompt
@@ -109,15 +98,9 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
 
 # --------------------------------------------------------------------------- several calls and incomplete calls
 
-SCHEMA = LOOK["parameters"]
 FUNCTION = {"type": "function", **LOOK}
 CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "max_tokens": 400}
 RESPONSE: dict[str, Any] = {"input": "hi", "tools": [FUNCTION], "max_output_tokens": 400}
-ONE_CALL = (  # like Llama 3's template
-    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ [] / 1 }}{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
-    "{% endfor %}{{ tools | tojson }}"
-)
 
 
 @pytest.mark.parametrize("source", [None, ONE_CALL])

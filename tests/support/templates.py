@@ -29,3 +29,11 @@ def template_files() -> list[Path]:
 def find_marks(template: str) -> set[str]:
     """Return the texts in a template that look like control tokens."""
     return {*_MARK.findall(template)}
+
+
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ [] / 1 }}{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}{{ tools | tojson }}"
+)
+"""Template that accepts only one call in a turn, like Llama 3's."""
