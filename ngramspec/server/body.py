@@ -64,6 +64,7 @@ class Body(BaseModel):
     """The JSON object of a request, or an object in it."""
 
     model_config = ConfigDict(allow_inf_nan=False, protected_namespaces=())
+    __hash__ = object.__hash__  # otherwise pydantic would copy default values that are bodies for each request
 
     @model_validator(mode="before")
     @classmethod

@@ -174,7 +174,7 @@ class Constraints(_Guided):
 
 
 class _SchemaWrapper(Body):
-    json_form: Schema = Field({}, alias="schema")
+    json_form: Schema = Field(default={}, alias="schema")
     strict: Flag = False
 
 

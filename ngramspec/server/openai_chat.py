@@ -137,7 +137,7 @@ class ChatBody(Generation):
     functions: Items[ToolFields] | None = None  # older form of tools
     tool_choice: ToolChoiceField = Field("auto", validation_alias=AliasChoices("tool_choice", "function_call"))
     parallel_tool_calls: Flag | None = None
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat = ResponseFormat()
     logprobs: Flag = False
     top_logprobs: Alternatives = 0
     prediction: Prediction | None = None
@@ -194,7 +194,7 @@ def read_chat(call: Call[ChatBody]) -> ChatTask:
         messages,
         toolbox,
         parallel=body.functions is None if parallel is None else parallel,
-        constraint=body.read_constraint(body.response_format and body.response_format.read()),
+        constraint=body.read_constraint(body.response_format.read()),
         logprobs=read_logprobs(body.logprobs, body.top_logprobs),
         post_sampling=body.post_sampling_probs,
         variables=_read_variables(body),

@@ -44,7 +44,7 @@ class _CompletionBody(TextGeneration):
     best_of: Annotated[int, whole()] | None = None
     logprobs: Annotated[int | bool | None, PlainValidator(_read_count)] = None
     top_logprobs: Alternatives = 0
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat = ResponseFormat()
     post_sampling_probs: Annotated[Flag, refuse("is not supported here; use /completion")] = False
 
 
@@ -71,8 +71,7 @@ def _read_request(call: Call[_CompletionBody]) -> CompletionReply:
     if scored:
         n_scored = sum(map(len, prompts)) * body.n * (1 + (logprobs or 0))
         check_count("logprobs", n_scored, MAX_SCORED, "log-probabilities of all prompts")
-    form = body.response_format.read() if body.response_format is not None else None
-    answers = make_text_answers(call, body, prompts, form, logprobs=logprobs, scored=scored)
+    answers = make_text_answers(call, body, prompts, body.response_format.read(), logprobs=logprobs, scored=scored)
     echoes = [""] * len(answers)
     if body.echo and body.prompt is not None:
         texts = [

@@ -172,7 +172,7 @@ class _Format(Body):
 
 
 class _TextForm(Body):
-    format: _Format = _Format.model_construct(type="text")
+    format: _Format | None = None
 
 
 class _Effort(Body):
@@ -227,7 +227,7 @@ def read_task(call: Call[_ResponsesBody]) -> ChatTask:
         levels = {"minimal": "low"} | EFFORTS
         variables = NO_REASONING if effort == "none" else {"enable_thinking": True, "reasoning_effort": levels[effort]}
     format, form = body.text.format, None
-    if format.type != "text":
+    if format is not None and format.type != "text":
         schema = format.json_form if format.type == "json_schema" else None
         form = Constraint("text.format.schema", schema or {}, strict=format.strict)
     has_logprobs = "message.output_text.logprobs" in body.include
