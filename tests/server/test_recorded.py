@@ -2,7 +2,8 @@
 
 An exchange has a request, the script of the engine, and what the test adds: the requests to the engine, the status and
 the lines of the response. `RECORD=1 pytest tests/server/test_recorded.py` adds it again. So the changes of these files
-are what clients can notice. In chats, the prompt is what the chat template receives.
+are what clients can notice. In chats, the prompt is what the chat template receives. An answer that ends before the
+script has one step, because otherwise the engine may have taken more.
 """
 
 from __future__ import annotations
