@@ -344,7 +344,7 @@ COMPLETE = ("complete", DEMO, "-n", "60", *SHORT)
 
 @pytest.fixture
 def judges(home: dict[str, str]) -> Callable[[], list[Path]]:
-    """Return a function that lists the files of draft statistics, of which there are none yet."""
+    """Delete the files of draft statistics; return a function that lists them."""
     folder = Path(home["XDG_CACHE_HOME"], "ngramspec", "judge")
     shutil.rmtree(folder, ignore_errors=True)
     return lambda: sorted(folder.glob("*"))
