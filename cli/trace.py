@@ -50,16 +50,17 @@ def trace(
 
     Example: ngramspec trace run.jsonl
 
-    chat and complete record a trace with --trace. Each pass (one decode call) is one JSON object: position, context,
-    draft with q and source, p of each token, the accepted and rejected tokens with the reasons, batch size and seconds.
-    The format is documented in ngramspec/instruments/trace.py.
+    chat, complete and edit record a trace with --trace. Each pass (one decode call) is one JSON object: position,
+    context, draft with q and source, p of each token, the accepted and rejected tokens with the reasons, batch size and
+    seconds. The format is documented in ngramspec/instruments/trace.py.
 
     With --policy cost, the default, --numbers shows why a draft had its length: P(k), the probability that its first k
     tokens are all accepted, T(1 + k), the cost of the pass in units of T(1), and V(k), the value of the draft: its
     expected tokens, minus lambda T(1 + k), plus the value of later passes that continue the chain of guesses. lambda is
     the recent number of tokens per T(1). The draft has the k with the largest V among those with T(1 + k) up to the
-    cap, which limits the possible loss. The rows end at the length of the proposal. V does not contain charges for
-    changes of the batch size and discounts of padded batches, which can also decide.
+    cap, which limits the possible loss. The rows end at the length of the proposal, or at the largest batch that may be
+    tried now. V does not contain charges for changes of the batch size and discounts of padded batches, which can also
+    decide. Some lengths are probes, which show what a batch costs.
 
     Each token has p, the model's probability, q, the drafter's, match, the length of the matching context, and
     expected, the estimated probability of acceptance, whose products are P(k).

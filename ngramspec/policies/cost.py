@@ -113,7 +113,7 @@ class CostPolicy(Policy):
         self._was_plain = False
         self._checks = 0  # number of requested plain passes
         self._recurring = RecurringSizes()
-        self._is_probe = False  # whether the planned pass is a probe
+        self.is_probe = False  # whether the planned pass was chosen to learn its cost
         self._after_probe = 2  # passes since the last probe, at most 2
         self._probe_loss = 0.0  # plain passes that probes lost and time has not diluted
         self._draft_value = DraftValue()
@@ -165,7 +165,7 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         if times is None:
             return 0, smallest(1, sizes)
-        self._times, self._is_probe = times, False
+        self._times, self.is_probe = times, False
         costs = times.optimal_batches(sizes)
         plain = costs[1][0]
         change = times.change
@@ -247,7 +247,7 @@ class CostPolicy(Policy):
                 hope = max(least, 1.0 + (cost - 1.0) / HOPE)
                 if k == 1 or (expected + rate - rate * hope > value and cost < 1.0 + left):
                     oldest, choice = seen, (k, size)
-        self._is_probe = choice is not None
+        self.is_probe = choice is not None
         return choice
 
     def plan_batch(
@@ -261,7 +261,7 @@ class CostPolicy(Policy):
         batches, drafts padded to one length are considered too.
         """
         n = self._texts
-        self._times, self._is_probe = times, False
+        self._times, self.is_probe = times, False
         if any(draft.repeats for draft in drafts):
             self._budget.forget_inherited_loss()
         budget = self._budget.remaining
@@ -290,7 +290,7 @@ class CostPolicy(Policy):
             value = n_expected - rate * (cost + moves)
             if cost <= max(1.0 + self.STAKE * budget, sure_cost) and value > best_value:
                 best, best_value = list(zip(lengths, shape, strict=True)), value
-        self._is_probe = probe is not None
+        self.is_probe = probe is not None
         return probe or best
 
     def record(self, done: Step) -> None:
@@ -304,7 +304,7 @@ class CostPolicy(Policy):
             return
         has_change = bool(times.change)
         self._probe_loss -= self.PROBE_SHARE * cost
-        if self._is_probe:
+        if self.is_probe:
             self._probe_loss, self._after_probe = max(0.0, self._probe_loss), -1
         if self._after_probe < 2:  # the probe, and the change of size after it
             self._probe_loss += max(0.0, done.cost - len(done.tokens) / self.rate)
@@ -362,7 +362,7 @@ class CostPolicy(Policy):
                 best, best_value = k, value
         can_probe = not best and draft.tokens and self._may_probe and draft.acceptance_probs[0] > self.LIKELY
         if can_probe and not times.is_fixed and times.seen(2) < times.now - STALE:
-            best, self._is_probe = 1, True
+            best, self.is_probe = 1, True
         return best, 1 + best
 
 

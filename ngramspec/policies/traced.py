@@ -73,7 +73,12 @@ class TracedCostPolicy(Policy):
         chain_probs = accumulate(draft.acceptance_probs[: len(draft)], mul, initial=1.0)
         for k, (prob, cost, value) in enumerate(zip(chain_probs, numbers.costs, numbers.values, strict=False)):
             details |= {f"P({k})": prob, f"T({1 + k})": cost, f"V({k})": value}
-        details["reason"] = _reason(draft, planned, int(details["limit"]), numbers, self._price)
+        is_probe = self.policy.is_probe
+        details["reason"] = (
+            "a probe of a batch size that was not seen recently"
+            if is_probe
+            else _reason(draft, planned, int(details["limit"]), numbers, self._price)
+        )
         return planned, size
 
     def record(self, done: Step) -> None:
@@ -103,6 +108,8 @@ def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price:
         reason = f"T({1 + expensive[0]}) is above the cap"
     elif better:
         reason = "the batch size of an earlier decode call is cheaper"
+    elif planned + 1 == len(values) <= n:
+        reason = "larger batches are not allowed, or not before smaller ones were seen"
     elif planned < n:
         reason = "V is lower for longer drafts"
     elif planned >= limit:

@@ -362,6 +362,26 @@ def test_reason_names_what_decided(chances: list[float], times: dict[int, float]
     assert (planned, details["reason"][: len(reason)]) == (length, reason)
 
 
+@pytest.mark.parametrize(
+    ("seen", "planned", "reason"),
+    [
+        ((), 1, "a probe of a batch size that was not seen recently"),
+        ((2, 3), 5, "larger batches are not allowed, or not before smaller ones were seen"),
+    ],
+)
+def test_reason_names_probes_and_sizes_out_of_reach(seen: tuple[int, ...], planned: int, reason: str) -> None:
+    times = PassTimes({n: 1 + 0.02 * (n - 1) for n in ALL})
+    for size in (*seen, *seen, *seen):
+        times.observe(1, 1.0)
+        times.observe(size, times.ratio(size))
+    policy = TracedCostPolicy(CostPolicy())
+    policy.begin()
+    policy.limit()
+    assert policy.plan(draft([0.98] * 12), times, ALL)[0] == planned
+    policy.record(step := make_step(1, planned, 0, cost=1.0, draft_cost=0.0))
+    assert step.policy_details["reason"] == reason
+
+
 def test_reason_names_a_cut_after_the_plan_and_a_budget_that_is_used_up() -> None:
     planned, details = explain([0.9, 0.9], n_drafted=1)
     assert planned == 2
