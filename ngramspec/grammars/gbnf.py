@@ -144,6 +144,7 @@ class _Parser:
     def __init__(self, text: str, find_token: FindToken) -> None:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
+        self._letters: dict[int, Chars] = {}
         self._references: list[Reference] = []
 
     def read_rules(self) -> dict[str, Node]:
@@ -216,7 +217,7 @@ class _Parser:
         while not self._text.startswith('"', self._at):
             codes.append(self._character("the text that begins", start))
         self._at += 1
-        letters: list[Node] = [Chars(((code, code),)) for code in codes]
+        letters: list[Node] = [self._letters.setdefault(code, Chars(((code, code),))) for code in codes]
         return Sequence(letters) if len(letters) != 1 else letters[0]
 
     def _class(self) -> Node:
@@ -406,10 +407,12 @@ class _Writer:
         self._regular: dict[str, bool] = {}  # whether rules have neither recursion nor tokens
         depths: dict[str, int] = {}
 
-        def depth(node: Node) -> int:
+        def depth(node: Node, level: int = 1) -> int:
             if isinstance(node, Reference) and self._regular.get(node.name):
                 return 1 + depths[node.name]
-            return 1 + max(map(depth, children(node)), default=0)
+            if level > MAX_DEPTH:  # deeper than recursive functions can follow
+                return 1
+            return 1 + max((depth(child, level + 1) for child in children(node)), default=0)
 
         for name in order:
             is_plain = all(self._regular.get(inner, False) for inner in references[name])
@@ -444,7 +447,12 @@ class _Writer:
             case Repetition(part, minimum, maximum):
                 return self._find_sets(part).repeat(minimum, maximum)
             case Sequence(parts):
-                return reduce(Sets.then, map(self._find_sets, parts), Sets())
+                masks = [self._mask(part.ranges) for part in parts if isinstance(part, Chars)]
+                if masks and len(masks) == len(parts):  # a literal, which may be long
+                    sets = Sets(False, masks[0], reduce(or_, masks[1:], 0), size=len(masks))
+                else:
+                    sets = reduce(Sets.then, map(self._find_sets, parts), Sets())
+                return sets
         return Sets(is_nullable=False)  # of a token
 
     def _mask(self, ranges: Ranges) -> int:

@@ -185,5 +185,7 @@ def test_gbnf_to_lark_rejects_deeply_nested_rules() -> None:
     chain = "\n".join(f"r{i} ::= r{i + 1}" for i in range(MAX_DEPTH + 5))
     with pytest.raises(GrammarError, match=f"is nested more than {MAX_DEPTH} deep"):
         gbnf_to_lark(f'root ::= r0\n{chain}\nr{MAX_DEPTH + 5} ::= "a"')
+    with pytest.raises(GrammarError, match=f"is nested more than {MAX_DEPTH} deep"):
+        gbnf_to_lark('root ::= "a"' + "?" * 5000)
     recursive = "\n".join(f'r{i} ::= "a" r{i + 1} | "b" root' for i in range(2000))
     assert read_bytes(gbnf_to_lark(f'root ::= r0\n{recursive}\nr2000 ::= "x"'), b"aabax") == (4, False)
