@@ -235,6 +235,9 @@ def find_file(answer: str, original: str) -> str | None:
         opening = _FENCE.match(lines[start])
         start += 1
         if opening:
+            second = _FENCE.match(lines[start]) if start < len(lines) and not n_fences else None
+            if second and second[2] and second[1] == opening[1] and opening[2] in ("", second[2]):
+                start += 1  # models may open a block twice
             closing = (i for i in range(start, len(lines)) if _closes(lines[i], opening[1]))
             ends = [*islice(closing, n_fences + _MAX_FENCES)]
             if not ends or (n_fences and len(ends) < n_fences + _MAX_FENCES):
@@ -249,9 +252,6 @@ def find_file(answer: str, original: str) -> str | None:
     new = max(candidates, key=lambda block: (n_common(block), len(block)), default=[])
     if n_fences and 3 * n_common(new) < 2 * n_common(lines):
         return None
-    if not n_fences and new and (opening := _FENCE.match(new[0])):  # models may open a block twice
-        end = next((i for i in range(1, len(new)) if _closes(new[i], opening[1])), len(new))
-        new = new[1:end] if end >= len(new) - 1 else new
     return "".join(new) if any(map(str.strip, new)) else None
 
 

@@ -39,6 +39,7 @@ ANSWERS = {
     "a block opened twice": (OLD, f"```\n```py\n{NEW}```\nI renamed `r`.", NEW),
     "a block opened and closed twice": (OLD, f"```py\n```py\n{NEW}```\n```\n", NEW),
     "a new text that begins with a block": (OLD, "```md\n```sh\nls\n```\nBye.\n```\n", "```sh\nls\n```\nBye.\n"),
+    "a new text that is a block": (OLD, "````md\n```sh\nls\n```\n````\n", "```sh\nls\n```\n"),
     "another language": (OLD, "Voilà :\n```c++ title=a.cc\nint x;\n```\nC'est tout.", "int x;\n"),
     "no fence": (OLD, NEW, None),
     "no fence, only the file": (PAGE, NEW_PAGE, NEW_PAGE),
