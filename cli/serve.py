@@ -229,9 +229,10 @@ class ServeOptions:
             return {}
         try:
             variables = json.loads(self.chat_template_kwargs)
-            check_variables(variables)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             usage_error(f"--chat-template-kwargs is not valid JSON: {error}")
+        try:
+            check_variables(variables)
         except ValueError as error:
             usage_error(f"--chat-template-kwargs: {error}")
         return cast(Mapping[str, Any], variables)

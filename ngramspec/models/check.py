@@ -146,6 +146,8 @@ def _describe_content(start: bytes) -> str:
     # A safetensors file begins with the u64 length of a JSON object, followed by that object.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "looks like a safetensors file; convert it to GGUF first"
+    if not start.strip(b"\0"):
+        return "begins with zeros (an incomplete download?); download it again"
     if start.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
         return "is a web page (a failed download?); download the file itself"
     text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the cut may split a character

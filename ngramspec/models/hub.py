@@ -67,12 +67,14 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
 def _list_files(name: str, repo: str, env: Mapping[str, str]) -> tuple[str, list[str], str]:
     """Return the hub's address, the paths of all files of a repository, and "" or why they cannot be listed."""
     try:
-        from huggingface_hub import HfApi, constants, errors
+        from huggingface_hub import constants
     except ImportError:
         return "", [], 'the package huggingface_hub is not installed; pip install "ngramspec[hub]"'
     endpoint = (env.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     if env.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):  # values that huggingface_hub accepts
         return endpoint, [], "--offline or HF_HUB_OFFLINE is set"
+    from huggingface_hub import HfApi, errors  # these import an HTTP client
+
     try:
         info = HfApi(endpoint=endpoint).model_info(repo, timeout=10.0)  # huggingface_hub's default for other requests
     except errors.HFValidationError as error:

@@ -115,8 +115,10 @@ def shape_of(path: Path) -> Shape:
         if not {"token_embd.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"} <= tensors.keys():
             raise ValueError(f"{kind} has other layers")
         values = {name: metadata.get(f"{kind}.{key}") for name, key in keys.items()}
-        known = {name: value for name, value in values.items() if isinstance(value, int)}
-        if missing := [keys[name] for name in ("layers", "embd", "ff", "heads") if name not in known]:
+        known = {
+            name: value for name, value in values.items() if value is not None or name not in ("kv_heads", "head_dim")
+        }
+        if missing := [keys[name] for name, value in known.items() if not isinstance(value, int)]:
             raise ValueError(f"{missing[0]} is not one number for all layers")
         vocab, tied = tensors["token_embd.weight"][-1], "output.weight" not in tensors
         return _make(known | {"vocab": vocab, "tied": tied})

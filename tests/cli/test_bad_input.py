@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import struct
+import subprocess
 import sys
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from ngramspec_cli import app
 from ngramspec_cli.serve import ServeOptions
-from support.cli_runner import DEMO, ENDLESS, RunResult, run, run_process, run_with_signal, shell
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process, run_with_signal, shell
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
@@ -237,7 +238,7 @@ UNUSABLE = [
     ("replay gone.jsonl", "gone.jsonl: No such file"),
     ("replay - --json gone/found.json", "cannot write gone/found.json"),
 ]
-"""Unusable files, which the command detects before it looks for a model or creates another file."""
+"""Unusable files, names and grammars, most of which the command detects before it looks for a model."""
 
 
 @pytest.mark.parametrize(
@@ -516,6 +517,17 @@ for number in (signal.SIGINT, signal.SIGTERM):
 def test_raise_on_signals_inside_c_callback_raises_later(env: dict[str, str]) -> None:
     done = run_process(env, command=[sys.executable, "-c", CALLED_BACK])
     assert (done.code, done.out.split(), done.err) == (0, ["lost", "KeyboardInterrupt", "lost", "Terminated"], "")
+
+
+def test_complete_with_external_signal_prints_partial_text(env: dict[str, str], file: Path) -> None:
+    command = [*COMMAND, "complete", "-t", "1", "-c", "16384", "-n", "-1", *PLAIN, *ENDLESS, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as running:
+        first = running.stdout.read(1)
+        running.send_signal(signal.SIGTERM)
+        rest, errors = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 143
+    assert first + rest
+    assert re.search(rb"^interrupted; .*; seed 1$", errors, re.MULTILINE)
 
 
 def test_cli_with_unusable_home_generates_but_rejects_memory_add(env: dict[str, str]) -> None:

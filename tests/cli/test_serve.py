@@ -94,13 +94,14 @@ def test_serve_shortens_the_switch_interval_while_it_runs(env: dict[str, str]) -
     assert sys.getswitchinterval() == before
 
 
-def test_serve_spm_infill_reuses_cached_suffix(env: dict[str, str]) -> None:
+def test_serve_spm_infill_reuses_cached_suffix_and_suggests_pooling(env: dict[str, str]) -> None:
     def client(http: httpx.Client) -> Any:
         gap = {"input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
         gaps = [gap | {"input_prefix": prefix} for prefix in ("def f(x):\n", "class Other:\n")]
         return [http.post("/infill", json=body).json()["timings"]["cache_n"] for body in gaps]
 
-    (first, second), _ = ask(env, client, "--spm-infill")
+    (first, second), done = ask(env, client, "--spm-infill", "--embeddings")
+    assert "--pooling mean" in done.err
     assert first < 20 < second, "the prompt of a second gap with the same suffix starts with cached tokens"
 
 
@@ -450,10 +451,9 @@ def test_serve_with_certificate_answers_by_https(env: dict[str, str], tmp_path: 
 
 
 @pytest.mark.exhaustive
-def test_serve_with_context_zero_uses_model_context_and_suggests_pooling(env: dict[str, str]) -> None:
+def test_serve_with_context_zero_uses_model_context(env: dict[str, str]) -> None:
     props, done = ask(env, lambda http: http.get("/props").json(), "-c", "0", "-np", "1", "--embeddings")
     assert "is the context size of each" not in done.err
-    assert "--pooling mean" in done.err
     assert props["default_generation_settings"]["n_ctx"] > 512
 
 

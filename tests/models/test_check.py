@@ -69,8 +69,10 @@ NOT_GGUF = {
     "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n",
     "web page": b"\n<!DOCTYPE html><html><body>404</body></html>",
     "begins with zeros": bytes(1000),
+    "begins with zeros (": bytes(5),
     "gzip archive": b"\x1f\x8b\x08" + bytes(30),
     "binary data of another kind": bytes(range(1, 256)),
+    "data of another kind": bytes(8) + bytes(range(1, 256)),
 }
 
 
