@@ -371,6 +371,7 @@ def test_serve_under_changing_clients_answers_until_second_interrupt(env: dict[s
         log = iter(server.stderr or ())
         address = next(line for line in log if line.startswith("listening on ")).split()[-1]
         assert next(line for line in log if " is ready: " in line).endswith("--exact on\n")
+        props = httpx.get(f"{address}/props").json()
         tool = Path(__file__).parents[2] / "tools" / "measure" / "soak.py"
         soak: list[Any] = [sys.executable, tool, address, "--requests", "150", "--clients", "6"]
         more = ["--kinds", "20", "--pid", str(server.pid)]
@@ -381,6 +382,7 @@ def test_serve_under_changing_clients_answers_until_second_interrupt(env: dict[s
             next(line for line in log if "shutting down" in line)
             server.send_signal(signal.SIGINT)
             assert server.wait(PATIENCE) == 130
+    assert props["exact"] is True
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong" in done.stdout
     assert " 0 clients hung up" not in done.stdout

@@ -1,4 +1,4 @@
-"""Tests of Anthropic's Messages API over HTTP: messages in the chat template, and whole and streamed responses."""
+"""Tests of Anthropic's Messages API over HTTP: server tools and errors."""
 
 from __future__ import annotations
 

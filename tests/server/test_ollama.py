@@ -20,7 +20,6 @@ from support.fake_service import FakeService, Script
 from support.http import (
     allows,
     demo_vocabulary,
-    format_tool_call,
     get_error,
     make_server,
     run_server,
@@ -40,7 +39,6 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
 PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
 BODIES = {"/api/chat": CHAT, "/api/generate": PROMPT}
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
-CALLS = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
 
 
 def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
@@ -213,6 +211,7 @@ def test_ollama_tags_and_ps_list_the_model() -> None:
     assert listed["digest"] == loaded["digest"]
     # Clients store the capabilities of a model under its digest.
     assert listed["digest"] != get("/api/tags", meta=META, embedder=CountingEmbedder())["models"][0]["digest"]
+    assert listed["modified_at"].endswith("Z")
     assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
     assert loaded["context_length"] == 512
 

@@ -1,4 +1,4 @@
-"""Tests of OpenAI's Responses API over HTTP: messages in the chat template, and whole and streamed responses."""
+"""Tests of OpenAI's Responses API over HTTP: errors, names of tools, and streams that equal whole responses."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def wrong_requests() -> Iterator[tuple[str, dict[str, Any]]]:
 def test_responses_api_rejects_invalid_values_by_field_name() -> None:
     for field, fields in wrong_requests():
         assert API.get_error(field, **fields)["param"] == field
+
+
+def test_responses_api_accepts_namespace_that_ends_with_separator() -> None:
+    (tool,) = API.tools(tools=[SERVER | {"name": "mcp__db__", "tools": [LOOK]}])
+    assert tool["name"] == "mcp__db__look"
 
 
 # --------------------------------------------------------------------------- answers

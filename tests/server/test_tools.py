@@ -1,4 +1,4 @@
-"""Tests of tools in chat completions: tool choice, custom tools, the older functions field and incomplete calls."""
+"""Tests of tools in chat completions: tool choice, custom tools, the functions field, schemas and incomplete calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ USER = {"role": "user", "content": "hi"}
 LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}}}
 FIND = {"name": "find", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": LOOK}, {"type": "function", "function": FIND}]
-LARK = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
 
 
 def allowed(body: dict[str, Any], text: str) -> bool:
@@ -36,6 +35,13 @@ def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
     for choice in ({"type": "allowed_tools", "allowed_tools": only | {"tools": [LOOK | {"name": "x"}]}}, {"name": "x"}):
         error = get_error(CHATS, {"messages": [USER], "tools": TOOLS, "tool_choice": choice})
         assert error["param"].startswith("tool_choice")
+
+
+def test_chat_completions_describes_grammar_of_custom_tool_in_prompt() -> None:
+    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
+    tool = {"type": "custom", "custom": {"name": "patch", "format": lark}}
+    _, service = ask(CHATS, {"messages": [USER], "tools": [tool]})
+    assert "start: /.+/" in service.prompt_text()
 
 
 def test_chat_completions_supports_deprecated_functions_field() -> None:
