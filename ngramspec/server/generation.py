@@ -89,7 +89,7 @@ class Constraint:
 
     field: str  # name of the field that asks for it
     value: Any  # of JSON, a schema; {} means any object
-    kind: str = "json"
+    kind: str = "json"  # "json_schema" is JSON that also in a chat applies from the first token on
     strict: bool = True  # reject unsupported parts of a schema instead of ignoring them
 
     def make_rule(self) -> str:
