@@ -118,7 +118,7 @@ class Target(NativeObject):
         settings = replace(settings or ModelSettings(), **changes)
         self.texts, self._texts = texts, 1 if texts is None else texts
         for name, value in (("texts", texts), ("n_seq", n_seq)):
-            if value is not None and not 1 <= value <= MAX_EVALUATE:
+            if value is not None and not (isinstance(value, int) and 1 <= value <= MAX_EVALUATE):
                 raise ValueError(f"{name} must be from 1 to {MAX_EVALUATE}, got {value!r}")
         if (n_seq or 1) > 1 and (texts is not None or settings.mtp):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")

@@ -94,6 +94,16 @@ def test_grammar_rejects_invalid_token_ids_and_forbidden_tokens(word_vocabulary:
         word_vocabulary.grammar('root ::= "a"').accept(token(word_vocabulary, "b"))
 
 
+def test_grammar_inside_character_allows_only_its_next_byte(word_vocabulary: Vocabulary) -> None:
+    grammar = word_vocabulary.grammar('root ::= ("a" | "\\u00e9")*')
+    first, second = (token(word_vocabulary, byte) for byte in (b"\xc3", b"\xa9"))
+    assert allowed(grammar) >= {first, END}
+    assert second not in allowed(grammar)
+    grammar.accept(first)
+    assert {word_vocabulary.piece(t) for t in allowed(grammar)} == {b"\xa9"}
+    assert not grammar.allows(END)
+
+
 CONTROLLED = [
     schema_grammar('{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'),
     pattern_grammar("(?s:.*)"),

@@ -163,6 +163,7 @@ def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkey
         *({name: number} for name in ("texts", "n_seq") for number in (0, -1, MAX_EVALUATE + 1)),
         *({"threads": 0}, {"threads": -1}, {"flash_attn": "maybe"}, {"cache_type_k": "q3"}, {"exact": "yes"}),
         {"texts": 2, "n_seq": 2},
+        {"texts": 2.0},
     ],
     ids=str,
 )

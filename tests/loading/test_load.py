@@ -124,6 +124,11 @@ def test_load_settings_reject_invalid_values_by_option_name() -> None:
         ngramspec.load("a", hf_repo="b/c")
 
 
+def test_settings_of_target_keep_adapters() -> None:
+    settings = LoadSettings(lora=(("a.gguf", 1.0),), lora_scaled=(("b.gguf", 0.5),)).of_target
+    assert settings.adapters == (("a.gguf", 1.0), ("b.gguf", 0.5))
+
+
 def test_find_connects_workers_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(rpc, "connect", asked.append)
