@@ -47,7 +47,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "edit": (("ngramspec_cli.edit",), ("chat", "complete", "templates", "trace")),
     "server": (
         ("ngramspec_cli.serve", "ngramspec.server", "ngramspec.batching"),
-        ("templates", "grammars", "embedder", "reasoning budgets", "RPC"),
+        ("templates", "grammars", "embedder", "reasoning budgets"),
     ),
     "Anthropic": (("ngramspec.server.anthropic",), ("server",)),
     "Responses": (("ngramspec.server.responses",), ("server",)),
@@ -55,7 +55,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "completions": (("ngramspec.server.openai_completions",), ("server",)),
     "embeddings": (("ngramspec.server.embeddings",), ("server", "embedder")),
     "web page": (("ngramspec.server.page",), ("server", "grammars")),
-    "drop-in": (("ngramspec.dropin", "ngramspec.llama.llama_class"), ("grammars", "draft models", "RPC")),
+    "drop-in": (("ngramspec.dropin", "ngramspec.llama.llama_class"), ("grammars", "draft models")),
     "llm plugin": (("ngramspec.llm_plugin",), ("templates", "grammars")),
     "trace": (("ngramspec.instruments.trace", "ngramspec.policies.traced", "ngramspec_cli.trace"), ()),
     "bench": (
@@ -99,6 +99,14 @@ def test_leaves_are_imported_only_by_their_registration_and_leaves_that_need_the
             if (leaf := find_leaf(target)) not in allowed and module not in REGISTRATIONS:
                 importers[str(leaf)].add(module)
     assert {leaf: sorted(modules) for leaf, modules in importers.items() if modules} == {}
+
+
+def test_leaves_import_every_leaf_that_they_need() -> None:
+    imported: dict[str | None, set[str | None]] = {leaf: set() for leaf in (*LEAVES, None)}
+    for module, path in KNOWN.items():
+        imported[find_leaf(module)] |= {find_leaf(target) for target in find_imports(module, path, KNOWN)}
+    unused = {leaf: {*needs} - imported[leaf] for leaf, (_, needs) in LEAVES.items()}
+    assert {leaf: needs for leaf, needs in unused.items() if needs} == {}
 
 
 def test_leaves_consist_of_modules_that_exist() -> None:

@@ -17,9 +17,10 @@ import llama_cpp.llama_cpp as llama
 from llama_cpp import Llama as LlamaCpp
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
+from ngramspec import leaves
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
-from ngramspec.llama import bindings, crash_check, devices, rpc
+from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -37,9 +38,9 @@ def check_adapter(model_path: str, lora_path: str | None, lora_scale: float) -> 
 def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
     """Prepare this process before a `Llama` is created: connect RPC workers, and disable AMX if it is broken."""
     if rpc_servers is not None:
-        names = rpc.workers(rpc_servers)
+        names = leaves.workers(rpc_servers)
         with bindings.log_given_back():
-            rpc.connect(names)
+            leaves.connect(names)
     if has_broken_amx(devices.offloads_all(n_gpu_layers)):
         crash_check.hide_amx()
 
