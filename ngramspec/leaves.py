@@ -2,7 +2,8 @@
 
     leaves.ChatFormat(vocabulary)   # imports `ngramspec.llama.chat_format`
 
-The core must not import them in any other way; see `tests/test_leaves.py`.
+The core must not import them in any other way; see `tests/test_leaves.py`. `README.md#delete-a-feature`
+lists the steps.
 """
 
 from importlib import import_module
