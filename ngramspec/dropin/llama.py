@@ -60,7 +60,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         TypeError: `draft_model` is a `Llama`.
         ModelError: The draft model or the adapter cannot be used, this build has no RPC backend, or a machine cannot be
             reached.
-        TargetError: The connection to a machine was lost; all later calls raise it too.
         RuntimeError: A method was called while another thread evaluates or samples with this object.
     """
 

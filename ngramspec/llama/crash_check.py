@@ -129,9 +129,10 @@ _N_CTX = 256
 
 
 def check(path: Path, build: str) -> GGUFHeader | None:
-    """Return the header of a file, or raise a ModelError if `build` of llama.cpp would crash with it, but not hang.
+    """Return the header of a file, or raise a ModelError if `build` of llama.cpp would crash with it.
 
-    The result is `None` if the file is not a GGUF file, which llama.cpp reports itself.
+    A file that makes it hang is accepted. The result is `None` if the file is not a GGUF file, which
+    llama.cpp reports itself.
     """
     if not has_gguf_magic(path):
         return None

@@ -5,6 +5,8 @@
         trial.begin(1024)                   # length of the context
         trial.seconds(8)                    # time of a pass over 8 tokens
 
+`open_file` opens a trial of a file that is not loaded otherwise, for `quants`.
+
 Kernels may treat batch sizes differently depending on the length of the context, and a trial must not take long. So
 a long context is created without evaluating most of it. In a second context, llama.cpp's passes are stopped at their
 first operation. Their cells then have positions but no contents (zeros), and are copied. Attention over zeros takes the
