@@ -15,9 +15,8 @@ quiet, because each of these rules holds on a busy machine too:
    its size confirms what it took.
 4. A size without values is corrected as far as its nearest neighbours were.
 5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
-   It is at most what two passes that follow a change took beyond a plain one. Smaller costs are not planned for. But
-   the level is that of plain passes after plain ones: the first one after another size, for which llama.cpp builds its
-   graph again, takes a little longer, and so the partners in pairs do.
+   It is at most what two passes that follow a change took beyond a plain one. Small costs are not planned for, but as
+   llama.cpp builds its graph again, they make the first plain pass, a partner in most pairs, longer than the level.
 
 Example: the last plain pass took 10 ms and the next one, over 4 tokens, 15 ms, so T(4) / T(1) = 1.5. Then a compiler
 starts, and the next two take 30 ms and 45 ms: again 1.5. The level is 30 ms after three such passes.

@@ -73,12 +73,9 @@ class TracedCostPolicy(Policy):
         chain_probs = accumulate(draft.acceptance_probs[: len(draft)], mul, initial=1.0)
         for k, (prob, cost, value) in enumerate(zip(chain_probs, numbers.costs, numbers.values, strict=False)):
             details |= {f"P({k})": prob, f"T({1 + k})": cost, f"V({k})": value}
-        is_probe = self.policy.is_probe
-        details["reason"] = (
-            "a probe of a batch size that was not seen recently"
-            if is_probe
-            else _reason(draft, planned, int(details["limit"]), numbers, self._price)
-        )
+        details["reason"] = _reason(draft, planned, int(details["limit"]), numbers, self._price)
+        if self.policy.is_probe:
+            details["reason"] = "a probe of a batch size that was not seen recently"
         return planned, size
 
     def record(self, done: Step) -> None:
