@@ -29,8 +29,6 @@ cdef class PassTimes:
     cdef Py_ssize_t _plain_at
     cdef list _run
     cdef list _bounds
-    cdef Window _after_other
-    cdef double _resized
     cdef list _n_changes
     cdef list _unpaired
     cdef PassTimes _root

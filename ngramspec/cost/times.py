@@ -15,8 +15,7 @@ quiet, because each of these rules holds on a busy machine too:
    its size confirms what it took.
 4. A size without values is corrected as far as its nearest neighbours were.
 5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
-   It is at most what two passes that follow a change took beyond a plain one. Small costs are not planned for, but as
-   llama.cpp builds its graph again, they make the first plain pass, a partner in most pairs, longer than the level.
+   It is at most what two passes that follow a change took beyond a plain one.
 
 Example: the last plain pass took 10 ms and the next one, over 4 tokens, 15 ms, so T(4) / T(1) = 1.5. Then a compiler
 starts, and the next two take 30 ms and 45 ms: again 1.5. The level is 30 ms after three such passes.
@@ -51,7 +50,6 @@ MOVED = 0.02  # change of a ratio from which on the tables are rebuilt
 PADDED = 0.97  # maximum cost of a padded batch, as a part of that of the size that fits
 DEAREST = 8.0  # maximum charge for a change of size that was seldom seen
 CHANGE = 1.05  # a change of size costs something only if the median pass after it takes longer than this
-RESIZED = 1.12  # maximum cost of a plain pass after another size that is no change to plan for
 SPLIT = 2.0  # maximum cost of a batch that was not seen for long, over that of smaller ones in its place
 WORST = 1.5  # maximum cost of a batch over that of its tokens one by one
 LOWEST = 0.8  # minimum T(n) / T(1): a batch does more work than a single token
@@ -145,8 +143,6 @@ class PassTimes:
         self._plain = self._plain_level = 0.0  # seconds of the last plain pass, and the level then
         self._plain_at = -NEVER
         self._n_changes = [0, 0]  # number of passes first and second after a change of size
-        self._after_other = Window()  # seconds of the first plain pass after another size / those of the second
-        self._resized = 1.0  # cost of that first pass, if the cost of a change is not certain
         self._bounds = [0.0, 0.0]  # costs of the last passes first and second after a change, if they refute its cost
         self._run = [0.0, 0.0]  # seconds of the last plain passes that came first and second after a change of size
         self._unpaired: list[tuple[int, float, float, int]] = []  # size, seconds, cost of the change, pass
@@ -271,11 +267,6 @@ class PassTimes:
             return True
         return bool(self._unpaired) and len(self._ratios[nearest(self._unpaired[-1][0])].values) < FEW
 
-    def begin_text(self) -> None:
-        """Count the prefill as a pass of another size."""
-        if not self.is_fixed:
-            self._begin(0)
-
     def begin_pass(self, size: int) -> tuple[int, int]:
         """Set the size of the last pass, without its time; return the values of `last` and `_position` before."""
         before = self._root._last, self._root._position
@@ -316,8 +307,6 @@ class PassTimes:
         level = level or seconds / (own + extra)
         if extra:
             extra = self._bound_change(position, seconds / level)
-        elif size > 1 or position == 0:  # most partners in pairs followed a batch
-            own *= self._resized
         expected: cython.double = own + extra
         correction: cython.double = 0.0
         recent = self._recent
@@ -348,9 +337,6 @@ class PassTimes:
     def _observe_plain(self, position: cython.Py_ssize_t, seconds: cython.double) -> cython.double:
         """Learn from a plain pass, and pair it with the passes that wait for one; return the correction."""
         correction, now, level = 0.0, self._root._now, self.level
-        if position == 1 and seconds <= INTERRUPTED * level:
-            self._after_other.add(self._run[0] / seconds, now)
-            self._resized = max(1.0, min(self._after_other.cautious_value, RESIZED))
         if position < 2:
             self._run[position] = seconds
         elif position == 2 and seconds <= INTERRUPTED * level:

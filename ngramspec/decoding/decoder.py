@@ -30,7 +30,6 @@ from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.request import Request
 from ngramspec.steps import Step
-from ngramspec.tokens import common_prefix
 
 
 class SpeculativeDecoder:
@@ -171,8 +170,6 @@ class SpeculativeDecoder:
         self.loop.policy = leaves.with_trace(self.policy) if is_traced else self.policy
         self.loop.policy.begin()
         text.begin(self.drafts, sequence)
-        # The last token of a prompt in the cache is read by a pass over one token, like a plain one.
-        reads = exactness.aligned or common_prefix(sequence.tokens, text.prompt) < len(text.prompt) - 1
         rows = sequence.prefill(text.prompt, aligned=exactness.aligned, progress=progress)[np.newaxis]
         try:
             first = text.first(rows)
@@ -182,8 +179,6 @@ class SpeculativeDecoder:
             if text.stop is not None:
                 return
             self._prepare_loop(exactness, text)
-            if reads and self.loop.times is not None:
-                self.loop.times.begin_text()
             loop, texts, ahead = self.loop, (text,), sequence.returns_early
             following: Pass | None = None
             while True:

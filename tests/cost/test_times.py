@@ -77,20 +77,6 @@ def test_cost_of_change_is_learned_from_three_plain_passes(first: float, second:
     assert (times.change_now(1), times.change_now(4)) == (0.0, pytest.approx(first, rel=0.05))
 
 
-@pytest.mark.parametrize("resized", [1.0, 1.03, 1.08])
-def test_charges_are_in_plain_passes_after_plain_ones(resized: float) -> None:
-    """A pass takes a little longer if the one before had another size, and between batches all plain ones do."""
-    times, cost, charged = PassTimes(), 0.0, 0.0
-    times.begin_text()
-    last = 0
-    for size in (1, 1, 1, *(4, 4, 1, 8, 8, 1, 4, 16, 1) * 4):
-        passes = COSTS[size] * (resized if size != last else 1.0)
-        charge = times.observe(size, 0.01 * passes)
-        cost, charged, last = cost + passes, charged + charge.cost, size
-    assert charged == pytest.approx(cost, rel=0.02)
-    assert times.change == 0.0, "too little to be planned for"
-
-
 def test_two_passes_refute_a_cost_of_change() -> None:
     times = PassTimes(COSTS, (31.0, 0.0))
     for size in (1, 1, 1, 4, 4, 1, 1, 4):

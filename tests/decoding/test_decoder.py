@@ -20,7 +20,6 @@ from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.cost.bits import Exact
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.cost.times import PassTimes
 from ngramspec.data import PromptError, TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT, Ask, Draft
@@ -345,16 +344,3 @@ next(steps)
 def test_generate_left_open_at_exit_prints_nothing(env: dict[str, str]) -> None:
     done = run_process(env, DEMO, command=[sys.executable, "-c", LEFT_OPEN])
     assert (done.code, done.raw, done.err) == (0, b"", "")
-
-
-@pytest.mark.parametrize(("is_cached", "change"), [(True, 8.0), (False, 0.0)])
-def test_prefill_is_a_change_of_size_unless_the_prompt_is_cached(is_cached: bool, change: float) -> None:
-    """No pass of the mock costs more after a prefill, which refutes the stored cost of a change."""
-    times, target = PassTimes(change=(3.0, 5.0)), make_model()
-    decoder = SpeculativeDecoder(target, drafter="ngram", policy=FixedPolicy(0), times=times, clock=milliseconds)
-    decoder.read([1, 2, 3])
-    for _ in range(4):
-        list(decoder.generate([1, 2, 3], max_tokens=5))
-        if not is_cached:
-            target.clear()
-    assert times.change == change
