@@ -267,7 +267,7 @@ class OllamaReply(Reply):
 
     def event(self, text: str = "", **more: Any) -> dict[str, Any]:
         """Return an event with a text; `more` contains reasoning (`thinking`) or `tool_calls`."""
-        head = {"model": self.name, "created_at": timestamp(time.time())}
+        head = {"model": self.name, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
         if isinstance(self.call.body, _OllamaChatBody):
             return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
         return {**head, "response": text, **more, "done": False}
