@@ -153,11 +153,13 @@ class _HiddenView(AnswerView):
     def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
         super().show(step, deltas, piece)
         if text := "".join(delta.text for delta in deltas if delta.kind == "text"):
-            start = self._content.rfind("\n") + 1
+            start, before = self._content.rfind("\n") + 1, len(self._content)
             self._content += text
             self._n_tokens += len(step.tokens)
             self._on_tokens(self._n_tokens, max(self._expected, self._n_tokens + 1))
-            if "\n" in text and is_complete(self._original, self._content, start):
+            # A step may contain several lines, of which the first completes the file.
+            ends = (before + line.end() for line in re.finditer("\n", text))
+            if any(is_complete(self._original, self._content[:end], start) for end in ends):
                 self.ending = "stop"
             elif self._n_tokens >= self._limit:
                 self.ending = "length"
