@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.edit import find_file, is_complete, merge_lines
+from ngramspec_cli.edit import _HiddenView, find_file, is_complete, merge_lines
 from support.cli_runner import DEMO, RunResult, run
 from support.http import demo_vocabulary
 from support.scripted_chat import TEMPLATE, make_generate
 from support.signals import by_signal, signal_after
 
+from ngramspec.chat.stream import Delta
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.instruments.trace import read_trace
 from ngramspec.llama.vocabulary import Vocabulary
@@ -88,6 +89,14 @@ def test_find_file_ends_in_answer_of_many_fences() -> None:
     """Small models may repeat fences without end; all other cases here have a few."""
     assert find_file("```\n\n" * 5_000, OLD) is None
     assert find_file(f"```md\n{NEW_PAGE}```\n" + "```\n\n" * 5_000, PAGE) == NEW_PAGE
+
+
+def test_answer_ends_at_the_line_that_completes_the_file_in_a_step_of_several() -> None:
+    view = _HiddenView(LONG, 100, 10_000, lambda *_: None)
+    view.show(Step((1,)), [Delta("text", f"```py\n{NEW_LONG}")], [])
+    assert view.ending is None
+    view.show(Step((2, 3, 4)), [Delta("text", "```\n\n```\n")], [])
+    assert view.ending == "stop"
 
 
 @pytest.mark.parametrize(
