@@ -291,7 +291,7 @@ MARK = re.compile(
 )
 CLOSER = re.compile(r"</.*|.*(?:end|call)[|｜]>|<.*\|>|[\]})]|\[/.*|```")
 WORD = re.compile(r"[^\W\d_]{2,}")
-# Of two arguments in one call, the first are kept, because a stream has sent them when the second begin.
+# The first of two arguments in one call are kept, because a stream has sent them when the second begin.
 DOUBLED = re.compile(r'"(?:arguments|parameters)": ?\{[^{}]*\}, ?"(?:arguments|parameters)":')
 FOREIGN = sorted({HERMES_START, *(mark for family in FAMILIES for mark in family.starts)})
 
