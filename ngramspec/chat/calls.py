@@ -151,8 +151,12 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
     while separator == ",":
         if (yield from reader.skip_space("}")):
             break
+        before = reader.at
         key = yield from read_string(reader)
-        if key is None or not (yield from reader.skip_space(":")):
+        is_second = key in _ARGUMENTS and (has_begun or early_arguments is not None)
+        if is_second:
+            reader.at = before  # they become content, because the first ones were sent already
+        if key is None or is_second or not (yield from reader.skip_space(":")):
             return has_begun
         yield from reader.skip_space()
         if key == "name" and name is None:
@@ -165,7 +169,7 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
             parts: list[str] = []
             has_others = has_others or key not in _KEYS
             is_complete = (names is None or key in _KEYS) and (yield from read_value(reader, parts.append))
-            if key in _ARGUMENTS and early_arguments is None:
+            if key in _ARGUMENTS:
                 early_arguments = "".join(parts)
         if not is_complete:
             return has_begun
