@@ -27,7 +27,7 @@ from . import chat_commands
 from .chat_input import Terminal, disable_echo, read_lines
 from .chat_session import ChatOptions, Session, load_last, open_model
 from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
-from .options import CHAT_TEMPERATURE, DISPLAY, STOP, TRACE, Model, SamplingOptions, check_sampling, setting
+from .options import CHAT_TEMPERATURE, DISPLAY, PREDICTED, STOP, TRACE, Model, SamplingOptions, check_sampling, setting
 from .reasoning_options import ReasoningOptions
 
 
@@ -38,7 +38,12 @@ def chat(
     rules: TextRules,
     model: Model = None,
     predict: int = option(
-        -1, "-n", "--predict", "--n-predict", help="Maximum number of tokens per answer; -1: until the context is full."
+        -1,
+        "-n",
+        "--predict",
+        "--n-predict",
+        help="Maximum number of tokens per answer; -1: until the context is full.",
+        allowed=PREDICTED,
     ),
     system: str | None = option(None, "-sys", "--system", help="System message."),
     file: str | None = option(

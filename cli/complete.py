@@ -43,7 +43,18 @@ from .console import (
     write_stdout,
 )
 from .models import complete_model
-from .options import DISPLAY, MODEL, STOP, TRACE, SamplingOptions, check_sampling, choose_model, keep, token_limit
+from .options import (
+    DISPLAY,
+    MODEL,
+    PREDICTED,
+    STOP,
+    TRACE,
+    SamplingOptions,
+    check_sampling,
+    choose_model,
+    keep,
+    token_limit,
+)
 from .show import AnswerReport, counting_bar
 
 
@@ -75,6 +86,7 @@ def complete(
         "--predict",
         "--n-predict",
         help="Maximum number of tokens to generate; -1: until the context is full.",
+        allowed=PREDICTED,
     ),
     stop: tuple[str, ...] = STOP,
     suffix: str | None = option(

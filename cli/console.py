@@ -29,6 +29,7 @@ MAX_COLUMNS = 100  # width of tables in a pipe, and of lists
 
 stderr = Console(stderr=True, highlight=False, emoji=False)
 
+_SYMBOLS = {**CONTROLS, ord("\r"): None}
 _line_open = threading.Event()  # set while the output on stdout ends in the middle of a line
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -46,7 +47,7 @@ def exit_code(error: BaseException) -> int:
 
 def printable(text: str) -> str:
     r"""Replace control characters except \n and \t with symbols (ESC: ␛), so that text cannot control a terminal."""
-    return text.translate({**CONTROLS, ord("\r"): None})
+    return text.translate(_SYMBOLS)
 
 
 def pluralize(number: int, noun: str, nouns: str = "") -> str:

@@ -44,7 +44,7 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .options import DISPLAY, MODEL, TRACE, SamplingOptions, check_sampling, choose_model, keep, token_limit
+from .options import DISPLAY, MODEL, PREDICTED, TRACE, SamplingOptions, check_sampling, choose_model, keep, token_limit
 from .reasoning_options import ReasoningOptions
 from .show import LIMITS, check_writable, counting_bar
 
@@ -73,6 +73,7 @@ def edit(
         "--predict",
         "--n-predict",
         help="Maximum number of tokens; -1: until the context is full; default: 1024 + twice the file's.",
+        allowed=PREDICTED,
     ),
     diff: bool = option(False, help="Print a unified diff instead of the new file."),
     write: bool = option(False, "-w", "--write", help="Replace the file instead of printing the new one."),

@@ -251,22 +251,25 @@ def expand_groups(command: Command) -> Command:
         declared |= own
         parameters += [_parameter(each, *declaration) for each, declaration in own.items()]
     has_model = any(parameter.annotation == Model for parameter in parameters)
-    parsed = {name: declaration.metadata[KEY] for name, (_, declaration) in declared.items() if _is_parsed(declaration)}
+    specs = {name: resolve_flags(name, declaration.metadata[KEY]) for name, (_, declaration) in declared.items()}
+    parsed = [name for name, (_, declaration) in declared.items() if _is_parsed(declaration)]
+    unchecked = specs.keys() - options(Sampling).keys() - options(LoadSettings).keys()  # by the classes of groups
 
     def spread(**values: Any) -> None:
         if has_model:
             values["model"] = choose_model(values["model"], values.pop("model_option"))
-        if (predict := values.get("predict")) is not None and not PREDICTED.accepts(predict):
-            usage_error(f"-n/--predict must be {PREDICTED.description}, got {predict}")
+        for name in unchecked & values.keys():
+            spec, value = specs[name], values[name]
+            if value is not None and spec.allowed is not None and not spec.allowed.accepts(value):
+                usage_error(f"{'/'.join(spec.flags[:2])} must be {spec.allowed.description}, got {value}")
         try:
-            for name, spec in parsed.items():
-                values[name] = spec.read(values[name] or ())
+            for name in parsed:
+                values[name] = specs[name].read(values[name] or ())
             for name, (group, names) in groups.items():
                 values[name] = group(**{each: values.pop(each) for each in names})
             command(**values)
         except LoadSettingsError as error:  # settings conflict
-            flags = {name: spec.flags[0] for name, spec in options(LoadSettings).items()}
-            usage_error(error.message(flags | {"stop": "--stop"}))
+            usage_error(error.message({name: spec.flags[0] for name, spec in (options(LoadSettings) | specs).items()}))
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
