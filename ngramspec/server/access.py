@@ -19,6 +19,10 @@ _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5}
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:/?#@\s]*))(?::[0-9]{0,5})?")
 
 
+_PUBLIC = ("/health", "/v1/health", "/")
+"""Paths that require no API key, which users enter on the page."""
+
+
 class Access:
     """Middleware that rejects requests of web pages that must not use a model on this machine, and of unknown clients.
 
@@ -32,26 +36,24 @@ class Access:
       since a page with this name does not have a key.
     - Health checks that use HTTP/1.0 have no `Host`; browsers always send one.
 
-    `public` contains the paths that require no key, and the other arguments are those of `make_app`.
+    The arguments are those of `make_app`.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        public: Collection[str],
         keys: Sequence[str],
         origins: Collection[str],
         hosts: Collection[str],
     ) -> None:
         self._app = app
-        self._public = public
         self._keys = [key.encode() for key in keys]
         self._origins = set(origins)
         self._hosts = {"localhost", *(host.lower() for host in hosts), *(["host.docker.internal"] if keys else ())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            is_public = scope["path"] in self._public
+            is_public = scope["path"] in _PUBLIC
             needs_host = not (is_public and scope.get("http_version") == "1.0")
             error = self._find_error(Headers(scope=scope), is_public, needs_host)
             if error is not None:

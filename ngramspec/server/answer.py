@@ -72,14 +72,11 @@ class Answer:
         self._held_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the engine holds back
         self._early_logprobs: list[Logprobs] = []  # logprobs of tokens whose text the reader holds back
         self._unread = 0  # tokens without deltas so far
-        # Additions of the last event of the engine, or of several steps: blocks, logprobs of tokens whose text became
-        # complete, steps, and whether a part of the prompt was evaluated
-        self.changes, self.logprobs, self.steps, self.is_progress = (
-            list[Change](),
-            list[Logprobs](),
-            list[Step](),
-            False,
-        )
+        # Additions of the last event of the engine, or of several steps
+        self.changes: list[Change] = []
+        self.logprobs: list[Logprobs] = []  # of tokens whose text became complete
+        self.steps: list[Step] = []
+        self.is_progress = False  # whether a part of the prompt was evaluated
 
     def text(self, kind: Kind = "text") -> str:
         """Return the text of all blocks of a kind."""

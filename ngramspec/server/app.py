@@ -156,9 +156,6 @@ ENDPOINTS = (
     Endpoint(("/api/version",), version, "GET"),
 )
 
-PUBLIC = ("/health", "/v1/health", "/")
-"""Paths that require no API key, which users enter on the page."""
-
 
 def find_error_format(path: str) -> Callable[[ApiError], dict[str, Any]]:
     """Return the function that makes the JSON of an error in the format of the API at a path."""
@@ -202,7 +199,7 @@ def make_app(
     routes = [Route(path, target, methods=[target.method]) for target in ENDPOINTS for path in target.paths]
     middleware = [Middleware(log_requests, log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
-    middleware.append(Middleware(Access, public=PUBLIC, keys=keys, origins=origins, hosts=hosts))
+    middleware.append(Middleware(Access, keys=keys, origins=origins, hosts=hosts))
 
     async def handle_error(request: Request, error: Exception) -> Response:
         return error_response(to_api_error(error), request.scope)

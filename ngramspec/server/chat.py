@@ -122,7 +122,7 @@ async def answer_chat(
         task = read_task(call)
         return make_reply(call, _make_answers(call, task, n_answers), task.toolbox)
 
-    return await respond(call, await asyncio.to_thread(prepare))
+    return await respond(prepare)
 
 
 def _make_answers(call: Call[Any], task: ChatTask, count: int) -> list[Answer]:

@@ -43,7 +43,8 @@ async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
     if body.dimensions not in (None, embedder.width):
         raise bad_field("dimensions", f"dimensions: must be {embedder.width}, the size of this model's embeddings")
     texts, vectors = await _embed(call, "input", body.input)
-    usage = {"prompt_tokens": sum(map(len, texts)), "total_tokens": sum(map(len, texts))}
+    count = sum(map(len, texts))
+    usage = {"prompt_tokens": count, "total_tokens": count}
 
     def show(vector: Vectors) -> Any:
         is_coded = body.encoding_format == "base64"

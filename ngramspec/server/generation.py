@@ -25,6 +25,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from itertools import product
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
@@ -143,6 +144,18 @@ class _Guided(Body):
     guided_json_object: Flag = False
     guided_structural_tag: Any = None
 
+    @property
+    def guided(self) -> dict[str, Any]:
+        """Constraints by kind, most of which are empty."""
+        return {
+            "json": self.guided_json,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+            "regex": self.guided_regex,
+            "json_object": self.guided_json_object,
+            "structural_tag": self.guided_structural_tag,
+        }
+
 
 class _StructuredOutputs(_Guided):
     model_config = ConfigDict(alias_generator=lambda name: name.removeprefix("guided_"))
@@ -153,7 +166,7 @@ class Constraints(_Guided):
 
     grammar: Text = ""  # "" means no grammar, as in llama-server
     json_schema: Schema | None = None
-    structured_outputs: _StructuredOutputs | None = None
+    structured_outputs: _StructuredOutputs = _StructuredOutputs()
 
     def read_constraint(self, own: Constraint | None = None) -> Constraint | None:
         """Return the only constraint of the text; `own` is the JSON in an API's own field."""
@@ -162,9 +175,9 @@ class Constraints(_Guided):
             found.append(Constraint("grammar", self.grammar, "grammar"))
         if self.json_schema is not None:
             found.append(Constraint("json_schema", self.json_schema, "json_schema"))
-        for prefix, source in (("guided_", self), ("structured_outputs.", self.structured_outputs or _Guided())):
-            for kind in ("json", "choice", "grammar", "regex", "json_object", "structural_tag"):
-                value = getattr(source, f"guided_{kind}")
+        sources: list[tuple[str, _Guided]] = [("guided_", self), ("structured_outputs.", self.structured_outputs)]
+        for prefix, source in sources:
+            for kind, value in source.guided.items():
                 if value or (kind == "json" and value is not None):
                     schema = {} if kind == "json_object" else value
                     found.append(Constraint(f"{prefix}{kind}", schema, kind.removesuffix("_object")))
@@ -379,8 +392,8 @@ def make_text_answers(
         raise bad_field("n", f"n must be at most {MAX_ANSWERS} for all prompts together, got {count}")
     request = make_request(call, body, (), make_sampling(call, body, body.read_constraint(form)), **more)
     requests = repeat_with_seeds(request, body.n, len(prompts))
-    pairs = [(request, prompt) for prompt in prompts for request in requests]
-    return [Answer(replace(request, prompt=prompt), number) for number, (request, prompt) in enumerate(pairs)]
+    pairs = enumerate(product(prompts, requests))
+    return [Answer(replace(request, prompt=prompt), number) for number, (prompt, request) in pairs]
 
 
 def repeat_with_seeds(request: Request, count: int, n_prompts: int = 1) -> list[Request]:

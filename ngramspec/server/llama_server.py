@@ -57,7 +57,7 @@ async def completion(call: Call[_PromptBody]) -> Response:
         prompts = read_prompts(call.model, call.body.prompt)
         return _make_reply(call, prompts, as_list=call.body.prompt.is_list)
 
-    return await respond(call, await asyncio.to_thread(prepare))
+    return await respond(prepare)
 
 
 def _make_reply(call: Call[Any], prompts: Sequence[Sequence[int]], *, as_list: bool = False) -> NativeReply:
@@ -250,7 +250,7 @@ async def infill(call: Call[_InfillBody]) -> Response:
         )
         return _make_reply(call, [prompt])
 
-    return await respond(call, await asyncio.to_thread(prepare))
+    return await respond(prepare)
 
 
 class LineLimits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import time
@@ -159,20 +158,20 @@ class _GenerateBody(_OllamaBody):
 
 
 async def chat(call: Call[_OllamaChatBody]) -> Response:
-    return await (answer_chat(call, _read_chat, OllamaReply) if call.body.messages else _load(call))
+    return await answer_chat(call, _read_chat, OllamaReply) if call.body.messages else _load(call)
 
 
 async def generate_text(call: Call[_GenerateBody]) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
     body = call.body
     if not body.prompt and not body.suffix:
-        return await _load(call)
+        return _load(call)
     if body.raw or body.suffix:
-        return await respond(call, OllamaReply(call, await asyncio.to_thread(_read_request, call)))
+        return await respond(lambda: OllamaReply(call, _read_request(call)))
     return await answer_chat(call, _read_prompt, OllamaReply)
 
 
-async def _load(call: Call[Any]) -> Response:
+def _load(call: Call[Any]) -> Response:
     """Answer a request without a prompt. The model is always loaded and never unloaded."""
     reason = "load" if call.body.keep_alive else "unload"
     return JsonResponse(OllamaReply(call, ()).event() | {"done": True, "done_reason": reason})

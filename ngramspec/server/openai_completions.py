@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from encodings import utf_8
 from typing import Annotated, Any
@@ -49,7 +48,7 @@ class _CompletionBody(TextGeneration):
 
 
 async def completions(call: Call[_CompletionBody]) -> Response:
-    return await respond(call, await asyncio.to_thread(_read_request, call))
+    return await respond(lambda: _read_request(call))
 
 
 def _read_request(call: Call[_CompletionBody]) -> CompletionReply:

@@ -162,28 +162,27 @@ def merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
 # --------------------------------------------------------------------------- the response
 
 
-async def respond(call: Call[Any], reply: Reply) -> Response:
-    """Answer a call with what the requests of a reply generate, as a stream or as a whole.
+async def respond(make_reply: Callable[[], Reply]) -> Response:
+    """Answer a call with what the requests of its reply generate, as a stream or as a whole.
 
     An error before the first chunk of a stream is a plain HTTP error, and a later one is a chunk. A ping is a chunk
     too, because clients disconnect from a server that sends no headers.
     """
-    if call.body.stream:
-        chunks = _generate(call, reply, reply.encode)
+    reply = await asyncio.to_thread(make_reply)
+    if reply.call.body.stream:
+        chunks = _generate(reply, reply.encode)
         return _Stream(await anext(chunks, ""), chunks, reply)
-    async for _ in _generate(call, reply, reply.fold_all):
+    async for _ in _generate(reply, reply.fold_all):
         pass  # nothing is sent before the end
     # A response with logprobs, or with many answers, takes seconds.
     return await asyncio.to_thread(lambda: JsonResponse(reply.whole()))
 
 
-async def _generate(
-    call: Call[Any], reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]
-) -> AsyncGenerator[str, None]:
+async def _generate(reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]) -> AsyncGenerator[str, None]:
     def format_events(answer: Answer) -> str:
         return use(reply.events(answer))
 
-    async with run_answers(call, reply.answers) as queue:
+    async with run_answers(reply.call, reply.answers) as queue:
         while len(queue.ended) < len(reply.answers):
             await queue.wait()
             for number, event in queue.take():

@@ -24,6 +24,7 @@ from support.json_chat import TEMPLATE
 
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling, TextRules
+from ngramspec.server import answer
 from ngramspec.server.answer import EventQueue
 
 FILES = sorted(Path(__file__).with_name("recorded").glob("*.json"))
@@ -77,7 +78,10 @@ def replay(exchange: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_exchanges_are_as_recorded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each step becomes a chunk, however busy the event loop is.
-    monkeypatch.setattr(EventQueue, "_merges", property(lambda _: False, lambda *_: None), raising=False)
+    def make_queue(ping_seconds: float, *, wakes_always: bool, merges: bool) -> EventQueue:
+        return EventQueue(ping_seconds, wakes_always=wakes_always, merges=False)
+
+    monkeypatch.setattr(answer, "EventQueue", make_queue)
     exchanges = json.loads(file.read_text("utf-8"))
     found = [replay(exchange) for exchange in exchanges]
     if os.environ.get("RECORD"):
