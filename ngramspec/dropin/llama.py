@@ -161,14 +161,13 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     def eval(self, tokens: Sequence[int]) -> None:
         with self._lock_use():
             evaluator, length, row = self._evaluator, self.n_tokens, None
-            if evaluator is not None and len(tokens):
-                if evaluator.active and len(tokens) == 1:
-                    row = evaluator.evaluate_next(tokens[0], self._input_ids)
-                if row is None:
+            if evaluator is not None and evaluator.active and len(tokens) == 1:
+                row = evaluator.evaluate_next(tokens[0], self._input_ids)
+            if row is None:
+                if evaluator is not None and len(tokens):
                     evaluator.drop()
                     evaluator.forget_pass()
                     evaluator.set_threads(len(tokens))
-            if row is None:
                 super().eval(tokens)
                 return
             self.input_ids[length] = tokens[0]

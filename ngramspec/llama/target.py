@@ -53,11 +53,14 @@ from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial import SettingTrials
 from ngramspec.llama.weights import Weights, set_adapters
 from ngramspec.model_settings import ModelSettings
+from ngramspec.sampling.settings import allow_int_range
 
 MAX_BRANCHES = 8  # maximum number of branches in one pass: 8 gain 1 % over 4 if rows cost nothing, and 0.3 % on GPUs
 
 ABORTS = ("minimax-01",)
 """Architectures on which llama.cpp aborts the process if a batch contains sequences with separate caches."""
+
+TEXTS = allow_int_range(1, MAX_EVALUATE)
 
 
 class Target(NativeObject):
@@ -118,8 +121,8 @@ class Target(NativeObject):
         settings = replace(settings or ModelSettings(), **changes)
         self.texts, self._texts = texts, 1 if texts is None else texts
         for name, value in (("texts", texts), ("n_seq", n_seq)):
-            if value is not None and not (isinstance(value, int) and 1 <= value <= MAX_EVALUATE):
-                raise ValueError(f"{name} must be from 1 to {MAX_EVALUATE}, got {value!r}")
+            if value is not None and not TEXTS.accepts(value):
+                raise ValueError(f"{name} must be {TEXTS.description}, got {value!r}")
         if (n_seq or 1) > 1 and (texts is not None or settings.mtp):
             raise ValueError("n_seq above 1 cannot be combined with texts above 1 or a head")
         single, batch = settings.threads, settings.threads_batch
@@ -240,10 +243,8 @@ class Target(NativeObject):
         cells = self._texts * (n_ctx + MAX_EVALUATE)
         longest = settings.draft_max or SNAPSHOTS
         snapshots = self._count_snapshots(longest, setting)
-        bindings.log_tail.clear()
         while not (context := self.weights.open_context(self._params(settings, cells, snapshots))) and snapshots > 1:
             snapshots //= 2
-            bindings.log_tail.clear()
         self._ctx = context
         if not context:
             raise ModelError(
@@ -292,9 +293,11 @@ class Target(NativeObject):
             returns_early=self.returns_early,
         )
         self.n_ctx = self.vocabulary.n_ctx = n_ctx
-        self.sequences = tuple(CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches)
+        self.sequences: tuple[CacheSequence, ...]
         if self._leaves:
             self.sequences = (leaves.BranchingSequence(passes, caches[0], n_ctx=n_ctx, leaves=self._leaves),)
+        else:
+            self.sequences = tuple(CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches)
         can_rollback, first = True, self.sequences[0]
         if first.replays:
             first.evaluate([0])

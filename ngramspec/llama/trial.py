@@ -63,9 +63,8 @@ class TrialContext:
     fails, or the machine lacks the memory for the context.
     """
 
-    owns_model = False  # whether `close` frees the model
-
-    def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
+    def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter], *, owns_model: bool = False) -> None:
+        self._owns_model = owns_model  # whether `close` frees the model
         self._model, self._params, self._adapters = model, params, adapters
         params.n_batch = max(params.n_batch, STRETCH)
         params.n_rs_seq = 0
@@ -224,7 +223,7 @@ class TrialContext:
 
     def close(self) -> None:
         self._passes.close()
-        if self.owns_model:
+        if self._owns_model:
             llama.llama_model_free(self._model)
 
     def __enter__(self) -> TrialContext:
@@ -259,11 +258,12 @@ def open_file(path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: 
     if not model:
         raise TargetError(f"llama.cpp cannot load a model of this shape ({bindings.last_complaint()})")
     try:
-        trial = TrialContext(model, make_params(settings, depth + prompt + 2 * MAX_EVALUATE, prompt), ())
+        trial = TrialContext(
+            model, make_params(settings, depth + prompt + 2 * MAX_EVALUATE, prompt), (), owns_model=True
+        )
     except TargetError:
         llama.llama_model_free(model)
         raise
-    trial.owns_model = True
     trial.begin(depth)
     return trial
 

@@ -249,6 +249,7 @@ def load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
 
 def open_context(model: Any, params: Any, adapters: Sequence[Adapter]) -> Any:
     """Return llama.cpp's context of a model, with its adapters set; null if there is no memory for it."""
+    bindings.log_tail.clear()
     context = llama.llama_init_from_model(model, params)
     if context and adapters:
         set_adapters(context, adapters)
