@@ -185,8 +185,8 @@ class ToolTemplate:
             turns = form(turns)
         if not features.strings and "user" in features.parts:
             turns = split_contents(turns)
-        shown_tools = [openai_tool(tool if features.schemas else _simplify(tool)) for tool in tools]
-        return turns, shown_tools if shown_tools and features.tools else None
+        shown_tools = tools if features.tools else ()
+        return turns, [openai_tool(tool if features.schemas else _simplify(tool)) for tool in shown_tools] or None
 
     @cached_property
     def features(self) -> TemplateFeatures:

@@ -188,8 +188,7 @@ def find_marks(
     except ModelError:
         return None
     pattern = "(quserq.*?)" + ("qthoughtq(.*?)" if has_reasoning else "()") + "qtextq"
-    match, (_, question_text, turn_start) = re.search(pattern, full_text, re.DOTALL), prompt_text.partition("quserq")
-    turn_start = question_text + turn_start
-    if match is None or not question_text or not match[1].startswith(turn_start):
+    match, start = re.search(pattern, full_text, re.DOTALL), prompt_text.find("quserq")
+    if match is None or start < 0 or not match[1].startswith(prompt_text[start:]):
         return None
-    return match[1].removeprefix(turn_start), match[2]
+    return match[1].removeprefix(prompt_text[start:]), match[2]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -63,7 +63,11 @@ class ChatTemplate:
         self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str, tokenizer: Tokenizer
     ) -> ChatPrompt:
         """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
-        return self._tokenize(prompt.extend(pieces, opening, make_pattern(self._controls)), tokenizer)
+        return self._tokenize(prompt.extend(pieces, opening, self._pattern), tokenizer)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return make_pattern(self._controls)
 
     def lay_out(self, values: Mapping[str, Any]) -> ChatPrompt:
         """Return the text of a prompt for the variables of the template; raise a ModelError if it rejects them."""

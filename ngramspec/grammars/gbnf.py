@@ -113,7 +113,7 @@ def walk(node: Node) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += children(node)
+        waiting += {*children(node)}  # the letters of a literal are shared
 
 
 def children(node: Node) -> list[Node]:
@@ -412,7 +412,7 @@ class _Writer:
                 return 1 + depths[node.name]
             if level > MAX_DEPTH:  # deeper than recursive functions can follow
                 return 1
-            return 1 + max((depth(child, level + 1) for child in children(node)), default=0)
+            return 1 + max((depth(child, level + 1) for child in {*children(node)}), default=0)
 
         for name in order:
             is_plain = all(self._regular.get(inner, False) for inner in references[name])
@@ -530,7 +530,7 @@ class _Writer:
                 case Reference(name):
                     self._joins[node] = self._regular[name] and name not in self._split
                 case _:
-                    self._joins[node] = node not in self._split and all(map(self._can_join, children(node)))
+                    self._joins[node] = node not in self._split and all(map(self._can_join, {*children(node)}))
         return self._joins[node]
 
     def _join_runs(self, parts: list[Node]) -> list[Node]:
@@ -538,9 +538,11 @@ class _Writer:
         joined: list[Node] = []
         for can_join, group in groupby(parts, self._can_join):
             run = list(group)
-            # A lexeme is identified by its node, so the node must be the same object in every round.
-            whole = self._runs.setdefault(tuple(run), Sequence(run))
-            joined += [whole] if can_join and len(run) > 1 and whole not in self._split else run
+            if can_join and len(run) > 1:
+                # A lexeme is identified by its node, so the node must be the same object in every round.
+                whole = self._runs.setdefault(tuple(run), Sequence(run))
+                run = run if whole in self._split else [whole]
+            joined += run
         return joined
 
     # ------------------------------------------------------------------ the text

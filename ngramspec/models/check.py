@@ -7,6 +7,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from ngramspec.data import ModelError, get_reason
@@ -15,7 +16,6 @@ from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 """Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
 
-_WRONG: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("wrong_files.toml").read_text("utf-8"))
 _EDGE = 1 << 16
 _A, _B = ".lora_a", ".lora_b"
 _MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
@@ -46,8 +46,8 @@ def check_model_file(path: Path) -> GGUFHeader:
     header = check_complete(path)
     parts, architecture = header.metadata.get("split.count", 0), header.metadata.get("general.architecture")
     name = architecture if isinstance(architecture, str) else ""
-    by_type = _WRONG["types"].get(str(header.metadata.get("general.type")))
-    if reason := by_type or _WRONG["architectures"].get("bert" if "bert" in name else name):
+    by_type = _read_wrong_files()["types"].get(str(header.metadata.get("general.type")))
+    if reason := by_type or _read_wrong_files()["architectures"].get("bert" if "bert" in name else name):
         raise ModelError(f"{path} {reason.format(name)}")
     if isinstance(parts, int) and parts > 1:
         _check_parts(path, parts)
@@ -138,9 +138,14 @@ def check_complete(path: Path, what: str = "model") -> GGUFHeader:
     return header
 
 
+@cache
+def _read_wrong_files() -> Mapping[str, Mapping[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("wrong_files.toml").read_text("utf-8"))
+
+
 def _describe_content(start: bytes) -> str:
     """Describe a file that begins with `start`, as a phrase that follows "it"."""
-    for signature, meaning in _WRONG["signatures"].items():
+    for signature, meaning in _read_wrong_files()["signatures"].items():
         if start.startswith(bytes.fromhex(signature)):
             return meaning
     # A safetensors file begins with the u64 length of a JSON object, followed by that object.

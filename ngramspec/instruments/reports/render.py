@@ -107,8 +107,8 @@ def _make_picture(**attributes: str) -> Element:
     return Element("svg", {"class": "chart", "role": "img"} | attributes)
 
 
-def _to_text(picture: Element, height: float) -> str:
-    picture.set("viewBox", f"0 0 {WIDTH} {height:g}")
+def _to_text(picture: Element, height: int) -> str:
+    picture.set("viewBox", f"0 0 {WIDTH} {height}")
     indent(picture, "")
     return tostring(picture, "unicode")
 
