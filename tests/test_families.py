@@ -405,14 +405,9 @@ class Served:
         server = self._server
         server.model, server.seed = self._models[drafts], 7
         server.sampling = Sampling(temperature=heat, seed=7, grammar=grammar)
-        settings = {dialect.limit: limit}
-        body = {
-            dialect.messages: [{"role": "user", "content": QUESTION}, *turns],
-            "stream": stream,
-            "tools": _TOOLS_OF.get(dialect.name, [{"type": "function", "function": f} for f in _FUNCTIONS]),
-            **({dialect.settings: settings} if dialect.settings else settings),
-            **fields,
-        }
+        tools = _TOOLS_OF.get(dialect.name, [{"type": "function", "function": f} for f in _FUNCTIONS])
+        messages = {dialect.messages: [{"role": "user", "content": QUESTION}, *turns]}
+        body = dialect.body(limit=limit, stream=stream, tools=tools, **fields) | messages
         response = self._client.post(dialect.path, json=body)
         if response.status_code != 200:
             return f"{response.status_code} {response.text}"

@@ -8,6 +8,7 @@ tests, that line, and the leaves that need it.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from support.imports import ROOT, find_imports, find_modules, find_names
 
@@ -90,21 +91,25 @@ def find_leaf(module: str) -> str | None:
     return max(matches)[1] if matches else None
 
 
+@cache
+def find_edges() -> list[tuple[str, str]]:
+    """Return each module with each module of the project that it imports."""
+    return [(module, target) for module, path in KNOWN.items() for target in find_imports(module, path, KNOWN)]
+
+
 def test_leaves_are_imported_only_by_their_registration_and_leaves_that_need_them() -> None:
     importers: dict[str, set[str]] = {leaf: set() for leaf in LEAVES}
-    for module, path in KNOWN.items():
-        own = find_leaf(module)
-        allowed = {own, None, *(LEAVES[own][1] if own else ())}
-        for target in find_imports(module, path, KNOWN):
-            if (leaf := find_leaf(target)) not in allowed and module not in REGISTRATIONS:
-                importers[str(leaf)].add(module)
+    for module, target in find_edges():
+        own, leaf = find_leaf(module), find_leaf(target)
+        if leaf not in {own, None, *(LEAVES[own][1] if own else ())} and module not in REGISTRATIONS:
+            importers[str(leaf)].add(module)
     assert {leaf: sorted(modules) for leaf, modules in importers.items() if modules} == {}
 
 
 def test_leaves_import_every_leaf_that_they_need() -> None:
     imported: dict[str | None, set[str | None]] = {leaf: set() for leaf in (*LEAVES, None)}
-    for module, path in KNOWN.items():
-        imported[find_leaf(module)] |= {find_leaf(target) for target in find_imports(module, path, KNOWN)}
+    for module, target in find_edges():
+        imported[find_leaf(module)].add(find_leaf(target))
     unused = {leaf: {*needs} - imported[leaf] for leaf, (_, needs) in LEAVES.items()}
     assert {leaf: needs for leaf, needs in unused.items() if needs} == {}
 

@@ -121,9 +121,9 @@ def find_shared(commands: dict[str, dict[str, str]]) -> dict[str, dict[str, str]
 def format_shared(texts: dict[str, str], shared: dict[str, dict[str, str]]) -> Iterator[str]:
     """Yield for each group of shared options which of them a command has."""
     for heading, group in shared.items():
-        flags = {name: text.partition("`: ")[0].partition("`")[2].partition("`")[0] for name, text in group.items()}
-        present = [f"`{flags[name]}`" for name, text in group.items() if texts.get(name) == text]
-        missing = [f"`{flags[name]}`" for name, text in group.items() if texts.get(name) != text]
+        flags = {name: f"`{text.split('`')[1]}`" for name, text in group.items()}
+        present = [flag for name, flag in flags.items() if texts.get(name) == group[name]]
+        missing = [flag for name, flag in flags.items() if texts.get(name) != group[name]]
         link = f"[{heading}](#{heading.lower().replace(' ', '-')})"
         if not missing:
             yield link

@@ -279,13 +279,7 @@ def test_beam_search_rejects_unusable_settings_and_models(
 
 
 def test_beam_search_with_nan_logits_raises_bad_logits() -> None:
-    class Broken(MockBranchingTarget):
-        def row(self, context: Sequence[int]) -> Any:
-            row = super().row(context)
-            row[3] = np.nan if len(context) > 25 else row[3]
-            return row
-
-    target = Broken()
+    target = MockBranchingTarget(broken=lambda context: len(context) > 25)
     with pytest.raises(BadLogits, match="nan"), np.errstate(invalid="ignore"):
         search(target, 2, True, max_tokens=20)
     assert target.is_clean
