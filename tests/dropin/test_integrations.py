@@ -17,7 +17,7 @@ from support.twins import FREE
 
 import ngramspec
 from ngramspec.cost import store
-from ngramspec.dropin import speculative_eval
+from ngramspec.dropin import llama as dropin
 from ngramspec.llama.llama_class import prepare
 from ngramspec.policies.policy import FixedPolicy
 
@@ -33,7 +33,7 @@ Maker = Callable[..., Any]
 def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Draft all repetitions, whether they pay or not, and neither read nor write the user's files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(6))
+    monkeypatch.setattr(dropin, "make_policy", lambda *_: FixedPolicy(6))
     monkeypatch.setattr(store, "_read", lambda _: FREE.copy())
     prepare(0)
 

@@ -32,7 +32,7 @@ import ngramspec
 from ngramspec import Target
 from ngramspec.cost import store
 from ngramspec.data import ModelError, TargetError
-from ngramspec.dropin import speculative_eval
+from ngramspec.dropin import llama as dropin
 from ngramspec.llama import bindings, devices, rpc
 from ngramspec.llama.llama_class import BorrowedSequence, prepare
 from ngramspec.policies.policy import FixedPolicy
@@ -556,7 +556,7 @@ def complete(llama: Any, **settings: Any) -> str:
 
 def test_llama_with_open_draft_model_drafts_and_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass drafts four tokens, whatever they cost. `test_front_ends` tests the name of a file."""
-    monkeypatch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(4))
+    monkeypatch.setattr(dropin, "make_policy", lambda *_: FixedPolicy(4))
     monkeypatch.setattr(store, "_read", lambda _: FREE.copy())
     with Target(DEMO, ctx_size=512, threads=1) as small:
         ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)

@@ -563,7 +563,7 @@ def conversation_forgets_last_turn(messages: Any, self: Any, first: int = 0) -> 
 
 @fault(
     "dropin/test_llama.py::test_llama_generate_equals_parent_in_tokens",
-    "ngramspec.dropin.speculative_eval:SpeculativeEvaluator.end",
+    "ngramspec.dropin.llama:SpeculativeEvaluator.end",
 )
 def dropin_leaves_draft_in_cache(end: Any, self: Any, generation: object) -> None:
     with mock.patch.object(self, "drop"):

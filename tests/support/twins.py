@@ -15,7 +15,7 @@ from architectures.oracle import Oracle
 import ngramspec
 from ngramspec.cost import store
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.dropin import speculative_eval
+from ngramspec.dropin import llama as dropin
 from ngramspec.policies.policy import FixedPolicy
 
 FREE = make_fixed_curve({1: 1.0, 64: 1.0})
@@ -58,8 +58,8 @@ class Twins:
         self._text = self.parent.input_ids[: self.parent.n_tokens].tolist()
         # The first generation of ours makes its drafter.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(speculative_eval, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
-            patch.setattr(speculative_eval, "make_policy", lambda *_: FixedPolicy(self._draft))
+            patch.setattr(dropin, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
+            patch.setattr(dropin, "make_policy", lambda *_: FixedPolicy(self._draft))
             patch.setattr(store, "_read", lambda _: FREE.copy())
             return theirs, call(self.ours)
 
