@@ -11,9 +11,9 @@ The chain ends before llama.cpp's last sampler, because the verifier draws (see 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -44,7 +44,7 @@ class SamplerChain:
         *,
         vocab: Any,  # llama.cpp's handle of the vocabulary; only DRY and infill need it
         n_ctx: int = 0,  # which a look-back of -1 means
-        dry_samplers: DrySamplers | None = None,  # `None` means that this chain creates its own
+        dry_samplers: Callable[..., DrySampler] | None = None,  # cache of them; `None` means that none is kept
         grammar: GrammarState | None = None,  # in its initial state
         suppressed_tokens: Sequence[int] = (),  # ids that the model's file forbids
     ) -> None:
@@ -63,8 +63,9 @@ class SamplerChain:
         self._biases[list(biases)] = list(biases.values())
         penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         self._repeat_last_n = window(sampling.repeat_last_n, n_ctx) if penalises else 0
-        self._dry_samplers = dry_samplers or DrySamplers(vocab)
-        self._dry_last_n, self._n_ctx = dry_window(sampling, n_ctx), n_ctx
+        self._dry_samplers = dry_samplers or partial(DrySampler, vocab)
+        self._dry_shape = dry_shape(sampling, n_ctx)
+        self._dry_last_n = self._dry_shape[3]
         self._window = max(self._repeat_last_n, self._dry_last_n)
         self._recent: deque[int] = deque()
         self._recent_counts: Counter[int] = Counter()
@@ -98,7 +99,7 @@ class SamplerChain:
                     self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
                 ),
             ),
-            "dry": (self._dry_last_n > 0, lambda: self._dry_samplers.make(s, self._n_ctx)),
+            "dry": (self._dry_last_n > 0, lambda: self._dry_samplers(*self._dry_shape).copy()),
             "top_n_sigma": (s.top_n_sigma > 0, lambda: llama.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
             "top_k": (s.top_k > 0, lambda: llama.llama_sampler_init_top_k(s.top_k)),
             "typ_p": (s.typical_p < 1, lambda: llama.llama_sampler_init_typical(s.typical_p, 0)),
@@ -288,55 +289,33 @@ def _seed_32(seed: int) -> int:
     return result if result != 0xFFFFFFFF else 0
 
 
-# --------------------------------------------------------------------------- DRY
-
-
-def dry_window(sampling: Sampling, n_ctx: int) -> int:
-    """Return the number of recent tokens that DRY searches; 0 means that it has no effect."""
-    return window(sampling.dry_penalty_last_n, n_ctx) if sampling.dry_multiplier > 0 else 0
-
-
 def window(last_n: int, n_ctx: int) -> int:
     """Return a number of recent tokens, at most the context: llama.cpp reserves memory for all of them."""
     return n_ctx if last_n < 0 else min(last_n, n_ctx) if n_ctx else last_n
 
 
-class DrySamplers:
-    """A cache of the DRY samplers of one vocabulary, of which copies are cheap; any thread may call the methods.
+def dry_shape(sampling: Sampling, n_ctx: int) -> tuple[float, float, int, int, tuple[str, ...]]:
+    """Return the settings of a `DrySampler`; the last number counts the recent tokens, and 0 means no effect."""
+    last_n = window(sampling.dry_penalty_last_n, n_ctx) if sampling.dry_multiplier > 0 else 0
+    breakers = tuple(dict.fromkeys(sampling.dry_sequence_breakers))
+    return sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, last_n, breakers
 
-    Preparing one takes milliseconds per sequence breaker, which llama.cpp compares with all tokens of the vocabulary.
+
+class DrySampler:
+    """One of llama.cpp's DRY samplers at the start of a text, of which copies are cheap.
+
+    Creating one takes milliseconds per sequence breaker, which llama.cpp compares with all tokens of the vocabulary.
     """
 
-    def __init__(self, vocab: Any) -> None:
-        self._vocab = vocab
-        self._lock = threading.Lock()
-        self._samplers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-
-    def prepare(self, sampling: Sampling, n_ctx: int) -> None:
-        """Prepare a sampler, so that `make` is fast; nothing happens if DRY has no effect."""
-        if "dry" in sampling.samplers and dry_window(sampling, n_ctx):
-            llama.llama_sampler_free(self.make(sampling, n_ctx))
-
-    def make(self, sampling: Sampling, n_ctx: int) -> Any:
-        """Return a sampler at the start of a text, which the caller frees."""
-        shape = sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, dry_window(sampling, n_ctx)
-        breakers = tuple(dict.fromkeys(sampling.dry_sequence_breakers))
-        key = (*shape, breakers)
-        with self._lock:
-            if key in self._samplers:
-                self._samplers.move_to_end(key)
-                return llama.llama_sampler_clone(self._samplers[key])
+    def __init__(
+        self, vocab: Any, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Sequence[str]
+    ) -> None:
         array = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
-        sampler = bindings.dry(self._vocab, *shape, array)
-        with self._lock:
-            if key in self._samplers:  # another thread was faster
-                llama.llama_sampler_free(sampler)
-            else:
-                self._samplers[key] = sampler
-            if len(self._samplers) > 32:
-                llama.llama_sampler_free(self._samplers.popitem(last=False)[1])
-            return llama.llama_sampler_clone(self._samplers[key])
+        self._handle = bindings.dry(vocab, multiplier, base, allowed_length, last_n, array)
+
+    def copy(self) -> Any:
+        """Return a sampler that the caller frees."""
+        return llama.llama_sampler_clone(self._handle)
 
     def __del__(self) -> None:
-        for sampler in self._samplers.values():
-            llama.llama_sampler_free(sampler)
+        llama.llama_sampler_free(self._handle)
