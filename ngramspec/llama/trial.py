@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -35,10 +35,9 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import TargetError
 from ngramspec.llama import bindings, devices
 from ngramspec.llama.cache import Cache, is_recurrent
-from ngramspec.llama.contexts import make_params, micro_batch_size
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.weights import Adapter, Weights, make_model_params, open_context
+from ngramspec.llama.weights import Adapter, Weights, make_context_params, make_model_params, open_context
 from ngramspec.machine import LONG_READING, MIN_PREFILL, READING, Measure
 from ngramspec.model_settings import UNQUANTISED, ModelSettings
 
@@ -56,7 +55,7 @@ READ = 9 * MIN_PREFILL + COMPARED[-1]  # number of tokens evaluated to measure r
 ROOM = max(DEPTHS) + 2 * MIN_PREFILL + COMPARED[-1]  # size of a context that fits all of these tokens
 
 
-class TrialContext:
+class TrialContext(AbstractContextManager["TrialContext"]):
     """A context of one sequence, in which evaluated tokens are rolled back to a kept state.
 
     Batches contain at least STRETCH tokens, also if `params` specify fewer. All methods raise TargetError if llama.cpp
@@ -64,7 +63,7 @@ class TrialContext:
     """
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter], *, owns_model: bool = False) -> None:
-        self._owns_model = owns_model  # whether `close` frees the model
+        self._owns_model = owns_model  # whether the end of the context frees the model
         self._model, self._params, self._adapters = model, params, adapters
         params.n_batch = max(params.n_batch, STRETCH)
         params.n_rs_seq = 0
@@ -221,16 +220,10 @@ class TrialContext:
         append(self._passes, [(self._sequence, tokens, n_rows)])
         return self._passes.fetch()[:rows].copy()
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._passes.close()
         if self._owns_model:
             llama.llama_model_free(self._model)
-
-    def __enter__(self) -> TrialContext:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
@@ -248,7 +241,7 @@ SAMPLE = (
 def open_file(path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: int, prompt: int) -> TrialContext:
     """Load a model file without a vocabulary for passes of at most `prompt` tokens after `depth` tokens.
 
-    A negative number of GPU layers means all. `close` of the result frees the model too.
+    A negative number of GPU layers means all. The end of the result frees the model too.
     """
     bindings.init_backend()
     params, _ = make_model_params(settings, all_on_gpu=devices.offloads_all(n_gpu_layers))
@@ -258,9 +251,8 @@ def open_file(path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: 
     if not model:
         raise TargetError(f"llama.cpp cannot load a model of this shape ({bindings.last_complaint()})")
     try:
-        trial = TrialContext(
-            model, make_params(settings, depth + prompt + 2 * MAX_EVALUATE, prompt), (), owns_model=True
-        )
+        context_params = make_context_params(settings, depth + prompt + 2 * MAX_EVALUATE, prompt)
+        trial = TrialContext(model, context_params, (), owns_model=True)
     except TargetError:
         llama.llama_model_free(model)
         raise
@@ -281,7 +273,7 @@ class SettingTrials:
             exact = replace(fast, flash_attn="off")
         if fast.ubatch_size:
             # It was chosen for the requested settings, so it may be too large for the exact ones.
-            default = micro_batch_size(weights, replace(exact, ubatch_size=None))
+            default = weights.micro_batch_size(replace(exact, ubatch_size=None))
             exact = replace(exact, ubatch_size=min(default, fast.ubatch_size))
         self.by_name = {"fast": fast, "exact": exact}
         self.settings = ("fast", "exact") if exact.flash_attn != fast.flash_attn else ("fast",)  # those to compare
@@ -294,8 +286,7 @@ class SettingTrials:
 
     def open(self, settings: ModelSettings, cells: int) -> TrialContext:
         """Return a separate context under other settings, except those of the weights, which cannot change."""
-        self._weights.check_open()
-        params = make_params(settings, cells, micro_batch_size(self._weights, settings))
+        params = self._weights.context_params(settings, cells)
         return TrialContext(self._weights.handle, params, self._weights.adapters)
 
     def trial(self, setting: str) -> TrialContext:
@@ -322,6 +313,8 @@ class SettingsTimer:
         self._weights = {(weights.settings.no_mmap, weights.settings.no_repack): weights}
         self._first = weights
         self._open: dict[tuple[object, ...], TrialContext] = {}
+        self._stack = ExitStack()
+        self.close = self._stack.close
 
     def seconds(self, settings: ModelSettings, measure: Measure) -> float:
         """Measure one time; for a pass of at most 0.1 s, the first one is a warm-up, and the fastest of two counts."""
@@ -338,7 +331,8 @@ class SettingsTimer:
         if trial is None:
             depth, room = (self._depth, READING.size) if deep else (0, LONG_READING.size)
             trials = SettingTrials(self._load(settings))
-            trial = self._open[key] = trials.open(settings, depth + room + 2 * READING.size)
+            trial = self._stack.enter_context(trials.open(settings, depth + room + 2 * READING.size))
+            self._open[key] = trial
             trial.begin(depth)
         trial.use_threads(settings.threads or 1, settings.threads_batch or 1)
         return trial
@@ -351,15 +345,7 @@ class SettingsTimer:
                 raise TargetError("not enough memory to load the weights a second time")
             # The memory of the first copy is not free, so a fit would place this copy differently.
             changes = {**self._first.plan.fixed, "no_mmap": settings.no_mmap, "no_repack": settings.no_repack}
+            settings = replace(self._first.settings, **changes)
             with self._guard():
-                self._weights[key] = Weights(self._first.path, replace(self._first.settings, **changes))
+                self._weights[key] = self._stack.enter_context(Weights(self._first.path, settings))
         return self._weights[key]
-
-    def close(self) -> None:
-        for trial in self._open.values():
-            trial.close()
-        self._open.clear()
-        for weights in self._weights.values():
-            if weights is not self._first:
-                weights.close()
-        self._weights.clear()

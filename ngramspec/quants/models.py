@@ -11,7 +11,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ Tensors = Mapping[str, tuple[int, tuple[int, ...], bytes]]
 """ggml type, shape (number of columns, then of rows) and the bytes of some rows, which are repeated, by name."""
 
 
-class SyntheticModels(AbstractContextManager["SyntheticModels"]):
+class SyntheticModels(ExitStack):
     """Models with random weights; the context manager frees them and deletes their files.
 
     A negative `n_gpu_layers` means all, and `depth` is the number of tokens in the context before each pass.
@@ -49,6 +49,7 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
     def __init__(
         self, shape: Shape, quantisations: Sequence[str], settings: ModelSettings, *, n_gpu_layers: int, depth: int
     ) -> None:
+        super().__init__()
         self._shape, self._quantisations, self._settings = shape, quantisations, settings
         self._n_gpu_layers, self._depth = n_gpu_layers, depth
         layer_bytes = sum(_bytes(Q4_0, *size) for size in shape.matrices([0], vocab=0).values())
@@ -58,7 +59,8 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
         self.files: dict[str, tuple[int, str]] = {}
         self.outputs: dict[str, str] = {}  # quantisation of the one layer in front of each output layer
         self._rows: dict[str, dict[str, tuple[int, bytes]]] = {}  # type and rows of the tensors, by quantisation
-        self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-quants-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix="ngramspec-quants-", ignore_cleanup_errors=True)
+        self._folder = Path(self.enter_context(folder))
         self._open: dict[str, TrialContext] = {}
 
     def prepare(self) -> Iterator[str]:
@@ -83,7 +85,7 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
             yield f"loading {name}"
             self._write_part(path := self._path(f"part{number}"), part)
             options = {"n_gpu_layers": self._n_gpu_layers, "depth": self._depth, "prompt": PROMPT}
-            self._open[name] = open_file(path, self._settings, **options)
+            self._open[name] = self.enter_context(open_file(path, self._settings, **options))
             if os.name == "posix":  # Windows does not delete files that are open
                 path.unlink()
 
@@ -91,13 +93,8 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
         """Return the time of a pass of a quantisation or output layer; see `TrialContext.seconds`."""
         return self._open[name].seconds(size)
 
-    def __exit__(self, *_: object) -> None:
-        for model in self._open.values():
-            model.close()
-        self._folder.cleanup()
-
     def _path(self, name: str) -> Path:
-        return Path(self._folder.name) / f"{name}.gguf"
+        return self._folder / f"{name}.gguf"
 
     def _quantise(self, source: Path, name: str) -> None:
         path, shape = self._path("quantised"), self._shape
@@ -129,7 +126,7 @@ class SyntheticModels(AbstractContextManager["SyntheticModels"]):
         for name, layers, vocab in parts:
             matrices = self._shape.matrices(layers, vocab)
             needed += sum(_bytes(self._rows[name][tensor][0], *size) for tensor, size in matrices.items())
-        free = {"memory": psutil.virtual_memory().available, "disk space": shutil.disk_usage(self._folder.name).free}
+        free = {"memory": psutil.virtual_memory().available, "disk space": shutil.disk_usage(self._folder).free}
         for what, amount in free.items():
             if amount < needed:
                 raise ModelError(

@@ -85,7 +85,7 @@ def test_loaded_layers_have_the_mixture_of_the_whole_model(monkeypatch: pytest.M
 def test_passes_are_timed_and_files_deleted() -> None:
     with opened(SHAPES["tied"]) as models:
         list(models.prepare())
-        folder = Path(models._folder.name)
+        folder = models._folder
         assert folder.exists()
         for name in ("Q4_0", "Q4_K_M", *models.outputs):
             assert all(models.seconds(name, size) > 0 for size in (1, 16, PROMPT))
