@@ -32,7 +32,7 @@ from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError
 from ngramspec.grammars.worker import worker as grammar_worker
 from ngramspec.llama.chat_format import builtin_names
-from ngramspec.llama.embedder import Pooling, open_embedder
+from ngramspec.llama.embedder import Embedder, Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.placement import MICRO_BATCH
 from ngramspec.loading.load import find, open_resolved
@@ -376,7 +376,7 @@ def open_served_model(
     if grammar is not None:
         target.vocabulary.grammar(grammar)  # an invalid grammar makes the start fail, not every request
     size = min(target.n_ctx, MAX_EMBEDDED)
-    embedder = executor.submit(open_embedder, target, options.pooling, size).result() if options.embeddings else None
+    embedder = executor.submit(Embedder, target, options.pooling, size).result() if options.embeddings else None
     if embedder is not None:
         note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a separate context")
         if embedder.pooling == "none":

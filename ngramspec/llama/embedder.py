@@ -8,16 +8,15 @@ models are rejected.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
-from ngramspec.llama.cache import Cache, is_recurrent
+from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, rows_at
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.target import Target
@@ -28,40 +27,36 @@ Pooling = Literal["none", "mean", "cls", "last"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # poolings by their numbers in GGUF files
 
 
-def open_embedder(target: Target, pooling: Pooling | None, n_ctx: int) -> Embedder:
-    """Return an embedder that uses a model's weights in a separate context; closing the target frees it too.
+class Embedder:
+    """The embeddings of inputs of at most `n_ctx` tokens, in a separate context of a target, which closes it too.
 
     `pooling=None` means that of the file, or "none" if it specifies none.
     """
-    weights, params = target.weights, target.make_context_params(n_ctx)
-    if weights.read_metadata(f"{weights.architecture}.attention.causal") == "false":
-        raise ModelError(f"{weights.path} uses bidirectional attention; embeddings of such models are not supported")
-    if pooling is None:
-        number = int(weights.read_metadata(f"{weights.architecture}.pooling_type") or 0)
-        if number >= len(POOLINGS):
-            raise ModelError(f"{weights.path} is a ranking model; use --pooling mean to compute embeddings with it")
-        pooling = POOLINGS[number]
-    params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
-    context = weights.open_context(params)
-    if not context:
-        raise ModelError(f"{weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
-    embedder = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch), governor=target.governor)
-    target.users = (*target.users, embedder.close)
-    return embedder
 
-
-class Embedder:
-    """The embeddings of inputs of at most `n_ctx` tokens; `close` frees the context."""
-
-    def __init__(self, context: Any, pooling: Pooling, *, n_ctx: int, n_batch: int, governor: ThreadGovernor) -> None:
-        model = llama.llama_get_model(context)
+    def __init__(self, target: Target, pooling: Pooling | None, n_ctx: int) -> None:
+        weights = target.weights
+        params = weights.context_params(target.settings, n_ctx + MAX_EVALUATE)
+        if weights.read_metadata(f"{weights.architecture}.attention.causal") == "false":
+            raise ModelError(
+                f"{weights.path} uses bidirectional attention; embeddings of such models are not supported"
+            )
+        if pooling is None:
+            number = int(weights.read_metadata(f"{weights.architecture}.pooling_type") or 0)
+            if number >= len(POOLINGS):
+                raise ModelError(f"{weights.path} is a ranking model; use --pooling mean to compute embeddings with it")
+            pooling = POOLINGS[number]
+        params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
+        self._context = context = weights.open_context(params)
+        if not context:
+            raise ModelError(f"{weights.path}: not enough memory for the embeddings context of {n_ctx} tokens")
         self.pooling, self.n_ctx = pooling, n_ctx
-        self.width = bindings.width_out(model)  # dimension of an embedding
-        self._context, self._n_batch = context, n_batch
+        self.width = bindings.width_out(weights.handle)  # dimension of an embedding
+        self._n_batch = int(params.n_batch)
         self.n_tokens = self.n_passes = 0  # number of tokens and passes evaluated so far
-        cache = Cache(context, recurrent=is_recurrent(model), window=0)
-        self._passes = Passes(context, [cache], self, n_batch=n_batch, governor=governor)
+        cache = Cache(context, recurrent=weights.is_recurrent, window=0)
+        self._passes = Passes(context, [cache], self, n_batch=self._n_batch, governor=target.governor)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
+        target.users = (*target.users, self._passes.close)
 
     def reading(
         self, tokens: Sequence[int], max_chunk: Callable[[], int]
@@ -101,6 +96,3 @@ class Embedder:
         if self.pooling == "none":
             return np.concatenate(rows)
         return (total / (end - first)).astype(np.float32)[np.newaxis]
-
-    def close(self) -> None:
-        self._passes.close()

@@ -8,7 +8,7 @@ output matrix. A head is a `Model` like any other: `evaluate` appends tokens and
 llama.cpp runs the layer in a context of a special type, whose KV cache contains only that layer. Each of the target's
 sequences has a sequence in it:
 
-    heads = Heads(model, params, [states, other], n_ctx=4096, pooled=False, adapters=())
+    heads = Heads(weights, params, [states, other], n_ctx=4096, pooled=False)
     heads.sequences[1].prefill(text)            # one sequence
     heads.evaluate_together([Part(heads.sequences[0], [5], 1), Part(heads.sequences[1], [7], 1)])
 """
@@ -29,7 +29,7 @@ from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.passes import MAX_EVALUATE, rows_at
-from ngramspec.llama.weights import Adapter, open_context, set_adapters
+from ngramspec.llama.weights import Adapter, Weights, set_adapters
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 from ngramspec.tokens import common_prefix
@@ -290,18 +290,17 @@ class Heads:
 
     def __init__(
         self,
-        model: Any,
+        weights: Weights,
         params: Any,
         states: Sequence[HiddenStates],
         *,
         n_ctx: int,
         pooled: bool,
-        adapters: Sequence[Adapter],
         governor: ThreadGovernor | None = None,
     ) -> None:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
         params.n_rs_seq = 0
-        self._ctx = open_context(model, params, adapters)
+        self._ctx = weights.open_context(params)
         if not self._ctx:
             raise ModelError(
                 "not enough memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
@@ -310,9 +309,9 @@ class Heads:
         self._ext: Any = bindings.head_functions()
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))  # length of a row of logits
+        self.n_vocab = weights.vocabulary.n_vocab
         self.n_ctx, self.max_tokens, self._pooled = n_ctx, int(params.n_batch), pooled
-        self._width: int = llama.llama_model_n_embd_out(model)  # width of a hidden state
+        self._width = bindings.width_out(weights.handle)  # width of a hidden state
         self._batch = llama.llama_batch_init(self.max_tokens, self._width, 1)
         self._ids = (llama.llama_token * self.max_tokens)()
         # llama.cpp allocates either embeddings or token ids, but a head needs both.

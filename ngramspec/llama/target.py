@@ -39,19 +39,11 @@ from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import Cache
-from ngramspec.llama.contexts import (
-    SNAPSHOTS,
-    advise_smaller_size,
-    choose_context_size,
-    count_snapshots,
-    make_params,
-    micro_batch_size,
-)
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.placement import MARGIN
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial import SettingTrials
-from ngramspec.llama.weights import Weights, set_adapters
+from ngramspec.llama.weights import SNAPSHOTS, Weights, set_adapters
 from ngramspec.model_settings import ModelSettings
 from ngramspec.sampling.settings import allow_int_range
 
@@ -119,7 +111,7 @@ class Target(NativeObject):
         **changes: Any,
     ) -> None:
         settings = replace(settings or ModelSettings(), **changes)
-        self.texts, self._texts = texts, 1 if texts is None else texts
+        self.texts = texts
         for name, value in (("texts", texts), ("n_seq", n_seq)):
             if value is not None and not TEXTS.accepts(value):
                 raise ValueError(f"{name} must be {TEXTS.description}, got {value!r}")
@@ -132,7 +124,7 @@ class Target(NativeObject):
             settings, threads=single, threads_batch=batch or single, flash_attn=settings.flash_attn or "auto"
         )
         process_load()  # start the first sample here, so that it covers the time of loading
-        self.weights = self._weights = weights = Weights(path, settings, self._texts, reserved, margin)
+        self.weights = self._weights = weights = Weights(path, settings, texts or 1, reserved, margin)
         self.vocabulary = weights.vocabulary
         self.exact = settings.exact
         may_branch = texts is None and "BranchingSequence" in leaves.MODULES and weights.can_pool
@@ -140,18 +132,15 @@ class Target(NativeObject):
         self.n_seq = n_seq or (1 + MAX_BRANCHES if may_branch and weights.on_gpu else 1)
         self._leaves = self.n_seq - 1 if may_branch else 0
         self.trials = SettingTrials(weights)
-        n_ctx = choose_context_size(weights, settings.ctx_size, self._texts)
+        n_ctx = weights.choose_context_size()
         self._states: list[Any] = []
         if weights.has_head:
             width = bindings.width_out(weights.handle)
-            self._states = [leaves.HiddenStates(width) for _ in range(self._texts)]
+            self._states = [leaves.HiddenStates(width) for _ in range(self.weights.texts)]
         self.exactness = ExactnessMode()
         # Rounding is not needed for several sequences.
         self._bits = ExactnessSelector(self.trials, self.trials.sample if texts is None else ())
-        if self.exact == "auto":
-            setting = self._choose_setting(on_note)
-        else:
-            setting = "exact" if self.exact == "on" else "fast"
+        setting = self._choose_setting(on_note)
         try:
             self._open_context(n_ctx, setting)
         except ModelError:
@@ -164,12 +153,11 @@ class Target(NativeObject):
             for states in self._states:
                 states.of_prompts = self.exact != "on"
             self.heads = leaves.Heads(
-                weights.handle,
-                self._params(self.settings, self._texts * (self.n_ctx + MAX_EVALUATE)),
+                weights,
+                self._params(self.settings, n_ctx),
                 self._states,
-                n_ctx=self.n_ctx,
+                n_ctx=n_ctx,
                 pooled=self._pooled,
-                adapters=weights.adapters,
                 governor=self.governor,
             )
 
@@ -192,14 +180,17 @@ class Target(NativeObject):
 
     @property
     def _aborts(self) -> bool:
-        return self._texts > 1 and self.weights.architecture in ABORTS
+        return self.weights.texts > 1 and self.weights.architecture in ABORTS
 
     def _choose_setting(self, on_note: Callable[[str], object]) -> str:
-        """Return the settings of `exact="auto"`."""
+        """Return the setting that `exact` requires, "fast" or "exact"."""
+        if self.exact != "auto":
+            return "exact" if self.exact == "on" else "fast"
         # With several sequences on a GPU, the fastest settings are used. If rollback is not exact (see
         # `CacheSequence.exact_rollback`), a rejected draft may change last bits under all settings.
         if (self.texts is not None and (self.weights.on_gpu or self._aborts)) or (
-            self.weights.is_recurrent and (self.weights.window or not self._count_snapshots(1, "fast"))
+            self.weights.is_recurrent
+            and (self.weights.window or not self.weights.count_snapshots(self.trials.by_name["fast"], 1))
         ):
             self.exactness = ExactnessMode(max_logit_shift=DEFAULT_LOGIT_SHIFT)
             self.exact = "auto" if self.texts is None else "off"
@@ -223,14 +214,12 @@ class Target(NativeObject):
         weights = self.weights
         return self.exact == "off" and weights.can_pool and (weights.on_gpu or weights.architecture in ABORTS)
 
-    def _params(self, settings: ModelSettings, cells: int, snapshots: int = 0) -> Any:
+    def _params(self, settings: ModelSettings, n_ctx: int, snapshots: int = 0) -> Any:
         """Return llama.cpp's parameters of a context for all sequences."""
-        n_seq, micro_batch = max(self.n_seq, self._texts), micro_batch_size(self.weights, settings)
-        return make_params(settings, cells, micro_batch, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
-
-    def _count_snapshots(self, limit: int, setting: str) -> int:
-        params = self._params(self.trials.by_name[setting], MAX_EVALUATE, 1)
-        return count_snapshots(self.weights, params, limit, self._texts)
+        n_seq = max(self.n_seq, self.weights.texts)
+        # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
+        cells = self.weights.texts * (n_ctx + MAX_EVALUATE)
+        return self.weights.context_params(settings, cells, n_seq=n_seq, pooled=self._pooled, snapshots=snapshots)
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._aborts:
@@ -239,17 +228,15 @@ class Target(NativeObject):
                 f" {self.weights.architecture} model exactly; use one sequence, or exact='off'"
             )
         settings = self.settings = self.trials.by_name[setting]
-        # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
-        cells = self._texts * (n_ctx + MAX_EVALUATE)
         longest = settings.draft_max or SNAPSHOTS
-        snapshots = self._count_snapshots(longest, setting)
-        while not (context := self.weights.open_context(self._params(settings, cells, snapshots))) and snapshots > 1:
+        snapshots = self.weights.count_snapshots(settings, longest)
+        while not (context := self.weights.open_context(self._params(settings, n_ctx, snapshots))) and snapshots > 1:
             snapshots //= 2
         self._ctx = context
         if not context:
             raise ModelError(
                 f"{self.weights.path}: could not create a context of {n_ctx} tokens ({bindings.last_complaint()});"
-                f" try {advise_smaller_size(self.weights, n_ctx, self._texts)}"
+                f" try {self.weights.advise_smaller_size(n_ctx)}"
             )
         if 0 < snapshots < longest:
             self.weights.notes.append(f"low memory: drafts are limited to {snapshots} tokens")
@@ -257,12 +244,12 @@ class Target(NativeObject):
         if any(adapts) and settings.exact != "off" and not self._bits.threads_agree(setting):
             adapts = (False, False)
         self.governor = ThreadGovernor(settings.threads or 1, settings.threads_batch or 1, adapts=adapts)
-        self.n_batch = self.max_tokens = micro_batch_size(self.weights, settings)
+        self.n_batch = self.max_tokens = self.weights.micro_batch_size(settings)
         self.drafts_alone = self.weights.is_recurrent
         self._open_sequences(n_ctx)
         context_key = f"fa={settings.flash_attn} kv={settings.cache_types} ub={self.n_batch}"
         if self.texts is not None:
-            context_key += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
+            context_key += f" lanes={self.weights.texts} in {'one pool' if self._pooled else 'own caches'}"
         fingerprint = self.weights.key(context_key)
         for sequence in self.sequences:
             sequence.fingerprint = fingerprint
@@ -275,12 +262,12 @@ class Target(NativeObject):
                 sequence=number,
                 recurrent=self.weights.is_recurrent,
                 window=self.weights.window,
-                sole=self._texts == 1,
+                sole=self.weights.texts == 1,
                 pooled=self._pooled,
                 states=self._states[number] if self._states else None,
                 on_device=self.weights.on_gpu and not any(name.startswith("Meta(") for name in self.weights.layers),
             )
-            for number in range(self._texts)
+            for number in range(self.weights.texts)
         ]
         self.returns_early = self.weights.on_gpu
         self.passes = passes = Passes(
@@ -307,11 +294,6 @@ class Target(NativeObject):
             sequence.can_rollback = can_rollback
 
     # ------------------------------------------------------------------ other uses of the weights
-
-    def make_context_params(self, n_ctx: int) -> Any:
-        """Return llama.cpp's parameters of another context with these settings, for one sequence of `n_ctx` tokens."""
-        self.weights.check_open()
-        return make_params(self.settings, n_ctx + MAX_EVALUATE, self.n_batch)
 
     def scale_adapters(self, scales: Sequence[float]) -> None:
         """Set the scales of all LoRA adapters for the following passes of all sequences and of the own head.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
@@ -18,7 +18,7 @@ from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings, crash_check
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.devices import build
-from ngramspec.llama.samplers import DrySamplers, SamplerChain
+from ngramspec.llama.samplers import DrySampler, SamplerChain, dry_shape
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Control, make_pattern
@@ -34,25 +34,21 @@ class Vocabulary(NativeObject):
 
     n_ctx = 0  # context size in tokens, which the DRY sampler looks back over; 0 without a context
     _model: Any = None
-    _is_borrowed = False
     _chat_template: str | None = None
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        bindings.init_backend()
-        params = llama.llama_model_default_params()
-        params.vocab_only = True
-        self._take(*open_model(self.path, params))
-
-    @classmethod
-    def from_handle(cls, path: str | os.PathLike[str], model: Any, header: GGUFHeader | None = None) -> Self:
-        """Return the vocabulary of a model that other code loaded from a file, with this header if known, and frees."""
-        vocabulary = cls.__new__(cls)
-        vocabulary.path, vocabulary._is_borrowed = Path(path), True
-        vocabulary._take(model, header or read_header(vocabulary.path))
-        return vocabulary
-
-    def _take(self, model: Any, header: GGUFHeader) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: Any = None,  # llama.cpp's handle of the model that other code loaded from the file, and frees
+        header: GGUFHeader | None = None,  # header of the file, if it is known
+    ) -> None:
+        self.path, self._is_borrowed = Path(path), model is not None
+        if model is None:
+            bindings.init_backend()
+            params = llama.llama_model_default_params()
+            params.vocab_only = True
+            model, header = open_model(self.path, params)
+        header = header or read_header(self.path)
         self._model, self.metadata = model, header.metadata
         self.vocabulary_hash = header.vocabulary  # equal if every token id has the same text
         self._vocab = llama.llama_model_get_vocab(model)
@@ -258,11 +254,13 @@ class Vocabulary(NativeObject):
     def prepare(self, sampling: Sampling) -> None:
         """Prepare the slow parts of a sampler, so that `sampler` is fast; any thread may call this."""
         self._check_open()
-        self._dry_samplers.prepare(sampling, self.n_ctx)
+        shape = dry_shape(sampling, self.n_ctx)
+        if "dry" in sampling.samplers and shape[3]:
+            self._dry_samplers(*shape)
 
     @cached_property
-    def _dry_samplers(self) -> DrySamplers:
-        return DrySamplers(self._vocab)
+    def _dry_samplers(self) -> Callable[..., DrySampler]:
+        return lru_cache(32)(partial(DrySampler, self._vocab))
 
     @cached_property
     def _no_infill(self) -> str:

@@ -1,7 +1,11 @@
-"""`Weights`: a GGUF model in memory with its LoRA adapters, its properties, and the keys of measurements of it.
+"""`Weights`: a GGUF model in memory with its LoRA adapters, its properties, the contexts that fit, and its keys.
 
 An adapter changes a weight W to W + scale * alpha / rank * B A in all passes of a context (LoRA, arXiv 2106.09685).
 `open_context` opens all contexts of a model, so that none lacks its adapters.
+
+Example of snapshots: a recurrent model with a state of 20 MB, 1 GB of free memory and one sequence. A snapshot takes
+as much space as the state, and snapshots may take a sixteenth of the free memory, 64 MB. So 3 of the 16 requested ones
+fit, and drafts of up to 3 tokens can be rolled back. If the context does not fit with 3, it is opened with 1.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ from ngramspec.cpu.cores import logical_cores, physical_cores, usable_cores
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama.bindings import NativeObject
-from ngramspec.llama.cache import is_recurrent
+from ngramspec.llama.cache import CACHE_TYPES, is_recurrent
 from ngramspec.llama.devices import build
-from ngramspec.llama.placement import MARGIN, make_plan, placement_key
+from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.placement import MARGIN, MICRO_BATCH, make_plan, placement_key
 from ngramspec.llama.vocabulary import Vocabulary, open_model
 from ngramspec.model_settings import Lora, ModelSettings
 from ngramspec.models.check import check_adapter_file, read_edges
@@ -33,6 +38,15 @@ from ngramspec.models.check import check_adapter_file, read_edges
 HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
 
 _LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
+
+SNAPSHOTS = 16
+"""Default number of tokens by which a recurrent state can be rolled back.
+
+Each snapshot takes as much space as the state itself. On some architectures every pass copies all snapshots.
+"""
+
+MIN_CONTEXT, GRAIN = 512, 256
+"""Tokens of the smallest context that is chosen to fit the memory, and of the steps between larger ones."""
 
 Adapter = tuple[Any, float]
 """llama.cpp's handle of an adapter, which is freed with the model, and its scale."""
@@ -51,7 +65,7 @@ class Weights(NativeObject):
         reserved: int = 0,
         margin: int = MARGIN,
     ) -> None:
-        self.path, self.settings, self.reserved = Path(path), settings, reserved
+        self.path, self.settings, self.texts, self.reserved = Path(path), settings, texts, reserved
         self.n_threads = settings.threads or usable_cores()  # CPU threads of a pass over one token
         bindings.init_backend()
         self.notes: list[str] = []  # notes for the user about how the model was loaded
@@ -93,7 +107,7 @@ class Weights(NativeObject):
                 advice = "set a smaller -ngl or a larger --n-cpu-moe to use less GPU memory"
                 raise ModelError(f"{error}; {advice}") from None
             raise
-        self.vocabulary = Vocabulary.from_handle(self.path, self.handle, header)
+        self.vocabulary = Vocabulary(self.path, self.handle, header)
         self._layer_devices = [device_names[layer] for layer in sorted(device_names)]
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder-only models are supported")
@@ -112,10 +126,6 @@ class Weights(NativeObject):
         self.devices = devices.devices()
         self.notes += self.plan.notes
         self.is_recurrent = is_recurrent(self.handle)
-
-    def open_context(self, params: Any) -> Any:
-        """Return llama.cpp's context of the model, with its adapters set; null if there is no memory for it."""
-        return open_context(self.handle, params, self.adapters)
 
     @property
     def layers(self) -> Counter[str]:
@@ -153,6 +163,102 @@ class Weights(NativeObject):
         buffer = ctypes.create_string_buffer(1024)
         length = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
+
+    # ------------------------------------------------------------------ contexts
+
+    def micro_batch_size(self, settings: ModelSettings) -> int:
+        """Return the number of tokens of a micro-batch, which is also the maximum of a pass."""
+        # Without flash attention, a CPU needs room for heads x n_ctx x n_ubatch scores.
+        return settings.ubatch_size or (128 if settings.flash_attn == "off" and not self.on_gpu else MICRO_BATCH)
+
+    def context_params(self, settings: ModelSettings, cells: int, **more: Any) -> Any:
+        """Return the result of `make_context_params` with the micro-batch of these settings."""
+        self.check_open()
+        return make_context_params(settings, cells, self.micro_batch_size(settings), **more)
+
+    def open_context(self, params: Any) -> Any:
+        """Return llama.cpp's context of the model, with its adapters set; null if there is no memory for it."""
+        return open_context(self.handle, params, self.adapters)
+
+    def count_snapshots(self, settings: ModelSettings, limit: int) -> int:
+        """Return the number of snapshots of the recurrent state to request; 0 if the architecture has none."""
+        if not self.is_recurrent:
+            return 0
+        # The states of a small context are as large as those of a large one.
+        context = llama.llama_init_from_model(self.handle, self.context_params(settings, MAX_EVALUATE, snapshots=1))
+        if not context:
+            return limit
+        try:
+            if llama.llama_n_rs_seq(context) == 0:
+                return 0
+            token = (llama.llama_token * 1)(0)
+            if llama.llama_decode(context, llama.llama_batch_get_one(token, 1)) != 0:
+                return limit
+            size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+        finally:
+            llama.llama_free(context)
+        free = devices.cache_room(self.devices, self.cache_layers)
+        return max(1, min(limit, int(free / 16 / max(1, size * self.texts))))
+
+    def choose_context_size(self) -> int:
+        """Return the context size of each sequence in tokens: the requested size, or the largest that fits."""
+        requested = self.settings.ctx_size
+        if not requested:
+            reserved = self.reserved if self.on_gpu else 0
+            largest, n_trained = self._largest_size(self.devices, reserved), self.n_ctx_train or 4096
+            if largest >= n_trained:
+                return n_trained
+            size, each = min(n_trained, max(MIN_CONTEXT, largest)), f", {self.texts} times," if self.texts > 1 else ""
+            self.notes.append(
+                f"context limited to {size} of the model's {n_trained} tokens to fit{each} in memory"
+                " (set -c to override)"
+            )
+            return size
+        total = devices.cache_room(self.devices, self.cache_layers, if_empty=True)
+        # The estimate is exact for plain attention only. Without this check the system ends the process.
+        size_bytes = requested * self.token_bytes
+        if size_bytes > total and not self.is_recurrent and not self.window:
+            each = f", {self.texts} of them" if self.texts > 1 else ""
+            raise ModelError(
+                f"a context of {requested} tokens{each} needs {size_bytes / 2**30:.1f} GiB for the KV cache, but the"
+                f" machine has {total / 2**30:.1f} GiB in total; try {self.advise_smaller_size(requested)}"
+            )
+        if requested > self.n_ctx_train > 0:
+            self.notes.append(
+                f"warning: the context of {requested} tokens is larger than the {self.n_ctx_train} the model was"
+                " trained on"
+            )
+        return requested
+
+    def advise_smaller_size(self, n_ctx: int) -> str:
+        """Return advice after a context of `n_ctx` tokens did not fit, with a size that fits if known."""
+        size = self._largest_size(devices.devices())
+        advice = "a smaller -c/--ctx-size"
+        if MIN_CONTEXT <= size < n_ctx:
+            advice += f", such as {size}"
+        return f"{advice}, or a smaller -ngl or a larger --n-cpu-moe" if self.on_gpu else advice
+
+    def _largest_size(self, present: Sequence[devices.Device], reserved: int = 0) -> int:
+        """Return the size of a context whose KV cache takes half of the free memory, in tokens per sequence."""
+        mapped_bytes = 0 if self.settings.no_mmap else self.size_bytes
+        free = max(0, devices.cache_room(present, self.cache_layers, mapped_bytes) - reserved)
+        return int(free / 2 / max(1.0, self.token_bytes)) // GRAIN * GRAIN
+
+    @property
+    def token_bytes(self) -> float:
+        """Maximum size in bytes of one token of each sequence in the KV cache.
+
+        With 32 layers, 8 KV heads, and f16 keys and values of 128 numbers, it is 32 * 8 * (128 + 128) * 2 = 131 072.
+        """
+        heads = max(1, llama.llama_model_n_head(self.handle))
+        n_layers, n_kv_heads = llama.llama_model_n_layer(self.handle), llama.llama_model_n_head_kv(self.handle) or heads
+        widths: list[float] = []
+        for name, cache_type in zip(("key", "value"), self.settings.cache_types, strict=True):
+            width = self.read_metadata(f"{self.architecture}.attention.{name}_length")
+            widths.append(int(width or llama.llama_model_n_embd(self.handle) // heads) * CACHE_TYPES[cache_type][1])
+        return float(self.texts * n_layers * n_kv_heads) * sum(widths)
+
+    # ------------------------------------------------------------------ keys and end
 
     def key(self, settings: str) -> str:
         """Return the key of measurements of these weights under some settings of a context."""
@@ -212,6 +318,25 @@ def make_model_params(settings: ModelSettings, *, all_on_gpu: bool) -> tuple[Any
 
     params.progress_callback = on_progress
     return params, amx_broken
+
+
+def make_context_params(
+    settings: ModelSettings, cells: int, micro_batch: int, *, n_seq: int = 1, pooled: bool = False, snapshots: int = 0
+) -> Any:
+    """Return llama.cpp's parameters of a context with `cells` cells for all sequences together.
+
+    If `pooled`, the sequences share one pool of cells. `snapshots` is the number of snapshots of a recurrent state.
+    """
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = cells, micro_batch, micro_batch
+    params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
+    params.n_seq_max, params.kv_unified, params.n_rs_seq = n_seq, pooled, snapshots
+    params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
+    # enum llama_flash_attn_type
+    params.flash_attn_type = {"auto": -1, "on": 1, "off": 0}[settings.flash_attn or "auto"]
+    params.type_k, params.type_v = (CACHE_TYPES[cache_type][0] for cache_type in settings.cache_types)
+    params.op_offload = not settings.no_op_offload
+    return params
 
 
 def has_broken_amx(all_on_gpu: bool) -> bool:

@@ -17,7 +17,7 @@ from support.tiny_models import write_model
 
 from ngramspec.backend import Part
 from ngramspec.data import ModelError
-from ngramspec.llama.embedder import open_embedder
+from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.target import Target
 
 TEXT = list(range(20, 50))
@@ -49,7 +49,7 @@ def said(model: Path, **settings: Any) -> list[Any]:
         found = [target.sequences[0].prefill(TEXT).copy(), target.sequences[1].prefill(TEXT[::-1]).copy()]
         parts = [Part(target.sequences[0], [5, 6], 2), Part(target.sequences[1], [7], 1)]
         found += [rows.copy() for rows in target.evaluate_together(parts)]
-        found.append(embed(open_embedder(target, "mean", 128), TEXT))
+        found.append(embed(Embedder(target, "mean", 128), TEXT))
         for trial in (target.trials.trial("fast"), target.trials.open(target.settings, 256)):
             with trial:
                 # Trials start from the state of a second context.

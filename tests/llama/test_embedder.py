@@ -15,7 +15,7 @@ from support.grid import grid
 from support.tiny_models import write_model
 
 from ngramspec.data import ModelError
-from ngramspec.llama.embedder import POOLINGS, open_embedder
+from ngramspec.llama.embedder import POOLINGS, Embedder
 from ngramspec.llama.target import Target
 
 MODELS = ("llama", "gemma3", "qwen35", "mamba2")
@@ -48,7 +48,7 @@ def test_embedder_returns_embeddings_of_llama_cpp(models: dict[str, Path], name:
     with Target(models[name], ctx_size=512, threads=1, exact="off") as target:
         tokens = target.vocabulary.tokenize(TEXT, special=True)
         assert len(tokens) > 128  # more than one pass
-        embedder = open_embedder(target, pooling, 512)
+        embedder = Embedder(target, pooling, 512)
         # An earlier text has no influence.
         embed(embedder, tokens[::-1])
         found = embed(embedder, tokens)
@@ -60,7 +60,7 @@ def test_embedder_keeps_logits_of_target(models: dict[str, Path]) -> None:
         tokens = target.vocabulary.tokenize(TEXT)[:40]
         plain = [target.sequences[0].prefill(tokens).copy(), target.sequences[0].evaluate([5, 6])[-1].copy()]
         target.sequences[0].clear()
-        embedder = open_embedder(target, "mean", 512)
+        embedder = Embedder(target, "mean", 512)
         steps = embedder.reading(tokens * 5, lambda: 7)
         rows = [target.sequences[0].prefill(tokens).copy()]
         next(steps)
@@ -73,7 +73,7 @@ def test_embedder_keeps_logits_of_target(models: dict[str, Path]) -> None:
 
 def test_embedder_rejects_empty_and_too_long_texts(models: dict[str, Path]) -> None:
     with Target(models["llama"], ctx_size=64, threads=1, exact="off") as target:
-        embedder = open_embedder(target, "last", 64)
+        embedder = Embedder(target, "last", 64)
         for tokens in ([], [5] * 65):
             with pytest.raises(ValueError, match="1 to 64 tokens"):
                 embed(embedder, tokens)
@@ -85,11 +85,11 @@ def test_embedder_uses_pooling_of_file_and_rejects_unsupported_models(tmp_path: 
         return Target(write_model(tmp_path / "model.gguf", "llama", **values), ctx_size=64, threads=1, exact="off")
 
     with Target(DEMO, ctx_size=64, threads=1, exact="off") as target:
-        assert open_embedder(target, None, 64).pooling == "none"
+        assert Embedder(target, None, 64).pooling == "none"
     with opened(pooling=3) as target:
-        assert open_embedder(target, None, 64).pooling == "last"
-        assert open_embedder(target, "mean", 64).pooling == "mean"
+        assert Embedder(target, None, 64).pooling == "last"
+        assert Embedder(target, "mean", 64).pooling == "mean"
     with opened(pooling=4) as target, pytest.raises(ModelError, match="is a ranking model"):
-        open_embedder(target, None, 64)
+        Embedder(target, None, 64)
     with opened(causal=False) as target, pytest.raises(ModelError, match="uses bidirectional attention"):
-        open_embedder(target, "mean", 64)
+        Embedder(target, "mean", 64)

@@ -19,7 +19,6 @@ from support.machines import CARD, CPU, OTHER
 import ngramspec
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings, devices, placement, weights
-from ngramspec.llama.contexts import token_bytes
 from ngramspec.llama.devices import Device
 from ngramspec.llama.placement import EXPERTS, Plan, Sizes, expert_pattern, fit, make_plan, model_sizes
 from ngramspec.llama.target import Target
@@ -149,7 +148,7 @@ def test_sizes_of_a_model_are_those_of_llama_cpp(kind: str) -> None:
     given: dict[str, Any] = {"ctx_size": 1024 - 64, "cache_type_k": kind, "cache_type_v": kind}
     found = sizes(DEMO, 2, **given)
     with Target(DEMO, texts=2, threads=1, exact="off", **given) as target:
-        assert sum(found.caches) == token_bytes(target.weights, 2) * 1024
+        assert sum(found.caches) == target.weights.token_bytes * 1024
         embeddings = read_header(DEMO).sizes["token_embd.weight"]
         assert found.output + sum(found.dense) - target.weights.size_bytes in (0, -embeddings)
     assert not any(found.experts)

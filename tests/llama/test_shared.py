@@ -22,8 +22,8 @@ from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import devices
-from ngramspec.llama.contexts import GRAIN
 from ngramspec.llama.target import Target
+from ngramspec.llama.weights import GRAIN
 
 
 @pytest.fixture(scope="module")
