@@ -9,4 +9,4 @@ cdef class DraftValue:
         i=cython.Py_ssize_t, k=cython.Py_ssize_t, reach=cython.double, n_expected=cython.double, value=cython.double,
         best=cython.double
     )
-    cpdef int read(self, acceptance_probs, costs, double rate, double max_cost)
+    cpdef int read(self, acceptance_probs, costs, double rate, double max_cost, Py_ssize_t longest)

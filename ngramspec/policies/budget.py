@@ -54,11 +54,12 @@ class DraftValue:
         costs: Sequence[tuple[int, float]],
         rate: cython.double,
         max_cost: cython.double,
+        longest: cython.Py_ssize_t,
     ) -> cython.int:
         """Compute `gross` for each length of a draft, up to the length that is returned; no batch fits longer ones.
 
-        `costs` are those of `PassTimes.optimal_batches`. `max_cost` limits a later decode call with a draft, but not
-        the first one: the caller compares the lengths that it may take.
+        `costs` are those of `PassTimes.optimal_batches`. `max_cost` and `longest` limit the cost and the draft tokens of
+        a later decode call, but not of the first one: the caller compares the lengths that it may take.
         """
         n: cython.Py_ssize_t = min(len(acceptance_probs), len(costs) - 2, MAX_TOKENS)
         p, cost, gross, later = self._p, self._cost, self.gross, self._later
@@ -76,7 +77,7 @@ class DraftValue:
                 value = n_expected + reach * p[i + k] * later[i + k + 1]
                 if i == 0:
                     gross[k] = value
-                elif k == 0 or cost[k] <= max_cost:
+                elif k == 0 or (k <= longest and cost[k] <= max_cost):
                     best = max(best, value - rate * cost[k])
             later[i] = best
         return n

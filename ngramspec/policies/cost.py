@@ -183,14 +183,15 @@ class CostPolicy(Policy):
         rate: cython.double = self.rate
         if restore is not None:
             return self._plan_with_restore(draft, times, sizes, rate, restore, self.STAKE * budget)
-        longest: cython.Py_ssize_t = min(len(draft.tokens), len(costs) - 2, self._reachable(times) - 1)
+        reach: cython.Py_ssize_t = self._reachable(times) - 1
+        longest: cython.Py_ssize_t = min(len(draft.tokens), len(costs) - 2, reach)
         # A draft must make up for changes of the batch size too.
         moves = change * (2.0 if times.last == plain else 1.0)
         sure = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + moves <= self.SURE * n)
         sure_cost = min(sure, default=0.0)
         max_cost: cython.double = max(1.0 + self.STAKE * budget, sure_cost)
         draft_value: DraftValue = self._draft_value
-        draft_value.read(draft.acceptance_probs, costs, rate, max_cost)
+        draft_value.read(draft.acceptance_probs, costs, rate, max_cost, reach)
         if numbers is not None:
             numbers.rate, numbers.max_cost = rate, max_cost
             numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]

@@ -123,6 +123,16 @@ def test_cost_policy_without_savings_allows_cheapest_profitable_draft() -> None:
     assert CostPolicy().plan(draft([0.99] * 15), experts, ALL) == (3, 4)
 
 
+@pytest.mark.parametrize("prior", [{1: 1.0, 2: 1.48, 3: 2.17, 4: 2.56, 6: 2.11, 8: 2.63, 16: 4.54}])
+def test_cost_policy_does_not_wait_for_a_later_draft_that_is_out_of_reach(prior: dict[int, float]) -> None:
+    """Six tokens seem cheaper than four, but only a draft of three makes them reachable."""
+    decoding = Decoding(Machine(lambda n: 1.0 + 0.4 * (n - 1)), PassTimes(prior))
+    certain = draft([0.97] * 40)
+    while len(decoding.ends) <= 40:
+        decoding.step(lambda: (certain, 40))
+    assert decoding.passes < 20
+
+
 # --------------------------------------------------------------------------- rollbacks that evaluate tokens again
 
 
