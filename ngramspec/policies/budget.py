@@ -58,8 +58,8 @@ class DraftValue:
     ) -> cython.int:
         """Compute `gross` for each length of a draft, up to the length that is returned; no batch fits longer ones.
 
-        `costs` are those of `PassTimes.optimal_batches`. `max_cost` and `longest` limit the cost and the draft tokens of
-        a later decode call, but not of the first one: the caller compares the lengths that it may take.
+        `costs` are those of `PassTimes.optimal_batches`. `max_cost` and `longest` limit the cost and the draft tokens
+        of a later decode call, but not of the first one: the caller compares the lengths that it may take.
         """
         n: cython.Py_ssize_t = min(len(acceptance_probs), len(costs) - 2, MAX_TOKENS)
         p, cost, gross, later = self._p, self._cost, self.gross, self._later
