@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.backend import Model
-from ngramspec.cost.times import FEW, SIZES, PassTimes
+from ngramspec.cost.times import FEW, SIZES, WINDOW, PassTimes
 from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 END = "-times.json"  # end of the names of files
@@ -28,16 +28,28 @@ class StoredTimes:
         folder = folder or cache_folder("calibration")
         self.path = folder / f"{target.fingerprint}{END}" if target.fingerprint else None
         self.times = (_read(self.path) if self.path else None) or PassTimes()
+        self._before = self.times.to_json()
         self._saved_pairs = self.times.pairs
 
     def save(self) -> None:
-        """Store the ratios if passes have shown something since they were last stored; see `storage.write_cache`."""
-        if self.path is not None and self.times.pairs > self._saved_pairs:
-            write_cache_json(self.path, self.times.to_json())
-            self._saved_pairs = self.times.pairs
+        """Store the ratios if passes have shown something since they were last stored; see `storage.write_cache`.
+
+        The pairs of a short process are from one moment, in which other programs may have made batches expensive. So
+        they replace what many processes have shown only in part: half of it if there are as many as in a window.
+        """
+        if self.path is None or self.times.pairs <= self._saved_pairs:
+            return
+        data = self.times.to_json()
+        if known := self._before["pairs"]:
+            part = WINDOW / (WINDOW + self.times.pairs - known)
+            for size, ratio in self._before["ratios"].items():
+                data["ratios"][size] = round(ratio**part * data["ratios"][size] ** (1.0 - part), 4)
+        write_cache_json(self.path, data)
+        self._saved_pairs = self.times.pairs
 
     def forget(self) -> None:
         self.times, self._saved_pairs = PassTimes(), 0
+        self._before = self.times.to_json()
         if self.path is not None:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)

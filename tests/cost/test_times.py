@@ -197,6 +197,20 @@ def test_save_writes_only_what_is_new(tmp_path: Path) -> None:
     assert stored.times.pairs == 0
 
 
+def test_short_process_changes_stored_ratios_only_in_part(tmp_path: Path) -> None:
+    """Batches are twice as expensive for 8 pairs, a third of a window: the stored ratio moves by a quarter."""
+    _, target = learn(tmp_path)
+    for calls in range(2):
+        later = StoredTimes(target, tmp_path)
+        before = later.times.ratio(4)
+        for _ in range(8):
+            later.times.observe(1, 0.01)
+            later.times.observe(4, 0.02 * before)
+            later.save()  # as after each of several answers
+        now = StoredTimes(target, tmp_path).times.ratio(4)
+        assert now == pytest.approx(before * 2**0.25, rel=1e-3), calls
+
+
 @pytest.mark.parametrize(
     "text",
     [
