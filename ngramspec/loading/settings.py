@@ -101,91 +101,69 @@ class LoadSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         ModelSettings.__post_init__(self)
-        for message in self._contradictions():
+        for message in (*self._device_contradictions(), *self._draft_contradictions()):
             raise LoadSettingsError(message)
-
-    def _contradictions(self) -> Iterator[str]:
-        """Yield messages about settings that contradict each other, with the names of settings as {draft_model}."""
-        is_own_drafter, is_own_policy = is_user_class(self.drafter), is_user_class(self.policy)
-        flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
-        has_draft_settings = (self.gpu_layers_draft, self.device_draft, self.threads_draft) != (None,) * 3
-        draft_device = "{device}" if self.device_draft is None else "{device_draft}"
-        remembers, names = self.drafter in REMEMBERING, [*DRAFTERS, MODEL_ONLY]
-        rules = (
-            (
-                self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED,
-                f"{{cache_type_v}} {self.cache_type_v} requires flash attention; remove {{flash_attn}} off",
-            ),
-            (
-                self.rpc is not None and self.gpu_layers == 0,
-                "{gpu_layers} 0 cannot be combined with {rpc}: it leaves no layer for the workers",
-            ),
-            (
-                self.device == NO_DEVICE and self.gpu_layers not in (AUTO, 0),
-                "{device} none cannot be combined with {gpu_layers}: it leaves no GPU for the layers",
-            ),
-            (
-                self.device == NO_DEVICE and self.rpc is not None,
-                "{device} none cannot be combined with {rpc}: it leaves no layer for the workers",
-            ),
-            (
-                (self.device_draft or self.device) == NO_DEVICE and self.gpu_layers_draft not in (None, AUTO, 0),
-                f"{draft_device} none cannot be combined with {{gpu_layers_draft}}: it leaves no GPU for the layers",
-            ),
-            (
-                self.split_mode == "none" and self.tensor_split is not None,
-                "{tensor_split} cannot be combined with {split_mode} none, which uses one GPU",
-            ),
-            (
-                self.cpu_moe and self.n_cpu_moe is not None,
-                "{cpu_moe} cannot be combined with {n_cpu_moe}; remove one",
-            ),
-            (self.draft_model is not None and self.mtp, "{draft_model} cannot be combined with {mtp}"),
-            (
-                self.draft_model is None and has_draft_settings,
-                "{gpu_layers_draft}, {device_draft} and {threads_draft} require a draft model; set {draft_model}",
-            ),
-            (
-                flag and self.drafter not in (DEFAULT, MODEL_ONLY),
-                f"{{drafter}} {self.drafter} cannot be combined with {flag}; use {{drafter}} {DEFAULT} (both) or"
-                f" {{drafter}} {MODEL_ONLY} (the model only)",
-            ),
-            (
-                not flag and self.drafter == MODEL_ONLY,
-                f"{{drafter}} {MODEL_ONLY} requires a draft model; set {{draft_model}}",
-            ),
-            (
-                self.drafter not in names and not is_own_drafter,
-                f"unknown drafter {self.drafter!r}; choose one of: {', '.join(names)}, or {FORM}",
-            ),
-            (flag and self.no_draft, f"{flag} cannot be combined with {{no_draft}}"),
-            (self.memory is not None and self.no_memory, "{memory} cannot be combined with {no_memory}"),
-            (self.memory is not None and self.no_draft, "{memory} cannot be combined with {no_draft}"),
-            (
-                self.memory is not None and not remembers,
-                f"the drafter {self.drafter!r} does not use a memory; remove {{memory}} or {{drafter}}",
-            ),
-        )
-        yield from (message for is_broken, message in rules if is_broken)
         try:
             if self.rpc is not None:
                 leaves.workers(self.rpc)
         except ValueError as error:
-            yield f"{{rpc}}: {error}"
+            raise LoadSettingsError(f"{{rpc}}: {error}") from error
         if self.memory is not None:
             leaves.memory_folder(self.memory)
-        # The user's classes are constructed only when they are used.
-        if is_own_drafter:
-            load_class(self.drafter, Drafter)
-        if is_own_policy:
-            load_class(self.policy, Policy)
+        self._check_classes()
+
+    def _device_contradictions(self) -> Iterator[str]:
+        """Yield messages about settings that contradict each other, with the names of settings as {draft_model}."""
+        if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
+            yield f"{{cache_type_v}} {self.cache_type_v} requires flash attention; remove {{flash_attn}} off"
+        if self.rpc is not None and self.gpu_layers == 0:
+            yield "{gpu_layers} 0 cannot be combined with {rpc}: it leaves no layer for the workers"
+        if self.device == NO_DEVICE and self.gpu_layers not in (AUTO, 0):
+            yield "{device} none cannot be combined with {gpu_layers}: it leaves no GPU for the layers"
+        if self.device == NO_DEVICE and self.rpc is not None:
+            yield "{device} none cannot be combined with {rpc}: it leaves no layer for the workers"
+        if (self.device_draft or self.device) == NO_DEVICE and self.gpu_layers_draft not in (None, AUTO, 0):
+            name = "{device}" if self.device_draft is None else "{device_draft}"
+            yield f"{name} none cannot be combined with {{gpu_layers_draft}}: it leaves no GPU for the layers"
+        if self.split_mode == "none" and self.tensor_split is not None:
+            yield "{tensor_split} cannot be combined with {split_mode} none, which uses one GPU"
+        if self.cpu_moe and self.n_cpu_moe is not None:
+            yield "{cpu_moe} cannot be combined with {n_cpu_moe}; remove one"
+
+    def _draft_contradictions(self) -> Iterator[str]:
+        flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
+        names = [*DRAFTERS, MODEL_ONLY]
+        if self.draft_model is not None and self.mtp:
+            yield "{draft_model} cannot be combined with {mtp}"
+        if self.draft_model is None and (self.gpu_layers_draft, self.device_draft, self.threads_draft) != (None,) * 3:
+            yield "{gpu_layers_draft}, {device_draft} and {threads_draft} require a draft model; set {draft_model}"
+        if flag and self.drafter not in (DEFAULT, MODEL_ONLY):
+            choices = f"{{drafter}} {DEFAULT} (both) or {{drafter}} {MODEL_ONLY} (the model only)"
+            yield f"{{drafter}} {self.drafter} cannot be combined with {flag}; use {choices}"
+        if not flag and self.drafter == MODEL_ONLY:
+            yield f"{{drafter}} {MODEL_ONLY} requires a draft model; set {{draft_model}}"
+        if self.drafter not in names and not is_user_class(self.drafter):
+            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join(names)}, or {FORM}"
+        if flag and self.no_draft:
+            yield f"{flag} cannot be combined with {{no_draft}}"
+        if self.memory is not None and (self.no_memory or self.no_draft):
+            yield f"{{memory}} cannot be combined with {'{no_memory}' if self.no_memory else '{no_draft}'}"
+        if self.memory is not None and self.drafter not in REMEMBERING:
+            yield f"the drafter {self.drafter!r} does not use a memory; remove {{memory}} or {{drafter}}"
+
+    def _check_classes(self) -> None:
+        """Check that the drafter and the policy can be made; the user's classes are constructed only when used."""
         try:
-            if self.drafter not in (DEFAULT, MODEL_ONLY) and not is_own_drafter:
-                make_drafter(self.drafter, memory=remembers and not self.no_memory)
-            if not is_own_policy:
+            if is_user_class(self.drafter):
+                load_class(self.drafter, Drafter)
+            elif self.drafter not in (DEFAULT, MODEL_ONLY):
+                make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
+            if is_user_class(self.policy):
+                load_class(self.policy, Policy)
+            else:
                 make_policy(self.policy, self.draft_max)
         except ValueError as error:
-            yield str(error)
+            raise LoadSettingsError(str(error)) from error
 
     @property
     def of_target(self) -> ModelSettings:
