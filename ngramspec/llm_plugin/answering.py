@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from typing import Annotated, Any, cast, get_type_hints
@@ -14,14 +14,12 @@ from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPar
 from pydantic import AfterValidator, Field, create_model
 
 from ngramspec.chat.families import AnswerParser, answer_grammar
-from ngramspec.chat.stream import Delta, Tool
+from ngramspec.chat.stream import Delta, Tool, read_object
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.loading.load import LoadedModel
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import Option, Sampling, options
 from ngramspec.steps import Stats
-
-TEMPERATURE = 0.8  # llama.cpp's default for chats, as in `ngramspec chat`
 
 _SAMPLING = {name: option for name, option in options(Sampling).items() if not option.repeatable}
 _LOADING = {name: option for name, option in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
@@ -32,18 +30,17 @@ _SEED = _SAMPLING["seed"]  # -1 means a random one
 def prompt_options() -> type[llm.Options]:
     """Return the class of the options."""
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
-    fields = {name: _field(option, hints[name]) for name, option in (_SAMPLING | _LOADING).items()}
+    fields: dict[str, Any] = {name: _field(option, hints[name]) for name, option in (_SAMPLING | _LOADING).items()}
     fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
     fields["stop"] = str | None, Field(None, min_length=1, description="Stop before this text.")
-    return create_model("Options", __base__=llm.Options, **cast(dict[str, Any], fields))
+    return create_model("Options", __base__=llm.Options, **fields)
 
 
 def _field(option: Option, kind: Any) -> tuple[Any, Any]:
     def check(value: Any) -> Any:
-        if value is not None:
-            read = option.read(value)
-            if option.allowed is not None and not option.allowed.accepts(read) and (option is not _SEED or value != -1):
-                raise ValueError(f"must be {option.allowed.description}")
+        read, allowed = None if value is None else option.read(value), option.allowed
+        if read is not None and allowed and not allowed.accepts(read) and (option is not _SEED or value != -1):
+            raise ValueError(f"must be {allowed.description}")
         return value
 
     value_type = kind if option.parse is None else str
@@ -52,22 +49,24 @@ def _field(option: Option, kind: Any) -> tuple[Any, Any]:
 
 def load_settings(options: llm.Options) -> LoadSettings:
     """Return the settings for loading the model; raise a ValueError if two options contradict each other."""
-    values = {name: getattr(options, name) for name in _LOADING}
-    return LoadSettings(**{name: _LOADING[name].read(value) for name, value in values.items() if value is not None})
+    return LoadSettings(**_given(options, _LOADING))
 
 
 def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
     """Return the sampling settings, by default with a random seed; raise a ValueError for contradictions."""
-    settings: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
-    for name, option in _SAMPLING.items():
-        value = getattr(options, name)
-        if value is not None and (option is not _SEED or value != -1):
-            settings[name] = option.read(value)
+    given = {"temperature": 0.8} | _given(options, _SAMPLING)  # llama.cpp's default for chats
+    if given.get("seed", -1) == -1:
+        given["seed"] = random.SystemRandom().randrange(2**32)
     if grammar is not None:
-        if "grammar" in settings:
+        if "grammar" in given:
             raise ValueError("the option grammar cannot be combined with a schema")
-        settings["grammar"] = grammar
-    return Sampling(**settings)
+        given["grammar"] = grammar
+    return Sampling(**given)
+
+
+def _given(options: llm.Options, declared: Mapping[str, Option]) -> dict[str, Any]:
+    values = {name: getattr(options, name) for name in declared}
+    return {name: declared[name].read(value) for name, value in values.items() if value is not None}
 
 
 def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
@@ -75,19 +74,18 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
 
     Errors are NGramSpecErrors, or ValueErrors for contradicting options.
     """
-    target, vocabulary = model.target, model.target.vocabulary
+    target, vocabulary, template = model.target, model.target.vocabulary, model.target.vocabulary.chat_template
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
     chat = vocabulary.chats.prompt([m for message in prompt.messages for m in _to_openai(message)], tools)
     form: dict[str, Any] = {"opening": chat.opening, "parallel": vocabulary.chats.allows_parallel_calls}
-    grammar, template = None, vocabulary.chat_template
+    grammar = None
     if (schema := cast(Any, prompt.schema)) is not None:
         grammar = answer_grammar(tools, json=json_rule(schema), template=template, controls=vocabulary.controls, **form)
     sampling = make_sampling(prompt.options, grammar)
     vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
     parser = AnswerParser(template, tools, **form)
-    stats, tokens, stop = Stats(), list[int](), None
-    calls = list[tuple[Delta, list[str]]]()  # each with the pieces of its arguments
+    stats, tokens, stop, deltas = Stats(), list[int](), None, list[Delta]()
     steps = model.decoder.generate(
         chat.tokens,
         max_tokens=options.max_tokens or target.n_ctx,
@@ -100,11 +98,13 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
             stats.add(step)
             tokens += [token for token in step.tokens if not vocabulary.is_eog(token)]
             stop = step.stop
-            yield from _make_events(parser.push(step.text), calls)
+            deltas += (additions := parser.push(step.text))
+            yield from _make_events(additions)
             if parser.ended:
                 break
-    yield from _make_events(parser.finish(cut=stop in {"length", "context"}), calls)
-    yield from _emit_calls(calls, response)
+    deltas += (additions := parser.finish(cut=stop in {"length", "context"}))
+    yield from _make_events(additions)
+    yield from _emit_calls(deltas, response)
     if model.memory is not None:
         model.memory.add_text(tokens)
     drafts = {"drafted": stats.drafted, "accepted": stats.accepted} if stats.drafted else None
@@ -113,9 +113,7 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     response.response_json = {
         "stop_reason": stop,
         "seed": sampling.seed,
-        "tokens_per_second": stats.tokens_per_second,
-        "tokens_per_pass": stats.tokens_per_pass,
-        "estimated_gain": stats.estimated_gain,
+        **{name: getattr(stats, name) for name in ("tokens_per_second", "tokens_per_pass", "estimated_gain")},
         "exact": model.decoder.exactness.bit_identical,
         "close_calls": stats.close_calls,
         "tuned": dict(model.tuning),
@@ -139,37 +137,24 @@ def _to_openai(message: Message) -> Iterator[dict[str, Any]]:
                 yield {"role": "tool", "name": name, "content": output, "tool_call_id": id_}
             case _:
                 raise ValueError("this model accepts only text; remove the attachments")
+    more = {"reasoning_content": "".join(reasoning), "tool_calls": calls}
     if texts or reasoning or calls:
-        result: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
-        if any(reasoning):
-            result["reasoning_content"] = "".join(reasoning)
-        if calls:
-            result["tool_calls"] = calls
-        yield result
+        yield {"role": message.role, "content": "".join(texts)} | {name: value for name, value in more.items() if value}
 
 
-def _make_events(deltas: Sequence[Delta], calls: list[tuple[Delta, list[str]]]) -> Iterator[StreamEvent]:
-    """Yield the events of text and reasoning; add calls to a list."""
+def _make_events(deltas: Sequence[Delta]) -> Iterator[StreamEvent]:
     for delta in deltas:
-        if delta.kind == "call":
-            calls.append((delta, []))
-        elif delta.kind == "arguments":
-            calls[delta.call][1].append(delta.text)
-        else:
+        if delta.kind in ("text", "reasoning"):
             yield StreamEvent(delta.kind, delta.text)
 
 
-def _emit_calls(calls: Sequence[tuple[Delta, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
+def _emit_calls(deltas: Sequence[Delta], response: llm.Response) -> Iterator[StreamEvent]:
     """Add complete calls to the response, and yield their events; an incomplete call becomes text, so it is not run."""
-    for call, pieces in calls:
-        arguments_text = "".join(pieces)
-        try:
-            arguments = json.loads(arguments_text or "{}")
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            yield StreamEvent("text", f"{call.name} {arguments_text}")
-            continue
-        yield StreamEvent("tool_call_name", call.name, tool_call_id=call.id)
-        yield StreamEvent("tool_call_args", json.dumps(arguments), tool_call_id=call.id)
-        response.add_tool_call(llm.ToolCall(call.name, arguments, call.id))
+    for number, call in enumerate(delta for delta in deltas if delta.kind == "call"):
+        text = "".join(delta.text for delta in deltas if delta.kind == "arguments" and delta.call == number)
+        if (arguments := read_object(text or "{}")) is None:
+            yield StreamEvent("text", f"{call.name} {text}")
+        else:
+            yield StreamEvent("tool_call_name", call.name, tool_call_id=call.id)
+            yield StreamEvent("tool_call_args", json.dumps(arguments), tool_call_id=call.id)
+            response.add_tool_call(llm.ToolCall(call.name, arguments, call.id))
