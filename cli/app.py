@@ -15,22 +15,12 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import ngramspec
 from ngramspec.data import NGramSpecError
 
-from .console import (
-    FAILED,
-    USAGE,
-    Terminated,
-    exit_code,
-    fail,
-    prepare_streams,
-    raise_on_signals,
-    usage_error,
-)
-from .help import CommandList, GroupedCommand
+from .console import FAILED, USAGE, Terminated, exit_code, fail, prepare_streams, raise_on_signals, usage_error
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -47,6 +37,64 @@ COMMANDS = {
     "memory": "Manage the files and answers to draft from.",
     "rpc-worker": "Make this machine available to a model that runs on another one.",
 }
+
+
+class GroupedCommand(TyperCommand):
+    """Command whose help shows its example, its options by group, and then the rest of its description."""
+
+    def __init__(self, name: str | None, *, help: str | None = None, **attributes: Any) -> None:
+        first, *rest = (help or "").split("\n\n")
+        if rest and rest[0].startswith("Example:"):
+            first = f"{first}\n\n{rest.pop(0)}"
+        super().__init__(name, **attributes | {"help": first, "epilog": "\n\n".join(rest)})
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the options that people use first, those of this command only, and the other groups."""
+        from .options import COMMON, GROUPS
+
+        arguments, rows = [], {}
+        for parameter in self.get_params(ctx):
+            flags, text = parameter.get_help_record(ctx) or ("", "")  # nothing if it is hidden
+            if flags and parameter.param_type_name == "argument":
+                arguments.append((flags.partition(" <")[0], text.replace("  [", " [")))
+            elif flags:
+                rows[parameter.name] = _shorten(flags), text.replace("  [", " [")
+        own = [name for name in rows if name not in COMMON and not any(name in names for names in GROUPS.values())]
+        groups = {"Common options": COMMON, f"Options of {ctx.info_name}": own, **GROUPS}
+        if len(rows) <= 10:  # so few need no groups
+            groups = {"Options": [*rows]}
+        sections = {"Arguments": arguments}
+        sections |= {title: [rows.pop(name) for name in names if name in rows] for title, names in groups.items()}
+        for title, section in sections.items():
+            if section:
+                with formatter.section(title):
+                    formatter.write_dl(section, col_max=22 if formatter.width < 98 else 30)
+
+
+def _shorten(flags: str) -> str:
+    """Leave out all but the first short and the first long name of an option, as "-n, --predict N"."""
+    names = re.findall(r"(?:(?<=^)|(?<=, ))-[\w-]+", flags)
+    short = [name for name in names if not name.startswith("--")]
+    long = [name for name in names if name.startswith("--")]
+    return ", ".join(short[:1] + long[:1]) + flags.removeprefix(", ".join(names))
+
+
+class CommandList(TyperGroup):
+    """Group whose help, also shown without a command, lists the commands before the options, with full lines."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            print(ctx.get_help(), file=sys.stderr)
+            raise typer.Exit(USAGE)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+        records = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record is not None])
 
 
 class Subcommands(CommandList):
@@ -67,16 +115,21 @@ class Subcommands(CommandList):
         return name, command, rest
 
 
+_PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+
+
 def import_command(name: str) -> Any:
-    """Import a command: the function of its module with its name, or the `app` of `memory`, which has subcommands."""
+    """Import a command: the function of its module with its name, or the `COMMANDS` of `memory`."""
     from .options import expand_groups
 
     module_name = name.replace("-", "_")
     module = import_module(f".{module_name}", __package__)
     if name == "memory":
-        return typer.main.get_command(module.app)
-    group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    group.command(name, cls=GroupedCommand)(expand_groups(getattr(module, module_name)))
+        group, functions = typer.Typer(cls=CommandList, name=name, help=module.HELP, **_PLAIN), module.COMMANDS
+    else:
+        group, functions = typer.Typer(**_PLAIN), {name: getattr(module, module_name)}
+    for each, function in functions.items():
+        group.command(each, cls=GroupedCommand)(expand_groups(function))
     return typer.main.get_command(group)
 
 
@@ -84,8 +137,7 @@ app = typer.Typer(
     cls=Subcommands,
     name="ngramspec",
     help="Faster text generation from local GGUF models, without a draft model and without changing the output.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **_PLAIN | {"add_completion": True},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 160},
 )
 

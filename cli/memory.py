@@ -13,15 +13,10 @@ from rich.progress import DownloadColumn
 from ngramspec.cpu.cores import usable_cores
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.memory.files import SECRET, add_files, list_skipped, remove_files
-from ngramspec.memory.memory import (
-    DEFAULT,
-    memory_folder,
-    memory_names,
-    saves_answers,
-    write_save_answers,
-)
+from ngramspec.memory.memory import DEFAULT, memory_folder, memory_names, saves_answers, write_save_answers
 from ngramspec.memory.store import MemoryFileError, Store, total
 from ngramspec.models.check import has_gguf_magic
+from ngramspec.sampling.settings import option
 
 from .console import (
     FAILED,
@@ -35,30 +30,25 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .help import CommandList, GroupedCommand
 from .options import open_vocabulary
 from .show import counting_bar
 
-Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Name of the memory.")]
-_MODEL_HELP = "Model whose tokenizer is used; the file needs no weights. Default: the default model."
+HELP = "Manage the files and answers to draft from: files and folders that you add, and saved answers."
 
-app = typer.Typer(
-    cls=CommandList,
-    name="memory",
-    add_completion=False,
-    help="Manage the files and answers to draft from: files and folders that you add, and saved answers.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+NAME: str = option(DEFAULT, "--memory", metavar="NAME", help="Name of the memory.")
+_PATHS = typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
 
 
-@app.command("add", cls=GroupedCommand)
 def add(
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
-    ],
-    memory: Name = DEFAULT,
-    model: Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help=_MODEL_HELP)] = None,
+    paths: Annotated[list[str], _PATHS],
+    memory: str = NAME,
+    model: str | None = option(
+        None,
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Model whose tokenizer is used; the file needs no weights. Default: the default model.",
+    ),
 ) -> None:
     """Add files and folders.
 
@@ -88,8 +78,7 @@ def add(
         note("files that look like secrets (.env, keys, passwords) are added only if you name the file itself")
 
 
-@app.command("list", cls=GroupedCommand)
-def list_(memory: Name = DEFAULT) -> None:
+def list_(memory: str = NAME) -> None:
     """List the files of a memory with their tokens."""
     note(f"memories: {', '.join(memory_names()) or 'none'}; saving answers: {'on' if saves_answers() else 'off'}")
     failed = False
@@ -111,13 +100,10 @@ def list_(memory: Name = DEFAULT) -> None:
         raise typer.Exit(FAILED)
 
 
-@app.command("remove", cls=GroupedCommand)
 def remove(
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="PATH...", help="Files and folders; folders are added recursively.")
-    ] = None,
-    answers: Annotated[bool, typer.Option("--answers", help="Remove the saved answers.")] = False,
-    memory: Name = DEFAULT,
+    paths: Annotated[list[str] | None, _PATHS] = None,
+    answers: bool = option(False, help="Remove the saved answers."),
+    memory: str = NAME,
 ) -> None:
     """Remove files, folders or answers from a memory, whether the files still exist or not."""
     if not paths and not answers:
@@ -134,8 +120,7 @@ def remove(
         note("removed the saved answers")
 
 
-@app.command("clear", cls=GroupedCommand)
-def clear(memory: Name = DEFAULT) -> None:
+def clear(memory: str = NAME) -> None:
     """Delete a memory with all its contents; for the default memory, also delete the draft statistics."""
     stores = Store.all_in(memory_folder(memory))
     for store in stores:
@@ -148,7 +133,6 @@ def clear(memory: Name = DEFAULT) -> None:
             note("deleted the draft statistics")
 
 
-@app.command("save-answers", cls=GroupedCommand)
 def save_answers(
     state: Annotated[Literal["on", "off"], typer.Argument(help="Whether to save answers for later sessions.")],
 ) -> None:
@@ -171,3 +155,6 @@ def _paths(names: Sequence[str]) -> list[Path]:
     if not all(names):
         usage_error("the name of a file or folder must not be empty")
     return [Path(name) for name in names]
+
+
+COMMANDS = {"add": add, "list": list_, "remove": remove, "clear": clear, "save-answers": save_answers}

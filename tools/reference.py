@@ -54,8 +54,8 @@ def find_commands() -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in COMMANDS:
         module_name = name.replace("-", "_")
         module = import_module(f"ngramspec_cli.{module_name}")
-        if hasattr(module, "app"):
-            yield from ((f"{name} {c.name}", c.callback) for c in module.app.registered_commands)
+        if name == "memory":
+            yield from ((f"{name} {each}", function) for each, function in module.COMMANDS.items())
         else:
             yield name, getattr(module, module_name)
 
