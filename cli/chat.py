@@ -25,9 +25,9 @@ from ngramspec.sampling.settings import TextRules, option
 
 from . import chat_commands
 from .chat_input import Terminal, disable_echo, read_lines
-from .chat_session import ChatOptions, Session, load_last, open_model
+from .chat_session import PREDICT, ChatOptions, Session, load_last, open_model
 from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
-from .options import CHAT_TEMPERATURE, DISPLAY, PREDICTED, STOP, TRACE, Model, SamplingOptions, check_sampling, setting
+from .options import CHAT_TEMPERATURE, DISPLAY, STOP, TRACE, Model, SamplingOptions, check_sampling, setting
 from .reasoning_options import ReasoningOptions
 
 
@@ -37,14 +37,7 @@ def chat(
     reasoning: ReasoningOptions,
     rules: TextRules,
     model: Model = None,
-    predict: int = option(
-        -1,
-        "-n",
-        "--predict",
-        "--n-predict",
-        help="Maximum number of tokens per answer; -1: until the context is full.",
-        allowed=PREDICTED,
-    ),
+    predict: int = PREDICT,
     system: str | None = option(None, "-sys", "--system", help="System message."),
     file: str | None = option(
         None, "-f", "--file", metavar="FILE|-", help="File with the first user message; -: all of stdin."

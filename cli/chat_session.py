@@ -28,9 +28,11 @@ from ngramspec.storage import state_folder
 from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView, MemoryTip
 from .console import Terminated, fail, format_error, guard_stdout, note, print_error
-from .options import DISPLAY, PREDICTED, keep, parse_stop, token_limit
+from .options import DISPLAY, keep, parse_stop, predict_option, token_limit
 from .reasoning_options import ENABLE, ReasoningOptions
 from .show import AnswerReport, counting_bar
+
+PREDICT: int = predict_option(-1, "Maximum number of tokens per answer; -1: until the context is full.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,7 @@ class ChatOptions:
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     rules: TextRules = NO_RULES  # without the budget of reasoning, which depends on the prompt
     random_seed: bool = False  # True if each conversation draws a new seed
-    predict: int = option(
-        -1, help="Maximum number of tokens per answer; -1: until the context is full.", allowed=PREDICTED
-    )
+    predict: int = PREDICT
     stop: tuple[str, ...] = option((), help="Stop strings, quoted as in a shell.", parse=parse_stop, repeatable=True)
     markdown: bool = option(True, help="Render Markdown: on or off.")
     # While it is on, the file on disk always mirrors the current conversation: undone and forgotten turns are removed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,7 +23,6 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import find, open_resolved
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.models.find import is_model_argument
 from ngramspec.models.hub import PREFIX
 from ngramspec.sampling.settings import TextRules, allow_int_range, allow_range, option
 from ngramspec.steps import Stats, Step
@@ -46,13 +44,14 @@ from .models import complete_model
 from .options import (
     DISPLAY,
     MODEL,
-    PREDICTED,
     STOP,
     TRACE,
     SamplingOptions,
     check_sampling,
     choose_model,
+    is_model,
     keep,
+    predict_option,
     token_limit,
 )
 from .show import AnswerReport, counting_bar
@@ -80,14 +79,7 @@ def complete(
     prompt_text: str | None = option(
         None, "-p", "--prompt", metavar="TEXT", help="Text to continue, unchanged, instead of a file."
     ),
-    predict: int = option(
-        256,
-        "-n",
-        "--predict",
-        "--n-predict",
-        help="Maximum number of tokens to generate; -1: until the context is full.",
-        allowed=PREDICTED,
-    ),
+    predict: int = predict_option(256, "Maximum number of tokens to generate; -1: until the context is full."),
     stop: tuple[str, ...] = STOP,
     suffix: str | None = option(
         None, metavar="FILE|-", help="Fill in the middle: file with the text after the gap; needs a model with support."
@@ -263,11 +255,6 @@ def _arguments(
     if source == "":
         usage_error("the name of the text file must not be empty")
     return choose_model(model, model_option), "-" if source is None else source
-
-
-def is_model(argument: str) -> bool:
-    """Return True if an argument names a model; the name of a missing file decides, since its bytes are unknown."""
-    return is_model_argument(argument) or (argument.endswith(".gguf") and not os.path.exists(argument))
 
 
 def _read_texts(source: str, suffix: str | None, prompt: str | None = None) -> tuple[str, str | None]:

@@ -30,7 +30,6 @@ from ngramspec.storage import atomic_path
 from .chat_commands import format_attachment
 from .chat_session import ChatOptions, Session, open_model
 from .chat_view import AnswerView
-from .complete import is_model
 from .console import (
     MAX_COLUMNS,
     capture_outcome,
@@ -44,7 +43,18 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .options import DISPLAY, MODEL, PREDICTED, TRACE, SamplingOptions, check_sampling, choose_model, keep, token_limit
+from .options import (
+    DISPLAY,
+    MODEL,
+    TRACE,
+    SamplingOptions,
+    check_sampling,
+    choose_model,
+    is_model,
+    keep,
+    predict_option,
+    token_limit,
+)
 from .reasoning_options import ReasoningOptions
 from .show import LIMITS, check_writable, counting_bar
 
@@ -67,13 +77,8 @@ def edit(
         typer.Argument(metavar="[MODEL] FILE INSTRUCTION", help="File to change (-: stdin), and what to change in it."),
     ],
     model_option: str | None = MODEL,
-    predict: int | None = option(
-        None,
-        "-n",
-        "--predict",
-        "--n-predict",
-        help="Maximum number of tokens; -1: until the context is full; default: 1024 + twice the file's.",
-        allowed=PREDICTED,
+    predict: int | None = predict_option(
+        None, "Maximum number of tokens; -1: until the context is full; default: 1024 + twice the file's."
     ),
     diff: bool = option(False, help="Print a unified diff instead of the new file."),
     write: bool = option(False, "-w", "--write", help="Replace the file instead of printing the new one."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import random
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from ngramspec.loading.settings import DRAFTING, GPUS, LOADING, LoadSettings
 from ngramspec.model_settings import ALL, LoadSettingsError
 from ngramspec.model_settings import AUTO as AUTO_LAYERS
 from ngramspec.models.check import check_complete
+from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.settings import KEY, Allowed, Sampling, TextRules, option, options, resolve_flags
 from ngramspec.steps import Step
 
@@ -56,7 +58,12 @@ PROMPTS: Path | None = option(
 TRACE: Path | None = option(
     None, "--trace", metavar="FILE", help="Record every decode call in FILE; show it with ngramspec trace."
 )
-PREDICTED = Allowed(lambda n: n == -1 or n > 0, "at least 1, or -1 (until the context is full)")
+
+
+def predict_option(default: int | None, help: str) -> Any:
+    """Return the option for the maximum number of tokens to generate."""
+    allowed = Allowed(lambda n: n == -1 or n > 0, "at least 1, or -1 (until the context is full)")
+    return option(default, "-n", "--predict", "--n-predict", help=help, allowed=allowed)
 
 
 def parse_stop(texts: Sequence[str]) -> tuple[str, ...]:
@@ -75,6 +82,11 @@ def choose_model(argument: str | None, model_option: str | None) -> str | None:
     if argument is not None and model_option is not None:
         usage_error(f"two models were given: {argument} and -m {model_option}; remove one")
     return argument if model_option is None else model_option
+
+
+def is_model(argument: str) -> bool:
+    """Return True if an argument names a model; the name of a missing file decides, since its bytes are unknown."""
+    return is_model_argument(argument) or (argument.endswith(".gguf") and not os.path.exists(argument))
 
 
 def token_limit(predict: int) -> int:

@@ -43,7 +43,7 @@ from ngramspec.sampling.settings import Sampling, allow_int_range, allow_range, 
 from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 
 from .console import Terminated, exit_code, fail, note, print_error, read_text, usage_error
-from .options import CHAT_TEMPERATURE, DISPLAY, PREDICTED, Model, NoEffect, SamplingOptions, setting
+from .options import CHAT_TEMPERATURE, DISPLAY, Model, NoEffect, SamplingOptions, predict_option, setting
 from .reasoning_options import ReasoningOptions
 
 if TYPE_CHECKING:
@@ -135,14 +135,7 @@ class ServeOptions:
         metavar="FOLDER",
         help="Folder for POST /slots/N?action=save|restore; default: saving is disabled.",
     )
-    predict: int = option(
-        -1,
-        "-n",
-        "--predict",
-        "--n-predict",
-        help="Default for max_tokens of requests; -1: until the context is full.",
-        allowed=PREDICTED,
-    )
+    predict: int = predict_option(-1, "Default for max_tokens of requests; -1: until the context is full.")
     chat_template: str | None = option(
         None,
         metavar="JINJA|NAME",
