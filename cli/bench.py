@@ -31,7 +31,7 @@ from ngramspec.user_class import FORM, is_user_class
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings
 from .console import note, pluralize, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model, SamplingOptions, check_sampling
-from .show import Output, PostOptions, command_line, json_option, run_pieces, slow_core, tuning_line
+from .show import Output, command_line, run_pieces, slow_core, tuning_line
 
 ALL = "all"
 
@@ -39,7 +39,7 @@ ALL = "all"
 def bench(
     load: Annotated[LoadSettings, tuple(name for name in options(LoadSettings) if name != "policy")],
     sampling: SamplingOptions,
-    post: PostOptions,
+    output: Annotated[Output, {"as_json": "Write every run as JSON; -: to stdout instead of the table."}],
     model: Model = None,
     policy: str = option(
         "cost",
@@ -62,7 +62,6 @@ def bench(
         metavar="URL",
         help="Compare with a running server of the same model (llama-server or an OpenAI-compatible one).",
     ),
-    as_json: str | None = json_option("every run"),
 ) -> None:
     """Measure decoding with and without drafts, interleaved, on the same prompts.
 
@@ -91,9 +90,9 @@ def bench(
     acceptance = sampling.acceptance(sampling_settings, load)
     load, more_policies = _with_policies(load, policy)
     if against is not None:
-        _check_against(sampling_settings, {"repeat": repeat, "policy all": policy == ALL, **asdict(post)})
+        posts = {"markdown": output.markdown, "svg": output.svg, "html": output.html}
+        _check_against(sampling_settings, {"repeat": repeat, "policy all": policy == ALL, **posts})
     selection = _select(load_prompts(prompts), category or [], limit)
-    output = Output(as_json, post)
     source = find(model, load, DISPLAY)
     tuning = tuning_line(load_tuned(model_tuning_path(source.path, load)), left_out=load.ignore_tuned)
     loaded_model = open_resolved(source, load, DISPLAY, learn=False)

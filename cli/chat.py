@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,19 +14,16 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 
 from ngramspec.chat.conversation import Conversation
-from ngramspec.chat.template import worker as template_worker
 from ngramspec.data import NGramSpecError
-from ngramspec.instruments.trace import TraceWriter
-from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import list_models
 from ngramspec.sampling.settings import TextRules, option
 
 from . import chat_commands
-from .chat_input import Terminal, disable_echo, read_lines
-from .chat_session import PREDICT, ChatOptions, Session, load_last, open_model
+from .chat_input import Terminal, read_lines
+from .chat_session import PREDICT, ChatOptions, Session, load_last, open_session
 from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
-from .options import CHAT_TEMPERATURE, DISPLAY, STOP, TRACE, Model, SamplingOptions, check_sampling, setting
+from .options import CHAT_TEMPERATURE, STOP, TRACE, Model, SamplingOptions, setting
 from .reasoning_options import ReasoningOptions
 
 
@@ -72,18 +68,10 @@ def chat(
     acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
     first = _read_first(file, prompt)
     interactive = sys.stdin is not None and sys.stdin.isatty()
-    writer = TraceWriter(trace) if trace is not None else None
     conversation, recorded_model = load_last() if resume else (Conversation(), "")
     conversation.system = system or conversation.system
-    with disable_echo():  # keys typed while the model loads go to the prompt
-        source = find(model, load, DISPLAY)
-        template_worker.start()
-        loaded_model = open_model(source, load)
-        loaded_model.target.vocabulary.chats.check()
-    check_sampling(loaded_model.target.vocabulary, sampling_settings)
-    reasoning.check(loaded_model.target.vocabulary.chat_template)
     options = ChatOptions(
-        replace(load, hf_repo=None),
+        load,
         sampling_settings,
         acceptance,
         reasoning,
@@ -94,7 +82,7 @@ def chat(
         markdown=not no_markdown,
         keep=keep or resume,
     )
-    session = Session(source, loaded_model, options, conversation, interactive=interactive, trace=writer)
+    session = open_session(model, options, trace, conversation=conversation, interactive=interactive)
     if show_drafts:
         try:
             chat_commands.set_drafts(session, True)
@@ -127,13 +115,11 @@ def _talk(session: Session, first: str | None) -> None:
     if first is not None:
         session.ask(first)
     note(f"{'' if first is None else 'the chat continues; '}/help lists commands, Ctrl-D exits")
-    terminal = Terminal(ChatCompleter(), lambda: _toolbar(session), lambda: _message_to_edit(session))
+    terminal = Terminal(ChatCompleter(), lambda: _toolbar(session))
+    session.edit_line = terminal.edit
     with suppress(EOFError):
-        for line in terminal:
-            if line.strip():
-                _handle(session, line)
-            else:
-                session.editing = False
+        for line in filter(str.strip, terminal):
+            _handle(session, line)
 
 
 def _toolbar(session: Session) -> str:
@@ -146,14 +132,6 @@ def _toolbar(session: Session) -> str:
     if session.options.keep:
         parts.append("saved")
     return printable(" · ".join(parts))
-
-
-def _message_to_edit(session: Session) -> str | None:
-    """Return the message to edit as the user would type it, or `None` if the user does not edit a message."""
-    if not session.editing:
-        return None
-    text = session.conversation.turns[-1].user
-    return text if isinstance(chat_commands.parse(text), str) else f"/{text}"
 
 
 def _answer_all(session: Session, first: str | None) -> bool:
@@ -171,11 +149,8 @@ def _answer_all(session: Session, first: str | None) -> bool:
 
 def _handle(session: Session, line: str) -> bool:
     """Run a command or answer a message, and return True if it succeeded; EOFError exits the chat."""
-    editing, session.editing = session.editing, False
     parsed_line = chat_commands.parse(line)
-    if not isinstance(parsed_line, str):
-        return chat_commands.run(session, *parsed_line)
-    return session.regenerate(parsed_line) if editing else session.ask(parsed_line)
+    return session.ask(parsed_line) if isinstance(parsed_line, str) else chat_commands.run(session, *parsed_line)
 
 
 class ChatCompleter(Completer):

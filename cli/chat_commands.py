@@ -109,13 +109,16 @@ def _retry(session: Session, _argument: str) -> bool:
 
 def _edit(session: Session, text: str) -> bool | None:
     """Edit the last message and regenerate the answer."""
-    _last(session)
-    if text:
-        return session.regenerate(text)
-    if not session.interactive:
-        raise NGramSpecError("/edit requires the new message as its argument if input is not a terminal")
-    session.editing = True
-    return None
+    message = _last(session).user
+    if not text:
+        if session.edit_line is None:
+            raise NGramSpecError("/edit requires the new message as its argument if input is not a terminal")
+        # The message is shown as the user would type it.
+        command = parse(session.edit_line(message if isinstance(parse(message), str) else f"/{message}"))
+        if not isinstance(command, str):
+            return run(session, *command)
+        text = command
+    return session.regenerate(text) if text.strip() else None
 
 
 def _undo(session: Session, _argument: str) -> None:

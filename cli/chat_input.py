@@ -88,14 +88,10 @@ class _CleanHistory(FileHistory):
 
 
 class Terminal:
-    """User turns typed at a terminal.
+    """User turns typed at a terminal; `toolbar` returns the line below the prompt at every key."""
 
-    `toolbar` returns the line below the prompt at every key, and `editing` the message to edit, or `None`.
-    """
-
-    def __init__(self, completer: Completer, toolbar: Callable[[], str], editing: Callable[[], str | None]) -> None:
-        self._editing = editing
-        self._warned = False
+    def __init__(self, completer: Completer, toolbar: Callable[[], str]) -> None:
+        self._editing = self._warned = False
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
             completer=completer,
@@ -114,18 +110,21 @@ class Terminal:
         self._session.default_buffer.on_text_changed += self._calm
 
     def __iter__(self) -> Iterator[str]:
-        """Yield turns and commands until Ctrl-D, and "" if Ctrl-C cancels the editing of a message."""
-        while True:
-            text = self._editing()
-            self._warned = False
-            try:
-                line = self._session.prompt("> " if text is None else "edit> ", default=text or "", handle_sigint=False)
-            except EOFError:
-                return
-            except KeyboardInterrupt:
-                yield ""
-                continue
-            yield unquote(clean(line))
+        """Yield turns and commands until Ctrl-D."""
+        with suppress(EOFError):
+            while True:
+                self._warned = False
+                yield unquote(clean(self._session.prompt("> ", handle_sigint=False)))
+
+    def edit(self, text: str) -> str:
+        """Return a line as the user changes it; "" if Ctrl-C cancels that."""
+        self._editing = True
+        try:
+            return unquote(clean(self._session.prompt("edit> ", default=text, handle_sigint=False)))
+        except KeyboardInterrupt:
+            return ""
+        finally:
+            self._editing = False
 
     def _calm(self, _buffer: Buffer) -> None:
         self._warned = False
@@ -135,7 +134,7 @@ class Terminal:
 
         @bindings.add("c-c", filter=~is_searching)
         def _clear(event: KeyPressEvent) -> None:
-            if self._editing() is not None:
+            if self._editing:
                 event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
             elif event.current_buffer.text:
                 event.current_buffer.reset()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -15,9 +16,10 @@ from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, s
 from ngramspec.chat.families import AnswerParser, find_open_tag, reasoning_tags
 from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
+from ngramspec.chat.template import worker as template_worker
 from ngramspec.data import NGramSpecError, encode
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
-from ngramspec.loading.load import LoadedModel, open_resolved
+from ngramspec.loading.load import LoadedModel, find, open_resolved
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.reasoning import budget_for
@@ -28,7 +30,7 @@ from ngramspec.storage import state_folder
 from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView, MemoryTip
 from .console import Terminated, fail, format_error, guard_stdout, note, print_error
-from .options import DISPLAY, keep, parse_stop, predict_option, token_limit
+from .options import DISPLAY, check_sampling, keep, parse_stop, predict_option, token_limit
 from .reasoning_options import ENABLE, ReasoningOptions
 from .show import AnswerReport, counting_bar
 
@@ -83,6 +85,20 @@ def load_last() -> tuple[Conversation, str]:
     return load(conversation_path())
 
 
+def open_session(model: str | None, options: ChatOptions, trace: Path | None, **more: Any) -> Session:
+    """Load a model, and check that it supports the options of a session; `more` are further arguments of `Session`."""
+    writer = TraceWriter(trace) if trace is not None else None
+    with disable_echo():  # keys typed while the model loads go to the prompt
+        source = find(model, options.load, DISPLAY)
+        template_worker.start()
+        loaded_model = open_model(source, options.load)
+        vocabulary = loaded_model.target.vocabulary
+        vocabulary.chats.check()
+    check_sampling(vocabulary, options.sampling)
+    options.reasoning.check(vocabulary.chat_template)
+    return Session(source, loaded_model, options, trace=writer, **more)
+
+
 class Session:
     """State of a chat that lasts longer than a turn.
 
@@ -100,7 +116,8 @@ class Session:
         trace: TraceWriter | None = None,
     ) -> None:
         self._load(source, loaded_model)
-        self.options = options
+        # The argument -hf must not name another model that /model opens.
+        self.options = replace(options, load=replace(options.load, hf_repo=None))
         self.conversation = conversation or Conversation()
         self.interactive, self._trace = interactive, trace
         self.view = AnswerView(markdown=options.markdown)
@@ -109,7 +126,8 @@ class Session:
         self.answers = 0  # number of answers
         self.attachments: list[str] = []  # texts inserted before the next message
         self.prediction = ""  # text that the next answer is likely to copy
-        self.editing = False  # True if the user's next message replaces the last one
+        # Function that lets the user change a line; `None` if input is not a terminal.
+        self.edit_line: Callable[[str], str] | None = None
         self._report = AnswerReport()
         self._tip = MemoryTip()
         self._opening = ""  # start of the answer that is part of the last prompt

@@ -18,17 +18,14 @@ from typing import Annotated
 import typer
 
 from ngramspec.chat.stream import Delta
-from ngramspec.chat.template import worker as template_worker
 from ngramspec.instruments.reports.report import MAX_LISTED, Piece
-from ngramspec.instruments.trace import TraceWriter
-from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import TextRules, option
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import atomic_path
 
 from .chat_commands import format_attachment
-from .chat_session import ChatOptions, Session, open_model
+from .chat_session import ChatOptions, Session, open_session
 from .chat_view import AnswerView
 from .console import (
     MAX_COLUMNS,
@@ -43,18 +40,7 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .options import (
-    DISPLAY,
-    MODEL,
-    TRACE,
-    SamplingOptions,
-    check_sampling,
-    choose_model,
-    is_model,
-    keep,
-    predict_option,
-    token_limit,
-)
+from .options import MODEL, TRACE, SamplingOptions, choose_model, is_model, keep, predict_option, token_limit
 from .reasoning_options import ReasoningOptions
 from .show import LIMITS, check_writable, counting_bar
 
@@ -103,16 +89,10 @@ def edit(
             usage_error(f"--write requires a file, got {name}")
         check_writable(name)
     label, text = "stdin" if name == "-" else name, file.replace("\r\n", "\n")
-    writer = TraceWriter(trace) if trace is not None else None
-    source = find(choose_model(model, model_option), load, DISPLAY)
-    template_worker.start()
-    loaded_model = open_model(source, load)
-    vocabulary, drafter = loaded_model.target.vocabulary, loaded_model.drafter
-    check_sampling(vocabulary, sampling_settings)
-    reasoning.check(vocabulary.chat_template)
     n = -1 if predict is None else predict
     options = ChatOptions(load, sampling_settings, acceptance, reasoning, rules, random_seed=True, predict=n)
-    session = Session(source, loaded_model, options, trace=writer)
+    session = open_session(choose_model(model, model_option), options, trace)
+    drafter = session.decoder.drafter
     session.prediction = text if drafter is not None and drafter.prediction is not None else ""
     answer, ending, stats = _generate(session, label, text, instruction, is_bounded=predict is None)
     new_text = find_file(answer, text)

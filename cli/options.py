@@ -11,9 +11,9 @@ import math
 import os
 import random
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, TypeVar, get_args, get_origin, get_type_hints
 
@@ -36,7 +36,6 @@ from .console import defer_signals, fail, note, read_text, usage_error
 from .models import complete_model
 from .show import download_bar
 
-T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., None])
 
 Model = Annotated[
@@ -299,32 +298,18 @@ def setting(name: str, default: Any) -> Any:
     return field(default=default, metadata=_SETTINGS[name].metadata)
 
 
-def _with_fields(declared: Mapping[str, tuple[Any, Any]]) -> Callable[[type[T]], type[T]]:
-    """Make a class a dataclass that begins with these fields, types and declarations, except those that it has."""
-
-    def make(group: type[T]) -> type[T]:
-        own = inspect.get_annotations(group)
-        for name in declared.keys() - own.keys():
-            setattr(group, name, declared[name][1])
-        group.__annotations__ = {name: hint for name, (hint, _) in declared.items() if name not in own} | own
-        return dataclass(frozen=True, slots=True)(group)
-
-    return make
-
-
-def _sampling_fields() -> dict[str, tuple[Any, Any]]:
-    """Return the settings of `Sampling`; those that are parsed are texts here, or `None`."""
+def _sampling_fields() -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings of `Sampling`; those that are parsed are texts here, or `None`."""
     hints = get_type_hints(Sampling)
-    return {
-        name: (hints[name], setting(name, _SETTINGS[name].default))
-        if spec.parse is None
-        else ((list[str] if spec.repeatable else str) | None, setting(name, None))
-        for name, spec in _OPTIONS.items()
-    }
+    for name, spec in _OPTIONS.items():
+        if spec.parse is None:
+            yield name, hints[name], setting(name, _SETTINGS[name].default)
+        else:
+            yield name, (list[str] if spec.repeatable else str) | None, setting(name, None)
 
 
-@_with_fields(_sampling_fields())
-class SamplingOptions:
+@dataclass(frozen=True)
+class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=True)):  # type: ignore[misc]
     """Options for llama.cpp's samplers, in its default order, and for the acceptance of drafts."""
 
     grammar: str | None = setting("grammar", None)
@@ -415,9 +400,8 @@ REASONS = {flag: reason for flags, reason in _ROWS["unsupported"].items() for fl
 """Reasons why options are rejected, by flag."""
 
 
-def _fields_without_effect() -> dict[str, tuple[Any, Any]]:
-    """Return a field for each row: a flag, or a value with choices or any value, which are the row's last word."""
-    result: dict[str, tuple[Any, Any]] = {}
+def _fields_without_effect() -> Iterator[tuple[str, Any, Any]]:
+    """Yield a field for each row: a flag, or a value with choices or any value, which are the row's last word."""
     for words, reason in (_ROWS["always"] | _ROWS["no_effect"]).items():
         flags = [word for word in words.split() if word.startswith("-")]
         name = next(flag for flag in flags if flag.startswith("--")).removeprefix("--").replace("-", "_")
@@ -425,12 +409,11 @@ def _fields_without_effect() -> dict[str, tuple[Any, Any]]:
         hint: Any = bool
         if values:
             hint = Optional[str if len(values[0]) == 1 else Literal[tuple(values[0])]]  # noqa: UP045 - made at run time
-        result[name] = hint, option(None if values else False, *flags, help=reason, is_hidden=True)
-    return result
+        yield name, hint, option(None if values else False, *flags, help=reason, is_hidden=True)
 
 
-@_with_fields(_fields_without_effect())
-class NoEffect:
+@dataclass(frozen=True)
+class NoEffect(make_dataclass("_Flags", _fields_without_effect(), frozen=True)):  # type: ignore[misc]
     """Options of llama-server that are accepted and change nothing; cli/README.md lists them."""
 
     def report(self) -> None:

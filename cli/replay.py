@@ -30,7 +30,7 @@ from ngramspec.user_class import FORM
 from .conditions import Conditions
 from .console import fail, note, pluralize, read_bytes, reraise, usage_error
 from .options import DISPLAY, open_vocabulary
-from .show import Output, PostOptions, command_line, counting_bar, json_option, run_pieces, slow_core
+from .show import Output, command_line, counting_bar, run_pieces, slow_core
 
 FRONT = 512  # context tokens for timing the passes of --model
 _CURVES = ", ".join(CURVES)
@@ -45,7 +45,7 @@ _LOAD = {
 
 def replay(
     load: Annotated[LoadSettings, (*POLICY, *MODEL), _LOAD],
-    post: PostOptions,
+    output: Annotated[Output, {"as_json": "Write all figures as JSON; -: to stdout instead of the table."}],
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, as JSON Lines or plain text pairs; -: stdin."),
@@ -76,7 +76,6 @@ def replay(
     ),
     strict: bool = option(False, help="Fail on broken entries instead of skipping them."),
     include_text: bool = option(False, help="Show the first answer of each category with its drafts in --html."),
-    as_json: str | None = json_option("all figures"),
 ) -> None:
     """Estimate the speed-up from drafting on recorded conversations.
 
@@ -97,7 +96,7 @@ def replay(
     To share the results, --markdown prints a table, --svg draws the gains, and --html writes a page with all figures.
     They contain no text of the conversations, unless --include-text adds the first answer of each category to the page.
     """
-    if include_text and post.html is None:
+    if include_text and output.html is None:
         usage_error("--include-text requires --html")
     if model is None and any(getattr(load, name) != getattr(LoadSettings(), name) for name in MODEL):
         usage_error("-c, -ngl, --device and other options for loading a model require --model")
@@ -108,7 +107,6 @@ def replay(
         usage_error(str(error))
     curves = _find_curves(curve or [])
     sources = {name: "from a file" for name in curves if name not in CURVES}
-    output = Output(as_json, post)
     with ExitStack() as stack:
         transcripts = _read(files, strict=strict)
         target = None

@@ -258,30 +258,29 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     return reason if is_expensive else "no gain: little repeated"
 
 
-def json_option(what: str) -> Any:
-    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout instead of the table.")
-
-
 @dataclass(frozen=True, slots=True)
-class PostOptions:
+class Output:
+    """Options for the results of a command, which are shown on stdout and written to the requested files.
+
+    Each file is written completely or not at all. If one of them is written to stdout, nothing else may be written
+    there.
+    """
+
     markdown: bool = option(False, help="Print only a Markdown table and the command that reproduces it.")
     svg: str | None = option(None, metavar="FILE|-", help="Write a chart as SVG; -: to stdout.")
     html: str | None = option(None, metavar="FILE|-", help="Write an HTML page with tables and charts; -: to stdout.")
+    as_json: str | None = option(
+        None, "--json", metavar="FILE|-", help="Write all results as JSON; -: to stdout instead of the table."
+    )
 
+    @property
+    def _names(self) -> dict[str, str]:
+        """Name of each requested file, or "-" for stdout, by its option."""
+        table = "-" if self.markdown else None
+        names = {"--markdown": table, "--svg": self.svg, "--html": self.html, "--json": self.as_json}
+        return {flag: name for flag, name in names.items() if name is not None}
 
-class Output:
-    """Results of a command, shown on stdout and written to the requested files.
-
-    The constructor checks that the files are writable, and each file is written completely or not at all. If one of
-    them is written to stdout (`silent`), nothing else may be written there.
-    """
-
-    def __init__(self, as_json: str | None, post: PostOptions | None = None) -> None:
-        post = post or PostOptions()
-        table = "-" if post.markdown else None
-        names = {"--markdown": table, "--svg": post.svg, "--html": post.html, "--json": as_json}
-        self._names = {flag: name for flag, name in names.items() if name is not None}
-        self.silent = "-" in self._names.values()
+    def __post_init__(self) -> None:
         flags_by_file: dict[str, str] = {}
         for flag, name in self._names.items():
             check_writable(name)
@@ -293,7 +292,7 @@ class Output:
     def write(self, report: Report, document: dict[str, Any]) -> None:
         """Show a report unless a file is written to stdout, and create and write only the requested files."""
         try:
-            if not self.silent:
+            if "-" not in self._names.values():
                 with guard_stdout():
                     print_report([*report_parts(report)])
         finally:

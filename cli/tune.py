@@ -26,7 +26,7 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .conditions import Conditions
 from .console import defer_signals, fail, note, reraise, usage_error
 from .options import DISPLAY, Model
-from .show import Output, command_line, json_option, run_pieces
+from .show import Output, command_line, run_pieces
 from .tune_quants import DEPTH as QUANTS_DEPTH
 from .tune_quants import tune_quants
 
@@ -35,6 +35,7 @@ DEPTH = 2048  # default number of tokens in the long context
 
 def tune(
     load: Annotated[LoadSettings, LOADING],
+    output: Annotated[Output, ("as_json",)],
     model: Model = None,
     quants: bool = option(
         False, help="Compare quantisations of MODEL, or of a shape, instead of settings; weights are random."
@@ -49,7 +50,6 @@ def tune(
     ),
     apply: bool = option(False, help="Save the recommended settings; other commands then use them for this model."),
     reset: bool = option(False, help="Delete all that tune saved for MODEL, without measuring."),
-    as_json: str | None = json_option("all results"),
 ) -> None:
     """Find the settings under which a model is fastest here.
 
@@ -79,7 +79,6 @@ def tune(
     if reset:
         _reset(load, model)
         return
-    output = Output(as_json)
     if quants:
         tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
         return

@@ -18,13 +18,14 @@ from ngramspec.sampling.settings import allow_int_range, allow_range, option
 from .conditions import Conditions, exact_mode, load_settings
 from .console import fail, note, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model
-from .show import Output, command_line, json_option, run_pieces
+from .show import Output, command_line, run_pieces
 
 MODELS = ("draft_model", "gpu_layers_draft", "device_draft", "threads_draft", "mtp", "drafter")
 
 
 def verify(
     load: Annotated[LoadSettings, (*LOADING, *MODELS)],
+    output: Annotated[Output, ("as_json",)],
     model: Model = None,
     prompts: Path | None = PROMPTS,
     predict: int = option(64, "-n", "--predict", help="Maximum number of tokens per text.", allowed=allow_range(2)),
@@ -32,7 +33,6 @@ def verify(
         50.0, help="Time for the checks in seconds, after loading.", allowed=allow_range(1, 86400)
     ),
     seed: int = option(0, "-s", "--seed", help="Random seed.", allowed=allow_int_range(0, 2**32 - 1)),
-    as_json: str | None = json_option("all results"),
 ) -> None:
     """Check that drafting does not change the output of a model on this machine.
 
@@ -50,7 +50,6 @@ def verify(
     # A memory that one run fills would change the next run.
     load = replace(load, no_memory=True)
     selection = load_prompts(prompts)
-    output = Output(as_json)
     files = find(model, load, DISPLAY)
     target = open_alone(files, load, DISPLAY)
     # Prompts of any length are allowed because they are cut to fit.

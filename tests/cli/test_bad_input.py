@@ -81,6 +81,7 @@ CONTRADICTIONS = [
     ("chat m.gguf hello", "(hello); pass a text with -p/--prompt (see ngramspec chat --help)"),
     ("serve --lora-scaled a.gguf", "--lora-scaled must be FILE:SCALE, got 'a.gguf'"),
     ("complete --lora-scaled a.gguf:inf", "--lora-scaled must be file names with a finite scale each, got "),
+    ("chat DEMO -c 512 -t 1 --show-drafts", "--show-drafts: drafts can only be shown in a terminal"),
     ("chat --lora a.gguf,", "--lora must be a list of file names, got 'a.gguf,'"),
     ("serve --ssl-key-file key.pem", "--ssl-key-file and --ssl-cert-file must be used together"),
     ("serve --chat-template llama5", "'llama5' is neither a Jinja template nor one of: bailing, "),
@@ -217,6 +218,7 @@ UNUSABLE = [
     ("complete --suffix gone.py", "gone.py: No such file"),
     ("complete --prediction gone.txt", "gone.txt: No such file"),
     ("chat -f gone.txt", "gone.txt: No such file"),
+    ("chat --resume", "there is no saved conversation; ngramspec chat --keep saves one"),
     ("complete --grammar-file gone.gbnf", "gone.gbnf: No such file"),
     ("complete --memory a/b", "'a/b' is not a valid name for a memory"),
     ("memory add --memory ../x .", "'../x' is not a valid name"),
@@ -265,13 +267,16 @@ def test_cli_without_command_prints_help(env: dict[str, str]) -> None:
 def test_complete_rejects_empty_or_undecodable_text(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "nothing.txt").touch()
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
-    run(env, *SMALL, tmp_path / "nothing.txt").assert_failed("nothing.txt is empty")
+    for command in (SMALL, ["chat"]):
+        run(env, *command, "-f", tmp_path / "nothing.txt").assert_failed("nothing.txt is empty")
     run(env, *SMALL, tmp_path / "latin.txt").assert_failed("latin.txt", "not UTF-8", "byte 2 is 0xfc")
     run(env, *SMALL).assert_failed("standard input is empty")
     run(env, *SMALL, stdin=b"\xff").assert_failed("standard input", "not UTF-8", "byte 0 is 0xff")
     for arguments in (["typo.gguf"], ["-m", "typo.gguf"], ["lmstudio:me/typo"]):
         run(env, *SMALL, *arguments).assert_failed("typo")
     run(env, *SMALL, stdin=b"half a character \xe2\x82").assert_failed("not UTF-8")
+    for stdin, words in ((b"\n\n", "standard input is empty"), (b"a\xff", "standard input is not UTF-8")):
+        run(env, "chat", "-f", "-", stdin=stdin).assert_failed(words)
 
 
 DRAFTER = """from ngramspec import Draft, Drafter

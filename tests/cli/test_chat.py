@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 from pathlib import Path
 
-import gguf
 import pytest
 from support.cli_runner import DEMO, NO_END_OPTIONS, RunResult, run, shell
 from support.http import demo_vocabulary
-from support.scripted_chat import make_generate
+from support.scripted_chat import TEMPLATE, make_generate
 from support.signals import by_signal, signal_after
-from support.templates import template_folder
-from support.tiny_gguf import write_changed_demo
 from support.tiny_models import write_model
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.instruments.trace import TracedPass, read_trace
 from ngramspec.llama.vocabulary import Vocabulary
 
 CHAT = ("chat", "-t", "1", "-c", "512", "-n", "12", "-s", "1", *NO_END_OPTIONS)
@@ -67,54 +62,6 @@ def test_chat_skips_oversized_and_undecodable_lines(env: dict[str, str], tmp_pat
     assert [m["content"] for m in messages(kept)[::2]] == ["one", "two"]
 
 
-ANSWERS = {
-    "openai-gpt-oss-120b": "<|channel|>analysis<|message|>Hm.<|end|>"
-    "<|start|>assistant<|channel|>final<|message|>Hello.",
-    "google-gemma-4-31B-it": "<|channel>thought\nHm.<channel|>Hello.",
-    "mistralai-Ministral-3-14B-Reasoning-2512": "[THINK]Hm.[/THINK]Hello.",
-    "Qwen-Qwen3-0.6B": "<think>\nHm.\n</think>\n\nHello.",
-}
-"""Answers of model families with reasoning, by the names of their chat templates."""
-
-MARK = re.compile(r"(<\|?/?[a-z]+\|?>|\[/?[A-Z]+\])")
-
-
-@pytest.mark.parametrize(
-    "template",
-    [pytest.param(name, marks=pytest.mark.exhaustive if number else ()) for number, name in enumerate(ANSWERS)],
-)
-def test_chat_separates_reasoning_of_each_family(env: dict[str, str], tmp_path: Path, template: str) -> None:
-    if (folder := template_folder()) is None:
-        pytest.skip("the chat templates of llama.cpp are missing; set LLAMA_CPP_TEMPLATES to their folder")
-    parts = [part for part in MARK.split(ANSWERS[template]) if part]
-    # If a vocabulary lacks the last two, llama.cpp considers <|end|> as the end of gpt-oss' answers.
-    marks = list(dict.fromkeys([*filter(MARK.fullmatch, parts), "<|return|>", "<|call|>"]))
-    fields = gguf.GGUFReader(DEMO).fields
-    tokens, kinds = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
-    first = len(tokens) - len(marks)
-    changes = {
-        "tokenizer.ggml.tokens": [*tokens[:first], *marks],
-        "tokenizer.ggml.token_type": [*kinds[:first], *[int(gguf.TokenType.CONTROL)] * len(marks)],
-        "tokenizer.chat_template": (folder / f"{template}.jinja").read_text("utf-8"),
-    }
-    model, trace = write_changed_demo(tmp_path / "model.gguf", changes), tmp_path / "trace.jsonl"
-    rule = " ".join(f"<[{first + marks.index(part)}]>" if part in marks else json.dumps(part) for part in parts)
-    plain = ("-t", "1", "-c", "2048", "--no-draft", "--exact", "off", "--trace", trace)
-    options = [*plain, "--grammar", f"root ::= {rule}"]
-    done = run(env, "chat", "-m", model, *options, stdin=b"hi\nagain\n/save chat.json\n", cwd=tmp_path).ok()
-    assert done.out == "Hello.\nHello.\n"
-    assert done.err.splitlines().count("Hm.") == 2
-    assert not MARK.search(done.err)
-    answer = {"role": "assistant", "content": "Hello.", "reasoning_content": "Hm."}
-    talk = [{"role": "user", "content": "hi"}, answer, {"role": "user", "content": "again"}, answer]
-    assert messages(tmp_path / "chat.json") == talk
-    # The next prompt is the one that the server makes of these messages.
-    prompt = Vocabulary(model).chats.tokens(talk[:3])
-    passes = [item for item in read_trace(trace.read_bytes().splitlines()) if isinstance(item, TracedPass)]
-    start = [item for item in passes if item.step.batch == 0][1]
-    assert (start.step.position, start.context) == (len(prompt), tuple(prompt[-len(start.context) :]))
-
-
 def test_chat_with_full_context_drops_oldest_turns(env: dict[str, str]) -> None:
     # These letters rarely merge into tokens, so each question fits into the context, but five do not.
     done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128").ok()
@@ -149,17 +96,6 @@ def test_chat_with_random_seed_prints_seed_that_repeats_session(env: dict[str, s
     assert "seed" not in pipe(env, "hello\n", "--temp", "0").err
 
 
-def test_chat_with_invalid_usage_prints_one_line_error(env: dict[str, str]) -> None:
-    for options, stdin, code, words in (
-        (["--show-drafts"], b"hello\n", 2, "terminal"),
-        (["-f", os.devnull], b"hello\n", 1, f"{os.devnull} is empty"),
-        (["-f", "-"], b"\n\n", 1, "standard input is empty"),
-        (["-f", "-"], b"a\xff", 1, "standard input is not UTF-8"),
-        (["--resume"], b"hello\n", 1, "there is no saved conversation; ngramspec chat --keep saves one"),
-    ):
-        pipe(env, stdin, *options).assert_failed(words, code=code)
-
-
 def test_chat_with_invalid_template_fails(env: dict[str, str], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")
     run(env, "chat", str(path), "-c", "64", stdin=b"hi\n").assert_failed("the chat template is not valid Jinja: ")
@@ -174,6 +110,23 @@ def test_chat_with_closed_stdout_exits_normally(env: dict[str, str]) -> None:
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculativeDecoder, "generate", make_generate(ANSWER))
+
+
+def test_chat_separates_reasoning_from_answers(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Vocabulary, "chat_template", TEMPLATE)
+    generate, prompts = make_generate("<think>\nHm.\n</think>\n\nHello."), list[list[int]]()
+    monkeypatch.setattr(SpeculativeDecoder, "generate", lambda _, p, **more: prompts.append(p) or generate(p))
+    done = pipe(env, "hi\nagain\n/save chat.json\n", folder=tmp_path).ok()
+    assert done.out == "Hello.\nHello.\n"
+    assert done.err.splitlines().count("Hm.") == 2
+    assert "think>" not in done.err
+    answer = {"role": "assistant", "content": "Hello.", "reasoning_content": "Hm."}
+    talk = [{"role": "user", "content": "hi"}, answer, {"role": "user", "content": "again"}, answer]
+    assert messages(tmp_path / "chat.json") == talk
+    # The next prompt is the one that the server makes of these messages.
+    assert prompts[1] == Vocabulary(DEMO).chats.tokens(talk[:3])
 
 
 @pytest.mark.usefixtures("says")

@@ -104,9 +104,10 @@ def test_commands_without_turn_or_terminal_fail(session: Session, capsys: Captur
     check_refused(session, capsys, {"/undo": empty, "/retry": empty, "/edit": empty, "/copy": "requires a terminal"})
     session.conversation.turns.append(Turn("a", "b"))
     check_refused(session, capsys, {"/edit": "is not a terminal"})
-    session.interactive = True
+    shown = list[str]()
+    session.edit_line = lambda line: shown.append(line) or " "
     do(session, "/edit")
-    assert session.editing
+    assert (shown, users(session)) == (["a"], ["a"])
 
 
 def test_n_tokens_follows_turns(session: Session) -> None:
@@ -416,10 +417,10 @@ def test_keep_with_unwritable_folder_warns_and_stops_saving(session: Session, ca
 
 def test_terminal_handles_editing_keys(tmp_path: Path, capsys: Captured) -> None:
     """Ctrl-J, Alt-Enter, and Enter inside triple quotes start a new line; Ctrl-C clears the input; Tab completes."""
-    old: list[str | None] = [None]
     clear, end = "\x03", "\x04"
     with create_pipe_input() as keys, create_app_session(input=keys):
-        lines = iter(Terminal(ChatCompleter(), lambda: "", lambda: old[0]))
+        terminal = Terminal(ChatCompleter(), lambda: "")
+        lines = iter(terminal)
 
         def typed(text: str) -> str:
             keys.send_text(text)
@@ -431,14 +432,12 @@ def test_terminal_handles_editing_keys(tmp_path: Path, capsys: Captured) -> None
         assert typed("\x1b[200~pasted\nlines\x1b[201~\r") == "pasted\nlines"
         assert typed(f"abc{clear}/me\t\r") == "/memory"
         assert typed(f"{clear}again\r") == "again"
-        old[0] = "the old one"
-        assert typed("\x15new\r") == "new"
-        assert typed(clear) == ""
+        keys.send_text("\x15new\r" + clear)
+        assert [terminal.edit("the old one"), terminal.edit("the old one")] == ["new", ""]
         assert capsys.readouterr().err == "press Ctrl-C again, or use Ctrl-D or /quit, to exit\n"
-        old[0] = None
         for leaving in (clear + clear, end):
             keys.send_text(leaving)
-            assert list(Terminal(ChatCompleter(), lambda: "", lambda: None)) == []
+            assert list(terminal) == []
     history = tmp_path / "state" / "ngramspec" / "chat_history"
     assert "+/memory" in history.read_text().splitlines()
     assert history.stat().st_mode & 0o077 == 0

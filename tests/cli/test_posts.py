@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.show import PostOptions, command_line
+from ngramspec_cli.show import Output, command_line
 from support.cli_runner import DEMO, run
 from support.pages import Page, markdown_table, read_svg_words
 
@@ -112,7 +112,7 @@ def test_command_line_contains_only_names_of_files(tmp_path: Path) -> None:
     model = tmp_path / "a model.gguf"
     model.touch()
     own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--memory": False}
-    line = command_line("bench", [str(model), None], own, PostOptions(svg="x.svg"))
+    line = command_line("bench", [str(model), None], own, Output(svg="x.svg"))
     assert line == "ngramspec bench 'a model.gguf' -n 16 --category a --category 'b c' --strict --svg x.svg"
     adapters = LoadSettings(lora=((str(model), 1.0), ("a,b", 1.0)), lora_scaled=(("c", 0.5),))
     line = command_line("bench", [], {}, adapters)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import socket
 import stat
 import sys
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
-from unittest import mock
 
-import httpx
 import numpy as np
 import pytest
-from ngramspec_cli import serve as serve_module
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
 from support.cli_runner import COMMAND, PYTHONPATH, run
+from support.serving import serve
 from support.tmux import Terminal
 
 from ngramspec.llama.vocabulary import Vocabulary
@@ -80,14 +77,8 @@ def chat_at_a_terminal(home: Path, model: Path) -> None:
 
 def ask_the_server(env: dict[str, str]) -> None:
     """Send one request and stop the server."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
-    def ask() -> None:
-        httpx.post(f"http://127.0.0.1:{port}/completion", json={"prompt": SECRET, "n_predict": 8}).raise_for_status()
-
-    with mock.patch.object(serve_module, "wait_for_signal", ask):
-        done = run(env, "serve", "-t", "1", "-c", "512", "--exact", "off", "--port", str(port))
+    body = {"prompt": SECRET, "n_predict": 8}
+    done = serve(env, lambda http: http.post("/completion", json=body).raise_for_status(), model=())
     assert "POST /completion 200" in done.err
     assert SECRET not in done.err
 
