@@ -159,7 +159,6 @@ def _check_against(sampling: Sampling, excluded: Mapping[str, object]) -> None:
 
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
-    """Return the settings with the first requested policy, and the other policies."""
     if policy not in (*POLICIES, ALL) and not is_user_class(policy):
         usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
     first, *rest = POLICIES if policy == ALL else [policy]

@@ -75,7 +75,6 @@ def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
 
 
 def conversation_path() -> Path:
-    """Return the path of the saved conversation, which only the user can read."""
     return state_folder() / "chat_last.json"
 
 
@@ -295,7 +294,6 @@ class Session:
         return True
 
     def show_report(self, stats: Stats, ending: str, intro: str = "") -> None:
-        """Show the line after an answer, which names a random seed."""
         sampling = self.options.sampling
         seed = sampling.seed if self.options.random_seed and not sampling.greedy else None
         self._report.show(stats, self.decoder, self.target.governor, ending, seed=seed, intro=intro)

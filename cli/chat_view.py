@@ -25,7 +25,6 @@ _STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corre
 
 
 def format_step(step: Step, piece: Piece) -> Text:
-    """Return the text of a step with its draft: accepted and rejected tokens, and the target's token in their place."""
     text = Text(tab_size=4)
     for words, mark in spans_of(step, piece):
         # Rejected tokens are not part of the text, so a line break in them is shown as a symbol.

@@ -219,7 +219,6 @@ def _generate(
 
 
 def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
-    """Read the --prediction file; the program ends if the file is empty or cannot be used."""
     if beams is not None or load.no_draft:
         usage_error(f"--prediction cannot be combined with {'--no-draft' if load.no_draft else '--beams'}")
     if not supports_prediction(load.drafter):
@@ -289,7 +288,6 @@ def _read(source: str) -> str:
 
 
 def _make_prompt(before: str, after: str | None, target: Target, limit: int, *, truncate: bool) -> list[int]:
-    """Return the prompt tokens; the program ends if they leave no room for an answer."""
     length = len(before) + len(after or "")
     if length >= 1 << 20:
         # Tokenizing 30 MB would take a minute. The cut may change the first tokens of a text, so the limit is twice the

@@ -54,20 +54,14 @@ class Conditions:
         self._context = target.n_ctx
 
     @property
-    def _facts(self) -> tuple[str, str]:
-        """Kinds of GPU that the model uses, or "CPU"; and the settings."""
-        weights = self._target.weights
-        gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in weights.plan.gpus)
-        threads = pluralize(weights.n_threads, "thread")
-        settings = f"{threads}; --exact {self._exact}; {self.load}; {self._memory}"
-        return ", ".join(gpus) if weights.on_gpu else "CPU", settings
-
-    @property
     def lines(self) -> list[str]:
         """One line about the model, one about the machine, and one about settings and load."""
-        weights, (backend, settings) = self._target.weights, self._facts
+        weights = self._target.weights
+        gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in weights.plan.gpus)
         model = f"{self._file}: {weights.description}, {weights.size_bytes / 2**20:,.0f} MiB, context {self._context}"
-        return [model, f"{machine.name()}; {backend}", settings]
+        threads = pluralize(weights.n_threads, "thread")
+        settings = f"{threads}; --exact {self._exact}; {self.load}; {self._memory}"
+        return [model, f"{machine.name()}; {', '.join(gpus) if weights.on_gpu else 'CPU'}", settings]
 
     @property
     def origin(self) -> str:
@@ -76,9 +70,8 @@ class Conditions:
         enabled = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
         build_text = f"{version} ({enabled})" if enabled else version
         own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if find_uncompiled_modules() else "")
-        backend, settings = self._facts
-        model = f"{self._file} ({self._target.weights.description})"
-        return "; ".join([model, machine.name(), backend, build_text, own, settings])
+        model, (_, backend, settings) = f"{self._file} ({self._target.weights.description})", self.lines
+        return "; ".join([model, backend, build_text, own, settings])
 
     def to_json(self, command: str, load: LoadSettings) -> dict[str, Any]:
         weights = self._target.weights
@@ -119,7 +112,6 @@ def exact_mode(sizes: Sequence[int] | None) -> str:
 
 
 def load_settings(target: Target) -> dict[str, Any]:
-    """Return the settings that loading the model determined as JSON."""
     present = target.settings
     return {
         "context": target.n_ctx,

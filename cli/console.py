@@ -41,7 +41,6 @@ class Terminated(BaseException):
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a program that a signal ended with this exception."""
     return 143 if isinstance(error, Terminated) else 130
 
 

@@ -129,7 +129,6 @@ def _wrap(value: str, name: str = "") -> list[str]:
 
 
 def _costs(target: Target, times: PassTimes, *, is_timed: bool) -> list[str]:
-    """Return the costs of the usual batch sizes, and the evidence that they come from."""
     where = "earlier runs, with the threads that other programs left them; --remeasure times them now"
     if is_timed:
         where = f"this run, with {pluralize(target.governor.state.threads_batch, 'thread')}"
@@ -172,7 +171,6 @@ def _batches(
 
 
 def _facts(target: Target, name: str) -> dict[str, str]:
-    """Return the facts that decide the costs; `name` is the model's name for the user."""
     process_load().wait()
     weights, state = target.weights, target.governor.state
     size = f"{weights.n_params / 1e6:,.1f} M parameters, {weights.size_bytes / 2**20:,.0f} MiB"

@@ -60,7 +60,6 @@ TRACE: Path | None = option(
 
 
 def predict_option(default: int | None, help: str) -> Any:
-    """Return the option for the maximum number of tokens to generate."""
     allowed = Allowed(lambda n: n == -1 or n > 0, "at least 1, or -1 (until the context is full)")
     return option(default, "-n", "--predict", "--n-predict", help=help, allowed=allowed)
 
@@ -77,7 +76,6 @@ STOP: tuple[str, ...] = option(
 
 
 def choose_model(argument: str | None, model_option: str | None) -> str | None:
-    """Return the model that the argument or -m/--model names; the program ends if both do."""
     if argument is not None and model_option is not None:
         usage_error(f"two models were given: {argument} and -m {model_option}; remove one")
     return argument if model_option is None else model_option

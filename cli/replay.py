@@ -177,7 +177,6 @@ def _find_curves(names: Sequence[str]) -> dict[str, PassTimes]:
 
 
 def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
-    """Read all conversations of the files; notes on stderr name and count the skipped ones."""
     transcripts = Transcripts()
     for name in files:
         raw = read_bytes(name, "no conversations on standard input; pipe a file in")

@@ -321,7 +321,6 @@ def serve(
 
 
 def _shut_down(stack: ExitStack, server: Server, model: ServedModel, stop_answering: Callable[[], None]) -> None:
-    """Wait for running requests, but not longer than the time for them."""
     timer = threading.Timer(DRAIN_SECONDS + EXIT_SECONDS, _exit_late)
     timer.daemon = True
     timer.start()

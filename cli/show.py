@@ -198,15 +198,14 @@ class AnswerReport:
         self,
         stats: Stats,
         decoder: SpeculativeDecoder,
-        governor: ThreadGovernor | None,
+        governor: ThreadGovernor,
         ending: str,
         *,
         seed: int | None = None,
         intro: str = "",
     ) -> None:
         """Report on an answer that ended for a stop reason or was "stopped", "interrupted" or "failed"."""
-        busy_cores = governor.state.other_cores if governor is not None else None
-        is_busy = busy_cores is not None and busy_cores > CpuLoad.QUIET
+        is_busy = (governor.state.other_cores or 0) > CpuLoad.QUIET
         gain = None if decoder.drafter is None else format_gain(stats, decoder.times, is_busy=is_busy)
         figures = ", ".join(filter(None, (format_speed(stats), gain)))
         parts = [intro, ending if ending in ("stopped", "interrupted", "failed") else "", figures]
@@ -221,7 +220,7 @@ class AnswerReport:
             calls = pluralize(stats.close_calls, "token")
             note(f"note: rounding could have changed {calls}; --exact on prevents this")
         # Without -t, decoding leaves busy cores to other programs, with --exact off even if that changes bits.
-        is_fixed = governor is not None and not governor.adapts and governor.threads > 1
+        is_fixed = not governor.adapts and governor.threads > 1
         if is_fixed and is_busy and self._is_new("threads"):
             note("note: decoding would be faster without -t or with --exact off: other programs use the same cores")
 

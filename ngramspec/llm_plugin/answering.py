@@ -28,7 +28,6 @@ _SEED = _SAMPLING["seed"]  # -1 means a random one
 
 @cache
 def prompt_options() -> type[llm.Options]:
-    """Return the class of the options."""
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
     fields: dict[str, Any] = {name: _field(option, hints[name]) for name, option in (_SAMPLING | _LOADING).items()}
     fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
@@ -48,7 +47,6 @@ def _field(option: Option, kind: Any) -> tuple[Any, Any]:
 
 
 def load_settings(options: llm.Options) -> LoadSettings:
-    """Return the settings for loading the model; raise a ValueError if two options contradict each other."""
     return LoadSettings(**_given(options, _LOADING))
 
 

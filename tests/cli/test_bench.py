@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_bench_repeats_do_not_draft_from_earlier_answers(env: dict[str, str], tm
 
 
 def test_bench_names_the_memory_that_it_used(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
-    mine = env | {"XDG_DATA_HOME": str(tmp_path / "data")}
+    mine = env | {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     command = (*FAST, "-n", "4", "--prompts", prompts)
     empty = run(mine, *command, "--markdown").ok().out
     (tmp_path / "file.txt").write_text("one two three four five six seven eight nine ten " * 10)
@@ -88,8 +89,16 @@ def test_bench_names_the_memory_that_it_used(env: dict[str, str], prompts: Path,
     unused = run(mine, *command, "--no-memory", "--markdown").ok().out
     for shown in (empty, unused):
         assert ("; no memory;" in shown, shown.count(" --no-memory"), shown.count("memory")) == (True, 1, 2)
-    used = run(mine, *command, "--markdown").ok().out
-    assert ("; memory default, " in used, " --memory default" in used, used.count("memory")) == (True, True, 2)
+    (store,) = (tmp_path / "data").rglob("*.memory")
+    run(mine, "memory", "save-answers", "on").ok()
+    before = store.read_bytes()
+    used = run(mine, *command, "--markdown").ok()
+    assert all(words in used.out for words in ("; memory default, ", " --memory default"))
+    assert used.out.count("memory") == 2
+    assert re.search(r"also drafting from a memory of \d+ tokens; --no-memory disables it", used.err)
+    assert run(mine, *command, "--json", "-").json["memory"]["name"] == "default"
+    assert run(mine, *command, "--no-memory", "--json", "-").json["memory"] is None
+    assert store.read_bytes() == before
 
 
 def test_bench_with_exact_mode_and_sampling_writes_json_to_stdout(

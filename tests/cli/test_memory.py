@@ -322,21 +322,6 @@ def test_complete_and_chat_draft_from_memory_and_save_answers(
         store.clear()
 
 
-def test_bench_drafts_from_memory_and_leaves_it_unchanged(
-    home: dict[str, str], given: list[Memory | None], fill: Fill, tmp_path: Path
-) -> None:
-    write_save_answers(True)
-    store = fill("work")
-    text = tmp_path / "text.txt"
-    text.write_text("def add(a, b):\n")
-    line = ["bench", *SPY, "--prompts", str(text), "-n", "4", "--repeat", "1", "--json", "-"]
-    done = run(home, *line, "--memory", "work").ok()
-    assert "also drafting from a memory of 5 tokens; --no-memory disables it" in done.err
-    assert done.json["memory"] == {"name": "work", "tokens": 5}
-    assert len(store.documents()) == 1
-    assert run(home, *line, "--no-memory").json["memory"] is None
-
-
 TEXT = b"def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 1\n\n\ndef h(x):\n"
 SHORT = ("-t", "1", "-c", "512", "--exact", "off", "--temp", "0", "--policy", "fixed")
 COMPLETE = ("complete", DEMO, "-n", "60", *SHORT)

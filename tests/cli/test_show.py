@@ -90,7 +90,7 @@ def test_answer_report_prints_one_line_and_each_note_once(capsys: Captured) -> N
     report = AnswerReport()
     shown = []
     for ending, seed in (("length", 2**32 - 1), ("length", 2**32 - 1), ("stopped", 7)):
-        report.show(stats, decoder, None, ending, seed=seed)
+        report.show(stats, decoder, ThreadGovernor(1, 1), ending, seed=seed)
         shown.append(capsys.readouterr().err.splitlines())
     line = "33 tokens at 8.0 tokens/s, 1.60 times as fast with drafts"
     limit = "stopped at the token limit (-n/--predict)"
