@@ -34,11 +34,9 @@ def chat(
     rules: TextRules,
     model: Model = None,
     predict: int = PREDICT,
-    system: str | None = option(None, "-sys", "--system", help="System message."),
-    file: str | None = option(
-        None, "-f", "--file", metavar="FILE|-", help="File with the first user message; -: all of stdin."
-    ),
-    prompt: str | None = option(None, "-p", "--prompt", metavar="TEXT", help="First user message, unchanged."),
+    system: str | None = option(None, "-sys", help="System message."),
+    file: str | None = option(None, "-f", metavar="FILE|-", help="File with the first user message; -: all of stdin."),
+    prompt: str | None = option(None, "-p", metavar="TEXT", help="First user message, unchanged."),
     stop: tuple[str, ...] = STOP,
     show_drafts: bool = option(
         False, help="Show accepted draft tokens in green, rejected ones in red, corrections in blue."

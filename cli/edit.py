@@ -67,7 +67,7 @@ def edit(
         None, "Maximum number of tokens; -1: until the context is full; default: 1024 + twice the file's."
     ),
     diff: bool = option(False, help="Print a unified diff instead of the new file."),
-    write: bool = option(False, "-w", "--write", help="Replace the file instead of printing the new one."),
+    write: bool = option(False, "-w", help="Replace the file instead of printing the new one."),
     trace: Path | None = TRACE,
 ) -> None:
     """Change a file as an instruction says.

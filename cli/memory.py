@@ -45,7 +45,6 @@ def add(
     model: str | None = option(
         None,
         "-m",
-        "--model",
         metavar="MODEL",
         help="Model whose tokenizer is used; the file needs no weights. Default: the default model.",
     ),

@@ -52,10 +52,10 @@ MODEL: Any = option(None, "-m", "--model", metavar="MODEL", help="Model, instead
 """Option that `expand_groups` adds to each command with a `Model`."""
 
 PROMPTS: Path | None = option(
-    None, "--prompts", metavar="DIR|FILE", help="Folder or file with prompts; default: the packaged prompts."
+    None, metavar="DIR|FILE", help="Folder or file with prompts; default: the packaged prompts."
 )
 TRACE: Path | None = option(
-    None, "--trace", metavar="FILE", help="Record every decode call in FILE; show it with ngramspec trace."
+    None, metavar="FILE", help="Record every decode call in FILE; show it with ngramspec trace."
 )
 
 
@@ -70,9 +70,7 @@ def parse_stop(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-STOP: tuple[str, ...] = option(
-    (), "--stop", help="Stop before this text; repeatable.", parse=parse_stop, repeatable=True
-)
+STOP: tuple[str, ...] = option((), help="Stop before this text; repeatable.", parse=parse_stop, repeatable=True)
 
 
 def choose_model(argument: str | None, model_option: str | None) -> str | None:
@@ -314,11 +312,9 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
     grammar_file: Path | None = option(
         None, metavar="FILE", help="File with a GBNF grammar that constrains the output."
     )
-    json_schema: str | None = option(
-        None, "-j", "--json-schema", metavar="JSON", help="JSON schema that constrains the output."
-    )
+    json_schema: str | None = option(None, "-j", metavar="JSON", help="JSON schema that constrains the output.")
     json_schema_file: Path | None = option(
-        None, "-jf", "--json-schema-file", metavar="FILE", help="File with a JSON schema that constrains the output."
+        None, "-jf", metavar="FILE", help="File with a JSON schema that constrains the output."
     )
     seed: int = setting("seed", -1)
     rule: Literal["coupled", "match", "rejection"] | None = option(

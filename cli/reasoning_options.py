@@ -19,7 +19,6 @@ class ReasoningOptions:
     reasoning: Literal["auto", "on", "off"] = option(
         "auto",
         "-rea",
-        "--reasoning",
         help="Reasoning before answers, if the chat template can turn it off; auto: on if it can reason.",
     )
     reasoning_budget: int = option(

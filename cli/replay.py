@@ -62,7 +62,7 @@ def replay(
         f" {_CURVES}.",
     ),
     model: str | None = option(
-        None, "-m", "--model", metavar="MODEL", help="Use the costs of this model here; measured if it never ran here."
+        None, "-m", metavar="MODEL", help="Use the costs of this model here; measured if it never ran here."
     ),
     vocab: Path | None = option(
         None,

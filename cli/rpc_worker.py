@@ -19,7 +19,7 @@ def rpc_worker(
     host: str = option("127.0.0.1", help="IPv4 address of this machine to listen on, in a trusted network."),
     port: int = option(50052, help="Port.", allowed=allow_int_range(1, 65535)),
     threads: int | None = option(
-        None, "-t", "--threads", help="Number of CPU threads; default: the number of physical cores.", allowed=THREADS
+        None, "-t", help="Number of CPU threads; default: the number of physical cores.", allowed=THREADS
     ),
     cache: bool = option(False, help="Cache large tensors on this machine, so that they are sent only once."),
 ) -> None:

@@ -83,7 +83,6 @@ class ServeOptions:
     alias: str | None = option(
         None,
         "-a",
-        "--alias",
         metavar="NAME,...",
         help="Model names for clients, the first one in the alphabet for responses; default: the file name.",
     )
@@ -116,16 +115,11 @@ class ServeOptions:
         None, metavar="NAME", help="Additional accepted host name of this server; repeatable."
     )
     parallel: int = option(
-        4,
-        "-np",
-        "--parallel",
-        help="Maximum number of requests at once; others wait.",
-        allowed=allow_int_range(1, MAX_EVALUATE),
+        4, "-np", help="Maximum number of requests at once; others wait.", allowed=allow_int_range(1, MAX_EVALUATE)
     )
     cache_ram: int | None = option(
         None,
         "-cram",
-        "--cache-ram",
         metavar="MIB",
         help="Prompt cache in MiB, for conversations evicted from their slot; default: a quarter of free RAM.",
         allowed=allow_range(0),
@@ -152,11 +146,10 @@ class ServeOptions:
     batch_size: int | None = option(
         None,
         "-b",
-        "--batch-size",
         help="Maximum number of prompt tokens per decode call; limits --ubatch-size.",
         allowed=allow_range(1),
     )
-    verbose: bool = option(False, "-v", "--verbose", help="Add the prompt and all settings to responses, as __verbose.")
+    verbose: bool = option(False, "-v", help="Add the prompt and all settings to responses, as __verbose.")
     metrics: bool = option(False, help="Enable /metrics for Prometheus.")
     no_slots: bool = option(False, help="Disable /slots, which shows the progress of running requests.")
     no_ui: bool = option(False, "--no-ui", "--no-webui", help="Disable the chat page.")

@@ -28,11 +28,11 @@ def verify(
     output: Annotated[Output, ("as_json",)],
     model: Model = None,
     prompts: Path | None = PROMPTS,
-    predict: int = option(64, "-n", "--predict", help="Maximum number of tokens per text.", allowed=allow_range(2)),
+    predict: int = option(64, "-n", help="Maximum number of tokens per text.", allowed=allow_range(2)),
     time_limit: float = option(
         50.0, help="Time for the checks in seconds, after loading.", allowed=allow_range(1, 86400)
     ),
-    seed: int = option(0, "-s", "--seed", help="Random seed.", allowed=allow_int_range(0, 2**32 - 1)),
+    seed: int = option(0, "-s", help="Random seed.", allowed=allow_int_range(0, 2**32 - 1)),
 ) -> None:
     """Check that drafting does not change the output of a model on this machine.
 

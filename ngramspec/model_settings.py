@@ -113,7 +113,6 @@ class ModelSettings:
     ctx_size: int | None = option(
         None,
         "-c",
-        "--ctx-size",
         help="Context size in tokens; default or 0: the model's own, if memory allows.",
         allowed=Allowed(
             lambda x: isinstance(x, int) and (x == 0 or MIN_CONTEXT <= x <= 2**24),
@@ -133,7 +132,6 @@ class ModelSettings:
     device: str | None = option(
         None,
         "-dev",
-        "--device",
         metavar="NAME,...",
         help="GPUs to use (see ngramspec info), or none; default: those that llama.cpp selects.",
         allowed=DEVICES,
@@ -141,17 +139,13 @@ class ModelSettings:
     split_mode: SplitMode = option(
         "layer",
         "-sm",
-        "--split-mode",
         help="Parts of the model that several GPUs share; none: use one GPU.",
         allowed=allow_choices(*get_args(SplitMode)),
     )
-    main_gpu: int = option(
-        0, "-mg", "--main-gpu", help="Index of the GPU for --split-mode none.", allowed=allow_int_range(0, 255)
-    )
+    main_gpu: int = option(0, "-mg", help="Index of the GPU for --split-mode none.", allowed=allow_int_range(0, 255))
     tensor_split: str | None = option(
         None,
         "-ts",
-        "--tensor-split",
         metavar="N,N,...",
         help="Share of each GPU, such as 3,1; default: in proportion to free memory.",
         allowed=Allowed(_is_split, "a list of numbers of at least 0 with a positive sum"),
@@ -159,15 +153,13 @@ class ModelSettings:
     n_cpu_moe: int | None = option(
         None,
         "-ncmoe",
-        "--n-cpu-moe",
         help="Number of first layers whose experts stay in RAM; default: as many as needed to fit.",
         allowed=allow_int_range(0, 9999),
     )
-    cpu_moe: bool = option(False, "-cmoe", "--cpu-moe", help="Keep the experts of all layers in RAM.")
+    cpu_moe: bool = option(False, "-cmoe", help="Keep the experts of all layers in RAM.")
     override_tensor: tuple[tuple[str, str], ...] = option(
         (),
         "-ot",
-        "--override-tensor",
         metavar="REGEX=DEVICE,...",
         help="Devices of tensors by their names, such as 'ffn_.*_exps=CPU'; repeatable.",
         allowed=Allowed(_are_overrides, "valid regular expressions of tensor names with a device each"),
@@ -178,48 +170,31 @@ class ModelSettings:
     threads: int | None = option(
         None,
         "-t",
-        "--threads",
         metavar="N|auto",
         help="Number of CPU threads; auto (default): the cores that other programs leave free.",
         allowed=THREADS,
     )
     threads_batch: int | None = option(
-        None,
-        "-tb",
-        "--threads-batch",
-        help="Number of CPU threads for prompts and drafts; default: -t.",
-        allowed=THREADS,
+        None, "-tb", help="Number of CPU threads for prompts and drafts; default: -t.", allowed=THREADS
     )
     ubatch_size: int | None = option(
         None,
         "-ub",
-        "--ubatch-size",
         help="Prompt tokens per decode call; default: 512, or 128 on a CPU without flash attention.",
         allowed=allow_int_range(MAX_DRAFT + 1, 4096),
     )
     flash_attn: Flash | None = option(
         None,
         "-fa",
-        "--flash-attn",
         metavar="on|off|auto",
         help="Flash attention; default: auto (llama.cpp decides; off on a CPU for --exact).",
         allowed=allow_choices(*get_args(Flash)),
     )
     cache_type_k: CacheType = option(
-        "f16",
-        "-ctk",
-        "--cache-type-k",
-        metavar="TYPE",
-        help=f"Data type of the K cache, {CACHE.description}.",
-        allowed=CACHE,
+        "f16", "-ctk", metavar="TYPE", help=f"Data type of the K cache, {CACHE.description}.", allowed=CACHE
     )
     cache_type_v: CacheType = option(
-        "f16",
-        "-ctv",
-        "--cache-type-v",
-        metavar="TYPE",
-        help=f"Data type of the V cache, {CACHE.description}.",
-        allowed=CACHE,
+        "f16", "-ctv", metavar="TYPE", help=f"Data type of the V cache, {CACHE.description}.", allowed=CACHE
     )
     lora: tuple[Lora, ...] = option(
         (),

@@ -40,7 +40,6 @@ class LoadSettings(ModelSettings):
     hf_repo: str | None = option(
         None,
         "-hf",
-        "--hf-repo",
         metavar="USER/REPO[:QUANT]",
         help="Model from Hugging Face, instead of MODEL; default QUANT: Q4_K_M, Q8_0 or the first file.",
     )
@@ -79,7 +78,7 @@ class LoadSettings(ModelSettings):
         allowed=DEVICES,
     )
     threads_draft: int | None = option(
-        None, "-td", "--threads-draft", help="Number of CPU threads for the draft model; default: -t.", allowed=THREADS
+        None, "-td", help="Number of CPU threads for the draft model; default: -t.", allowed=THREADS
     )
     no_draft: bool = option(False, help="Turn drafting off: decode one token at a time.")
     drafter: str = option(

@@ -36,7 +36,7 @@ class Allowed(NamedTuple):
 class Option:
     """Description of a setting, except its type and default."""
 
-    flags: tuple[str, ...]  # names on the command line; if empty, the name of the field, such as --no-mmap
+    flags: tuple[str, ...]  # names on the command line; without a long one, also that of the field, as --no-mmap
     help: str  # short help text, which includes the value that turns the setting off
     allowed: Allowed | None = None  # allowed values; `None` if the class with the field checks them
     metavar: str | None = None  # placeholder of the value in the help; `None` means the name of its type
@@ -67,8 +67,10 @@ def options(settings: Any) -> dict[str, Option]:
 
 
 def resolve_flags(name: str, setting: Option) -> Option:
-    """Return the option of a field; without other flags, the name of the field is its flag."""
-    return setting if setting.flags else replace(setting, flags=(f"--{name.replace('_', '-')}",))
+    """Return the option of a field; the name of the field is its last flag, unless it has another long one."""
+    if any(flag.startswith("--") for flag in setting.flags):
+        return setting
+    return replace(setting, flags=(*setting.flags, f"--{name.replace('_', '-')}"))
 
 
 # --------------------------------------------------------------------------- ranges
@@ -181,7 +183,6 @@ class Sampling:
     seed: int = option(
         0,
         "-s",
-        "--seed",
         help="Random seed; -1: a random one, shown afterwards.",
         allowed=allow_integers(0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
     )
@@ -273,7 +274,6 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),
         "-l",
-        "--logit-bias",
         metavar="ID(+|-)BIAS",
         help="Add a bias to a token's logit, such as 15043+1 or 15043-inf; repeatable.",
         parse=parse_biases,
