@@ -19,19 +19,18 @@ from ngramspec.instruments.benchmark.figures import Summary, benchmark_report, s
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import LoadedModel, find, model_tuning_path, open_resolved, open_target
+from ngramspec.loading.load import LoadedModel, find, open_resolved, open_target
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.memory.memory import DEFAULT
-from ngramspec.model_settings import load_tuned
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling, allow_range, option, options
 from ngramspec.user_class import FORM, is_user_class
 
-from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings
+from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, tuning_line
 from .console import note, pluralize, reraise, usage_error
 from .options import DISPLAY, PROMPTS, Model, SamplingOptions, check_sampling
-from .show import Output, command_line, run_pieces, slow_core, tuning_line
+from .show import Output, command_line, run_pieces, slow_core
 
 ALL = "all"
 
@@ -94,7 +93,7 @@ def bench(
         _check_against(sampling_settings, {"repeat": repeat, "policy all": policy == ALL, **posts})
     selection = _select(load_prompts(prompts), category or [], limit)
     source = find(model, load, DISPLAY)
-    tuning = tuning_line(load_tuned(model_tuning_path(source.path, load)), left_out=load.ignore_tuned)
+    tuning = tuning_line(source.path, load)
     loaded_model = open_resolved(source, load, DISPLAY, learn=False)
     target, memory, load = loaded_model.target, loaded_model.memory, loaded_model.settings
     check_sampling(target.vocabulary, sampling_settings)
@@ -128,7 +127,8 @@ def bench(
         if pairs:
             setup = [*conditions.lines, *_heading(benchmark)]
             comparison = against_report(server.url, command, setup, pairs, len(cases))
-            output.write(comparison, conditions.to_json(command, load) | {"against": server.url, "pairs": pairs})
+            document = conditions.to_json(command, load) | {"against": server.url, "pairs": pairs}
+            output.write(comparison, document, outcome)
         reraise(outcome)
         return
     left_out = f", skipped: {len(skipped)}" if skipped else ""
@@ -146,8 +146,7 @@ def bench(
     }
     document = inputs | conditions.to_json(command, load) | _document(target, benchmark, summaries)
     document |= {"verdict": "\n".join(report.details[-len(benchmark.policies) :]), "skipped": skipped}
-    output.write(report, document)
-    reraise(outcome)
+    output.write(report, document, outcome)
 
 
 def _check_against(sampling: Sampling, excluded: Mapping[str, object]) -> None:

@@ -9,13 +9,12 @@ import base64
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Turn, load
@@ -28,11 +27,11 @@ from ngramspec.sampling.settings import Option, Sampling, TextRules, options
 
 from .chat_session import ChatOptions, Session, conversation_path, draw_seed
 from .chat_view import totals
-from .console import note, pluralize, print_error, printable, read_text, stderr
+from .console import note, pluralize, print_error, read_text, stderr
 from .markdown import code_blocks
 from .options import AUTO, CHAT_TEMPERATURE, DISPLAY, SamplingOptions
 from .reasoning_options import ReasoningOptions
-from .show import ACCEPTED, CORRECTION, REFUSED
+from .show import ACCEPTED, CORRECTION, REFUSED, names_table
 
 MAX_FILE_BYTES = 8 * 2**20
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
@@ -71,7 +70,7 @@ def run(session: Session, name: str, argument: str) -> bool:
 
 def _help(_session: Session, _argument: str) -> None:
     """Show this list."""
-    _list(describe_commands())
+    stderr.print(names_table(describe_commands()))
     note(
         'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
         " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; twice at an empty prompt, it exits."
@@ -83,14 +82,6 @@ def describe_commands() -> Iterator[tuple[str, str]]:
     for name, (parameter, action) in COMMANDS.items():
         description = action.__doc__ or ""
         yield f"/{name} {parameter}".rstrip(), description[:1].lower() + description[1:].removesuffix(".")
-
-
-def _list(rows: Iterable[Sequence[str]], *middle: Column) -> None:
-    """Show a table of names and their values; the last column uses the remaining width of the terminal."""
-    table = Table(Column(no_wrap=True), *middle, Column(), box=None, show_header=False)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    stderr.print(table)
 
 
 def _last(session: Session) -> Turn:
@@ -307,8 +298,8 @@ def _set(session: Session, argument: str) -> None:
     """Show the settings, or change one: /set temp 0.7; /set NAME default resets it."""
     name, _, value = argument.partition(" ")
     if not name:
-        rows = ((each, printable(setting.show(session)), setting.spec.help) for each, setting in SETTINGS.items())
-        _list(rows, Column(max_width=18, overflow="fold"))
+        rows = ((each, setting.show(session), setting.spec.help) for each, setting in SETTINGS.items())
+        stderr.print(names_table(rows, Column(max_width=18, overflow="fold")))
         return
     setting = find_setting(name)
     value = value.strip()

@@ -19,7 +19,7 @@ from ngramspec.storage import state_folder
 
 from .console import note, print_stdout, printable, stderr, write_stdout
 from .markdown import THEME, MarkdownStream
-from .show import ACCEPTED, CORRECTION, REFUSED, facts_table
+from .show import ACCEPTED, CORRECTION, REFUSED, names_table
 
 _STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corrected": CORRECTION}
 
@@ -136,14 +136,14 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
         rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding (estimated from the costs of passes here)"
     counts = [(i, n) for i, n in enumerate(stats.tested_at) if n]
     if not counts:
-        return [facts_table(rows)]
+        return [names_table(rows.items())]
     positions = Table(title="Acceptance by position in the draft", title_justify="left")
     for heading in ("position", "drafted", "tested", "accepted", "rate"):
         positions.add_column(heading, justify="right")
     for i, n in counts:
         n_accepted = stats.accepted_at[i]
         positions.add_row(str(i + 1), str(stats.drafted_at[i]), str(n), str(n_accepted), f"{n_accepted / n:.0%}")
-    return [facts_table(rows), positions]
+    return [names_table(rows.items()), positions]
 
 
 class MemoryTip:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import ngramspec
@@ -16,7 +17,9 @@ from ngramspec.cpu.cores import CpuLoad, logical_cores, read_cpu_seconds
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
+from ngramspec.loading.load import model_tuning_path
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.model_settings import flags, load_tuned
 
 from .console import pluralize
 
@@ -122,3 +125,12 @@ def load_settings(target: Target) -> dict[str, Any]:
         "flash_attn": present.flash_attn,
         "cache_types": present.cache_types,
     }
+
+
+def tuning_line(path: Path, load: LoadSettings) -> str:
+    """Return what `ngramspec tune` saved for a model, and whether it is used."""
+    tuned = load_tuned(model_tuning_path(path, load))
+    if tuned is None:
+        return "no; ngramspec tune finds the fastest settings"
+    what = f"{flags(tuned.changes)}, {1 / tuned.ratio:.2f} times as fast where it matters ({tuned.date})"
+    return f"{what}; {'ignored here' if load.ignore_tuned else 'ngramspec tune --reset deletes it'}"

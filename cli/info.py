@@ -20,18 +20,17 @@ from ngramspec.llama.devices import build, devices
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.requantize import prefers_q4_0
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import find, model_tuning_path, open_alone
+from ngramspec.loading.load import find, open_alone
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.model_settings import load_tuned
 from ngramspec.models.find import QUANTISATION
 from ngramspec.quants.costs import quant_note
 from ngramspec.quants.typical import typical_gain
 from ngramspec.sampling.settings import option
 
-from .conditions import Load
+from .conditions import Load, tuning_line
 from .console import MAX_COLUMNS, guard_stdout, note, pluralize, printable, write_stdout
 from .options import DISPLAY, Model
-from .show import print_report, tuning_line
+from .show import print_report
 
 _SHOWN = (2, 4, 8, 16)  # batch sizes whose costs are shown
 _ENOUGH = FEW * len(SIZES[1:])  # pairs of calls from which on the costs are not timed here; each size needs a few
@@ -58,7 +57,6 @@ def info(
         print_report(_device_lines())
         return
     source = find(model, load, DISPLAY)
-    tuning = load_tuned(model_tuning_path(source.path, load))
     target = open_alone(source, load, DISPLAY)
     sequence = target.sequences[0]
     stored, kernels = StoredTimes(sequence), KernelClasses.load(sequence)
@@ -68,7 +66,7 @@ def info(
         kernels.forget()
         if auto is not None:
             auto.forget()
-    facts = _facts(target, source.label) | {"tuned": tuning_line(tuning, left_out=load.ignore_tuned)}
+    facts = _facts(target, source.label) | {"tuned": tuning_line(source.path, load)}
     facts |= _details(target) if details else {}
     is_disturbed, is_timed = False, sequence.can_rollback and stored.times.pairs < _ENOUGH
     if is_timed:

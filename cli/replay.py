@@ -28,7 +28,7 @@ from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions
-from .console import fail, note, pluralize, read_bytes, reraise, usage_error
+from .console import fail, note, pluralize, read_bytes, usage_error
 from .options import DISPLAY, open_vocabulary
 from .show import Output, command_line, counting_bar, run_pieces, slow_core
 
@@ -158,8 +158,7 @@ def replay(
         warnings = filter(None, [slow_core()])
         report = replay_report(document, len(recordings), vocabulary.path.name, sources, [*warnings], texts)
         document["headline"] = report.headline
-        output.write(report, document)
-    reraise(outcome)
+        output.write(report, document, outcome)
 
 
 def _find_curves(names: Sequence[str]) -> dict[str, PassTimes]:

@@ -39,7 +39,6 @@ from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.instruments.reports.render import html, markdown, svg
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.reports.report import Table as Figures
-from ngramspec.model_settings import Tuned, flags
 from ngramspec.sampling.settings import option, options
 from ngramspec.steps import SHORT, Stats
 from ngramspec.storage import atomic_path
@@ -55,6 +54,7 @@ from .console import (
     pluralize,
     print_stdout,
     printable,
+    reraise,
     stderr,
     usage_error,
     write_stdout,
@@ -102,10 +102,11 @@ def report_parts(report: Report) -> Iterator[RenderableType]:
     yield from (*report.notes, *(report.details or filter(None, [report.headline])))
 
 
-def facts_table(facts: Mapping[str, str]) -> Table:
-    table = Table(Column(style="bold"), Column(overflow="fold"), show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(name, Text(printable(value)))
+def names_table(rows: Iterable[Sequence[str]], *middle: Column) -> Table:
+    """Return a table of names and their values; the last column uses the remaining width of the terminal."""
+    table = Table(Column(no_wrap=True, style="bold"), *middle, Column(overflow="fold"), box=None, show_header=False)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -173,13 +174,6 @@ def slow_core() -> str | None:
     if not find_uncompiled_modules():
         return None
     return "warning: drafting is slow because its core is not compiled (see ngramspec info)"
-
-
-def tuning_line(tuning: Tuned | None, *, left_out: bool) -> str:
-    if tuning is None:
-        return "no; ngramspec tune finds the fastest settings"
-    what = f"{flags(tuning.changes)}, {1 / tuning.ratio:.2f} times as fast where it matters ({tuning.date})"
-    return f"{what}; {'ignored here' if left_out else 'ngramspec tune --reset deletes it'}"
 
 
 LIMITS = {"length": "stopped at the token limit (-n/--predict)", "context": "stopped because the context is full"}
@@ -288,8 +282,8 @@ class Output:
                 where, other = ("stdout", "a file") if name == "-" else (name, "another file")
                 usage_error(f"{other_flag} and {flag} cannot both be written to {where}; name {other}")
 
-    def write(self, report: Report, document: dict[str, Any]) -> None:
-        """Show a report unless a file is written to stdout, and create and write only the requested files."""
+    def write(self, report: Report, document: dict[str, Any], outcome: Outcome) -> None:
+        """Show a report unless a file is written to stdout, write the requested files, and raise what ended the run."""
         try:
             if "-" not in self._names.values():
                 with guard_stdout():
@@ -299,6 +293,7 @@ class Output:
             writers = {"--markdown": markdown, "--svg": svg, "--html": html}
             for flag, name in self._names.items():
                 _write(name, writers[flag](report) if flag in writers else json.dumps(document, indent=2) + "\n")
+        reraise(outcome)
 
 
 def check_writable(name: str) -> None:

@@ -145,10 +145,9 @@ def tune(
         "left_out": tuning.left_out,
         "advice": advice,
     }
-    output.write(report, document)
+    output.write(report, document, outcome)
     if apply and changes is not None and not is_saved:
         fail(f"the settings are not saved, because {conditions.load}; run tune --apply again on an idle machine")
-    reraise(outcome)
 
 
 def _reset(load: LoadSettings, model: str | None) -> None:

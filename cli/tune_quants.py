@@ -101,8 +101,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         "quantisations": {cost.name: cost.to_json() for cost in costs},
         "conclusions": conclusions,
     }
-    output.write(report, document)
-    reraise(outcome)
+    output.write(report, document, outcome)
 
 
 def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path | None]:

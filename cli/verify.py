@@ -16,7 +16,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions, exact_mode, load_settings
-from .console import fail, note, reraise, usage_error
+from .console import fail, note, usage_error
 from .options import DISPLAY, PROMPTS, Model
 from .show import Output, command_line, run_pieces
 
@@ -94,11 +94,10 @@ def verify(
         "rollbacks": [_finite(asdict(test)) for test in selfcheck.rollbacks],
         "skipped": skipped_prompts,
     }
-    output.write(report, document)
+    output.write(report, document, outcome)
     failures = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
-    if failures and outcome.error is None:
+    if failures:
         fail(f"check failed: {'; '.join(failures)}")
-    reraise(outcome)
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
