@@ -85,8 +85,7 @@ def bench(
     With --exact on, all runs use exact mode, and its cost relative to ordinary decoding is measured too. --no-draft
     compares plain decoding with itself, which shows how much noise there is in the ratios on this machine.
     """
-    sampling_settings = sampling.sampling()
-    acceptance = sampling.acceptance(sampling_settings, load)
+    sampling_settings, acceptance = sampling.choose(load)
     load, more_policies = _with_policies(load, policy)
     if against is not None:
         posts = {"markdown": output.markdown, "svg": output.svg, "html": output.html}

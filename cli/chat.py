@@ -62,8 +62,7 @@ def chat(
     After the answer to -f FILE or -p TEXT, the chat continues if stdin is a terminal. Otherwise that is the only
     message; without it, each line of stdin is a turn. stdout then contains only the answers, and stderr the reasoning.
     """
-    sampling_settings = sampling.sampling()
-    acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
+    sampling_settings, acceptance = sampling.choose(load, reasoning.restriction or rules.restriction)
     first = _read_first(file, prompt)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     conversation, recorded_model = load_last() if resume else (Conversation(), "")

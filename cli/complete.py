@@ -134,8 +134,7 @@ def complete(
     models.
     """
     limit = token_limit(predict)
-    sampling_settings = sampling.sampling()
-    acceptance = sampling.acceptance(sampling_settings, load, rules.restriction)
+    sampling_settings, acceptance = sampling.choose(load, rules.restriction)
     if logprobs is not None and not as_json:
         usage_error("--logprobs requires --json")
     if beams is not None:

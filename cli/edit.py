@@ -80,8 +80,7 @@ def edit(
     If the answer contains no file or a limit cut it, nothing is written: the answer goes to stderr, and the exit code
     is 1. If the context is too small for the file and a new one of its length, that is an error before the generation.
     """
-    sampling_settings = sampling.sampling()
-    acceptance = sampling.acceptance(sampling_settings, load, reasoning.restriction or rules.restriction)
+    sampling_settings, acceptance = sampling.choose(load, reasoning.restriction or rules.restriction)
     model, name, instruction = _parse(arguments)
     file = read_source(name, "no file on standard input; pipe one in or name it")
     if write:

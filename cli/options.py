@@ -330,11 +330,6 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
         False, help="CHANGES THE OUTPUT: accept drafts that are plausible enough (as in Medusa)."
     )
 
-    def sampling(self) -> Sampling:
-        """Return the requested sampling, with a random seed for -1."""
-        seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
-        return self.settings({"seed": seed, "grammar": self._grammar()})
-
     def settings(self, overrides: Mapping[str, Any]) -> Sampling:
         """Return the sampling with the values in `overrides` in place of the options."""
         values = dict(overrides)
@@ -346,8 +341,10 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
         except ValueError as error:
             usage_error(str(error))
 
-    def acceptance(self, sampling: Sampling, load: LoadSettings, restriction: str = "") -> Acceptance:
-        """Return the acceptance of drafts and print a warning if it is lossy; see `TextRules.restriction`."""
+    def choose(self, load: LoadSettings, restriction: str = "") -> tuple[Sampling, Acceptance]:
+        """Return the sampling, with a random seed for -1, and the acceptance of drafts; see `TextRules.restriction`."""
+        seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
+        sampling = self.settings({"seed": seed, "grammar": self._grammar()})
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
             acceptance.rule(sampling, restriction)
@@ -357,7 +354,7 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
             note(f"warning: {acceptance.lossy}: drafts change the output")
             if load.no_draft:
                 usage_error(f"{acceptance.lossy} cannot be combined with --no-draft")
-        return acceptance
+        return sampling, acceptance
 
     def _grammar(self) -> str | None:
         sources = {

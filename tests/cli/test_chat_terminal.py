@@ -14,29 +14,9 @@ from support import scripted_chat
 from support.cli_runner import COMMAND, ENDLESS
 from support.tmux import PROMPT, Terminal
 
-CONTENT = """\
-Some **bold** words and a sentence that is long enough to be broken between words by a terminal, which is wide.
-
-```python
-def greet(name: str) -> str:
-    return f"Hello, {name}"  # this code is longer than the terminal is wide and must stay one line when copied
-```
-
-\x1b]0;title\x07 \x1b[2J The end."""
-
-SHOWN = """\
-Shall I greet?
-
-Some bold words and a sentence that is long enough to be broken between words by a terminal, which
-is wide.
-
-```python
-def greet(name: str) -> str:
-    return f"Hello, {name}"  # this code is longer than the terminal is wide and must stay one line when copied
-```
-
-␛]0;title␇ ␛[2J The end.
-"""
+CODE = "```python\ndef greet(name):\n    return name\n```"
+CONTENT = f"Some **bold** words\n\n{CODE}\n\n\x1b]0;title\x07 \x1b[2J The end."
+SHOWN = f"Shall I greet?\n\nSome bold words\n\n{CODE}\n\n␛]0;title␇ ␛[2J The end.\n"
 
 STATUS = r"^(stopped; )?\d+ tokens? at "
 
