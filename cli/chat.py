@@ -36,7 +36,7 @@ def chat(
     predict: int = PREDICT,
     system: str | None = option(None, "-sys", help="System message."),
     file: str | None = option(None, "-f", metavar="FILE|-", help="File with the first user message; -: all of stdin."),
-    prompt: str | None = option(None, "-p", metavar="TEXT", help="First user message, unchanged."),
+    prompt: str | None = option(None, "-p", help="First user message, unchanged."),
     stop: tuple[str, ...] = STOP,
     show_drafts: bool = option(
         False, help="Show accepted draft tokens in green, rejected ones in red, corrections in blue."

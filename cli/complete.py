@@ -76,9 +76,7 @@ def complete(
     text_file: str | None = option(
         None, "-f", "--file", metavar="FILE", help="File with the text to continue, instead of the argument."
     ),
-    prompt_text: str | None = option(
-        None, "-p", "--prompt", metavar="TEXT", help="Text to continue, unchanged, instead of a file."
-    ),
+    prompt_text: str | None = option(None, "-p", "--prompt", help="Text to continue, unchanged, instead of a file."),
     predict: int = predict_option(256, "Maximum number of tokens to generate; -1: until the context is full."),
     stop: tuple[str, ...] = STOP,
     suffix: str | None = option(
@@ -93,10 +91,7 @@ def complete(
     ),
     as_json: bool = option(False, "--json", help="Print a JSON object instead of the text."),
     logprobs: int | None = option(
-        None,
-        metavar="N",
-        help="With --json: log-probabilities of each token and the N most likely ones.",
-        allowed=allow_range(0),
+        None, help="With --json: log-probabilities of each token and the N most likely ones.", allowed=allow_range(0)
     ),
     trace: Path | None = TRACE,
     beams: int | None = option(

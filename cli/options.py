@@ -54,9 +54,7 @@ MODEL: Any = option(None, "-m", "--model", metavar="MODEL", help="Model, instead
 PROMPTS: Path | None = option(
     None, metavar="DIR|FILE", help="Folder or file with prompts; default: the packaged prompts."
 )
-TRACE: Path | None = option(
-    None, metavar="FILE", help="Record every decode call in FILE; show it with ngramspec trace."
-)
+TRACE: Path | None = option(None, help="Record every decode call in FILE; show it with ngramspec trace.")
 
 
 def predict_option(default: int | None, help: str) -> Any:
@@ -309,13 +307,9 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
     """Options for llama.cpp's samplers, in its default order, and for the acceptance of drafts."""
 
     grammar: str | None = setting("grammar", None)
-    grammar_file: Path | None = option(
-        None, metavar="FILE", help="File with a GBNF grammar that constrains the output."
-    )
+    grammar_file: Path | None = option(None, help="File with a GBNF grammar that constrains the output.")
     json_schema: str | None = option(None, "-j", metavar="JSON", help="JSON schema that constrains the output.")
-    json_schema_file: Path | None = option(
-        None, "-jf", metavar="FILE", help="File with a JSON schema that constrains the output."
-    )
+    json_schema_file: Path | None = option(None, "-jf", help="File with a JSON schema that constrains the output.")
     seed: int = setting("seed", -1)
     rule: Literal["coupled", "match", "rejection"] | None = option(
         None,

@@ -23,12 +23,11 @@ class ReasoningOptions:
     )
     reasoning_budget: int = option(
         UNLIMITED,
-        metavar="N",
         help="Maximum number of tokens in each block of reasoning; 0: end it at once; -1: no limit.",
         allowed=allow_range(UNLIMITED),
     )
     reasoning_budget_message: str = option(
-        "", metavar="TEXT", help="Text to insert when the reasoning budget is used up; default: none."
+        "", help="Text to insert when the reasoning budget is used up; default: none."
     )
 
     @property

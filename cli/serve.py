@@ -97,12 +97,10 @@ class ServeOptions:
         None, help="API key that requests must send, visible in the process list; default: $NGRAMSPEC_API_KEY."
     )
     api_key_file: Path | None = option(
-        None,
-        metavar="FILE",
-        help="File with accepted API keys, one per line; unlike --api-key not visible to other users.",
+        None, help="File with accepted API keys, one per line; unlike --api-key not visible to other users."
     )
-    ssl_key_file: Path | None = option(None, metavar="FILE", help="Private key for HTTPS (PEM).")
-    ssl_cert_file: Path | None = option(None, metavar="FILE", help="Certificate for HTTPS (PEM).")
+    ssl_key_file: Path | None = option(None, help="Private key for HTTPS (PEM).")
+    ssl_cert_file: Path | None = option(None, help="Certificate for HTTPS (PEM).")
     cors: list[str] | None = option(
         None,
         "--cors",
@@ -135,9 +133,7 @@ class ServeOptions:
         metavar="JINJA|NAME",
         help="Chat template, or the name of one of llama.cpp's, instead of the model's own.",
     )
-    chat_template_file: Path | None = option(
-        None, metavar="FILE", help="File with a chat template, instead of the model's own."
-    )
+    chat_template_file: Path | None = option(None, help="File with a chat template, instead of the model's own.")
     chat_template_kwargs: str | None = option(
         None,
         metavar="JSON",

@@ -125,7 +125,6 @@ class ModelSettings:
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
-        metavar="N",
         help="Number of layers on the GPU; auto (-1): as many as fit in its memory, all (-2): all.",
         allowed=LAYERS,
     )

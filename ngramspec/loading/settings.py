@@ -64,7 +64,6 @@ class LoadSettings(ModelSettings):
         "--gpu-layers-draft",
         "--n-gpu-layers-draft",
         "--spec-draft-ngl",
-        metavar="N",
         help="Number of draft-model layers on the GPU; default: auto, or none with -ngl 0.",
         allowed=LAYERS,
     )

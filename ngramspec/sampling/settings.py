@@ -400,7 +400,6 @@ class TextRules:
     # the context, and those of the server's text readers.
     min_tokens: int = option(
         0,
-        metavar="N",
         help="Minimum number of tokens before the text may end; stop strings within them do not count; 0: off.",
         allowed=allow_range(0),
     )
