@@ -268,30 +268,27 @@ def _normalize(name: str) -> str:
     return name.lstrip("-").replace("_", "-").lower()
 
 
-def _derive() -> tuple[dict[str, Setting], dict[str, str]]:
-    """Return all settings by name, and their names by other names and flags."""
-    settings, names = dict[str, Setting](), dict[str, str]()
+def _derive() -> Iterator[tuple[str, Setting]]:
+    """Yield all settings with their names."""
     groups = {"sampling": Sampling, "rules": TextRules, "load": LoadSettings, "": ChatOptions}
     for group, owner in (groups | {"reasoning": ReasoningOptions}).items():
         hints = get_type_hints(owner)
         for field, spec in options(owner).items():
             if group != "load" or field in LOAD_SETTINGS:
-                flag = next((flag for flag in spec.flags if flag.startswith("--")), spec.flags[0])
-                name = "think" if field == "reasoning" else _normalize(flag)
-                settings[name] = Setting(spec, hints[field], group, field)
-                names |= {_normalize(alias): name for alias in (name, field, *spec.flags)}
+                flag = next(flag for flag in spec.flags if flag.startswith("--"))
+                yield "think" if field == "reasoning" else _normalize(flag), Setting(spec, hints[field], group, field)
     help_text = "JSON schema for the answers, instead of a grammar."
-    settings["json-schema"] = Setting(Option((), help_text, parse=schema_grammar), str, "sampling", "grammar")
-    return settings, names | {"json-schema": "json-schema"}
+    yield "json-schema", Setting(Option((), help_text, parse=schema_grammar), str, "sampling", "grammar")
 
 
-SETTINGS, _NAMES = _derive()
+SETTINGS = dict(_derive())
 
 
 def find_setting(name: str) -> Setting:
-    if (key := _NAMES.get(_normalize(name))) is None:
-        raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")
-    return SETTINGS[key]
+    for key, setting in SETTINGS.items():
+        if _normalize(name) in map(_normalize, (key, setting.field, *setting.spec.flags)):
+            return setting
+    raise NGramSpecError(f"unknown setting {name!r}; choose from: {', '.join(SETTINGS)}")
 
 
 def _set(session: Session, argument: str) -> None:
