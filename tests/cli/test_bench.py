@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO, RunResult, run
-from support.pages import markdown_table
+from support.pages import Page, markdown_table, read_svg_words, report_files
 from support.signals import by_signal, signal_after
 
+from ngramspec.instruments.reports.report import SIZES
 from ngramspec.policies import POLICIES
 
 SMALL = ["bench", "-t", "1", "-c", "512", "-n", "12"]
@@ -171,3 +172,54 @@ def test_bench_when_interrupted_reports_partial_results(
     assert (result["complete"], len(result["runs"]) > 0) == (False, True)
     assert f"INCOMPLETE: stopped after {len(result['runs'])} of " in done.out
     assert [f.name for f in tmp_path.iterdir()] == ["part.json"]
+
+
+def ratio(summary: dict[str, Any]) -> str:
+    return f"{summary['ratio']:.2f}x" if summary["gain"] else "-"
+
+
+def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path) -> None:
+    options, written = report_files(tmp_path)
+    texts = {"json": '{"name": "a", "value": 1}, ' * 8, "qa": "What is it? It is what it is. " * 8}
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"id": k, "category": k, "text": text}) for k, text in texts.items()))
+    fixed = ("--prompts", prompts, "--policy", "fixed", "--draft-max", "3")
+    done = run(env, *SMALL, "--repeat", "1", "-n", "16", *fixed, "--markdown", *options).ok()
+    found = json.loads(written["json"].read_text())
+    headings, *rows = markdown_table(done.out)
+    cells = [dict(zip(headings, row, strict=True)) for row in rows]
+    names = ["json", "qa", "overall"]
+    assert [row["category"] for row in cells] == [s["category"] for s in found["summaries"]] == names
+    for row, figures in zip(cells, found["summaries"], strict=True):
+        assert float(row["plain t/s"]) == pytest.approx(figures["plain"], rel=0.01)
+        assert float(row["drafted t/s"]) == pytest.approx(figures["drafted"], rel=0.01)
+        assert (row["ratio"], row["gain"]) == (ratio(figures), "not clear" if figures["gain"] else "-")
+        assert row["same text"] == f"{figures['identical']} of {figures['prompts']}"
+    headline, *_, origin = done.out.strip().split("\n\n")
+    assert headline == "**no difference that these runs can show: 2 of at least 6 pairs**"
+    conditions = found["conditions"]
+    assert (conditions["exact"], conditions["threads"], conditions["memory"]) == ("auto", 1, "no memory")
+    load = f"other programs used {conditions['other_cores']:.1f} of {conditions['cores']} cores"
+    facts = (found["machine"], found["build"].partition(";")[0], found["ngramspec"], found["model"]["description"])
+    settings = (conditions["model_file"], "; CPU; ", "; 1 thread; --exact auto; ", load, "; no memory; ", "-n 16")
+    assert all(words in origin for words in (*facts, *settings))
+    assert f"`{conditions['command']}`" in origin
+    assert "--policy fixed" in conditions["command"]
+
+    drawing = read_svg_words(written["svg"].read_text("utf-8"))
+    assert {f"{ratio(s)}, not clear" for s in found["summaries"] if s["gain"]} <= set(drawing)
+
+    page = Page(written["html"].read_text("utf-8"))
+    lines = list(filter(None, page.words.splitlines()))
+    assert lines[2] == headline.strip("*")
+    assert found["machine"] in lines[-1]
+    gains, _, positions, costs = page.tables
+    assert gains == [headings, *rows]
+    assert [[float(c) for c in row[1:] if c != "-"] for row in positions[1:]] == [
+        [pytest.approx(rate, abs=0.0051) for rate in s["acceptance_by_position"] if rate is not None]
+        for s in found["summaries"]
+    ]
+    shown = {n: f"{cost:.2f}" for n, cost in found["pass_costs"]["fixed"]["ratios"].items() if int(n) in SIZES}
+    assert costs == [["tokens", "measured"], *map(list, shown.items())]
+    assert {kind for kind, _ in page.spans[3:]} >= {"refused"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg", "prompts.jsonl"]

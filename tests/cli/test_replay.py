@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.cli_runner import run
+from support.cli_runner import DEMO, run
+from support.pages import Page, markdown_table, read_svg_words, report_files
 from support.signals import by_signal, signal_after
 from support.vocabulary_files import write_vocabulary
 
@@ -176,3 +178,37 @@ def test_replay_when_interrupted_early_reports_no_conversations(env: dict[str, s
     assert (done.code, "stopped after 0 of 1 conversations" in done.out) == (130, True)
     found = json.loads(out.read_text())
     assert (found["complete"], found["transcripts"]) == (False, 0)
+
+
+def test_replay_shared_formats_equal_its_json_and_omit_texts(env: dict[str, str], tmp_path: Path) -> None:
+    options, written = report_files(tmp_path)
+    talks = tmp_path / "talks.jsonl"
+    word = "zebra giraffe crocodile "
+    talk = {"prompt": f"Repeat: {word * 4}", "response": word * 6, "category": "<copy>"}
+    talks.write_text("\n".join([json.dumps(talk), json.dumps({**talk, "category": "b|c"})]))
+    curves = ("--curve", "flat", "--curve", "cpu-1.5b-q4_0")
+    done = run(env, "replay", talks, "--vocab", DEMO, *curves, "--markdown", *options).ok()
+    found: dict[str, Any] = json.loads(written["json"].read_text())
+    headings, *rows = markdown_table(done.out)
+    for row in (dict(zip(headings, row, strict=True)) for row in rows):
+        name = row["curve"]
+        figures = found["results"][f"mixture@{name}"][row["category"]]
+        assert row["gain"] == f"{figures['speedup'][name]:.3f}x"
+    assert {row[1] for row in rows} == {"<copy>", "b|c", "overall"}
+    assert "`ngramspec replay talks.jsonl --vocab demo.gguf --curve flat" in done.out
+    page = Page(written["html"].read_text("utf-8"))
+    assert page.words.count("Speed-up on the curve ") == 2
+    for kind in ("svg", "html"):
+        assert "zebra" not in written[kind].read_text("utf-8")
+    texts = tmp_path / "texts.html"
+    run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--include-text").ok()
+    shown = Page(texts.read_text("utf-8"))
+    assert "zebra giraffe" in "".join(text for kind, text in shown.spans[3:] if kind == "kept")
+    assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
+    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--include-text").error_message
+    whole = found["results"]["mixture@flat"]["overall"]["speedup"]["flat"]
+    assert f"{whole:.3f}x" in read_svg_words(written["svg"].read_text("utf-8"))
+    headline = f"{whole:.2f} times as fast with drafts as without, simulated with the cost curve flat"
+    assert found["headline"].startswith(headline)
+    assert f"**{found['headline']}**" in done.out
+    assert f"`{found['command']}`" in done.out

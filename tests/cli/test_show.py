@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ngramspec_cli.show import AnswerReport, format_gain, format_speed
+from ngramspec_cli.show import AnswerReport, Output, command_line, format_gain, format_speed
 from support.mock_target import MockTarget
 
 from ngramspec.cost.times import PassTimes
 from ngramspec.cpu.cores import CpuLoad, CpuSeconds
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.steps import Stats, Step
 
 Captured = pytest.CaptureFixture[str]
@@ -172,3 +173,14 @@ def test_note_after_partial_stdout_line_starts_new_line(env: dict[str, str], tmp
     assert shown(env, "other terminal") == notes * 5
     assert shown(env, tmp_path / "out") == notes * 5
     assert (tmp_path / "out").read_text() == "onetwo\nthreefour"
+
+
+def test_command_line_contains_only_names_of_files(tmp_path: Path) -> None:
+    model = tmp_path / "a model.gguf"
+    model.touch()
+    own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--memory": False}
+    line = command_line("bench", [str(model), None], own, Output(svg="x.svg"))
+    assert line == "ngramspec bench 'a model.gguf' -n 16 --category a --category 'b c' --strict --svg x.svg"
+    adapters = LoadSettings(lora=((str(model), 1.0), ("a,b", 1.0)), lora_scaled=(("c", 0.5),))
+    line = command_line("bench", [], {}, adapters)
+    assert line == "ngramspec bench --lora 'a model.gguf' --lora '\"a,b\"' --lora-scaled c:0.5"

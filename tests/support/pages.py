@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -88,3 +89,9 @@ class Page(HTMLParser):
         elif inside in ("span", "del", "ins"):
             kind, text = self.spans[-1]
             self.spans[-1] = kind, text + data
+
+
+def report_files(folder: Path) -> tuple[list[str], dict[str, Path]]:
+    """Return options that write one file of each format, and the files."""
+    named = {kind: folder / f"out.{kind}" for kind in ("svg", "html", "json")}
+    return [word for kind, path in named.items() for word in (f"--{kind}", str(path))], named
