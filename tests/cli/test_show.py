@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ngramspec_cli.console import note, write_stdout
 from ngramspec_cli.show import AnswerReport, Output, command_line, format_gain, format_speed
 from support.mock_target import MockTarget
 
@@ -133,45 +133,28 @@ def test_answer_report_on_fixed_threads_notes_load_once(capsys: Captured) -> Non
     assert [is_noted(adapts=True), is_noted(), is_noted()] == [False, True, False]
 
 
-pty = pytest.importorskip("pty")
-
-PRINTING = """
-from ngramspec_cli.console import note, write_stdout
-for text in ("one", "two\\n", "three", "", "four"):
-    write_stdout(text)
-    note("note")
-    note("more")
-"""
-
-
-def shown(env: dict[str, str], stdout: str | Path) -> str:
-    """Return the output of a terminal that is stderr and, for "terminal", also stdout."""
-    terminal, end = pty.openpty()
-    other = None
-    if stdout == "other terminal":
-        other, out = pty.openpty()
-    else:
-        out = os.dup(end) if stdout == "terminal" else os.open(stdout, os.O_WRONLY | os.O_CREAT)
-    run = subprocess.Popen([sys.executable, "-c", PRINTING], env=env | {"TERM": "dumb"}, stdout=out, stderr=end)
-    os.close(end)
-    os.close(out)
-    found = b""
-    try:
-        while piece := os.read(terminal, 4096):
-            found += piece
-    except OSError:  # Linux reports the exit of the last writer so.
-        pass
-    assert run.wait() == 0
-    for open_end in filter(None, (terminal, other)):
-        os.close(open_end)
+def shown(patch: pytest.MonkeyPatch, stdout: int | Path | None = None) -> str:
+    """Return what texts on stdout and notes write to a terminal that is stderr and, by default, also stdout."""
+    terminal, end = os.openpty()
+    with open(end, "w") as err, open(os.dup(end) if stdout is None else stdout, "w") as out, patch.context() as patched:
+        patched.setenv("TERM", "dumb")
+        patched.setattr(sys, "stderr", err)
+        patched.setattr(sys, "stdout", out)
+        for text in ("one", "two\n", "three", "", "four"):
+            write_stdout(text)
+            note("note")
+            note("more")
+        err.flush()
+        found = os.read(terminal, 4096)
+    os.close(terminal)
     return found.decode().replace("\r\n", "\n")
 
 
-def test_note_after_partial_stdout_line_starts_new_line(env: dict[str, str], tmp_path: Path) -> None:
+def test_note_after_partial_stdout_line_starts_new_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     notes = "note\nmore\n"
-    assert shown(env, "terminal") == f"one\n{notes}two\n{notes}three\n{notes}{notes}four\n{notes}"
-    assert shown(env, "other terminal") == notes * 5
-    assert shown(env, tmp_path / "out") == notes * 5
+    assert shown(monkeypatch) == f"one\n{notes}two\n{notes}three\n{notes}{notes}four\n{notes}"
+    assert shown(monkeypatch, os.openpty()[1]) == notes * 5
+    assert shown(monkeypatch, tmp_path / "out") == notes * 5
     assert (tmp_path / "out").read_text() == "onetwo\nthreefour"
 
 
