@@ -49,9 +49,6 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 _MAX_FENCES = 8  # fences of a new file, in addition to those of the original
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*?)\s*$")  # characters of a code fence, and its language
 
-_SYSTEM = "You edit files. Reply with the complete edited file in one code block and nothing else."
-_MARGIN = 1024  # tokens that an answer may have in addition to twice those of the file
-
 
 def edit(
     load: LoadSettings,
@@ -158,13 +155,14 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     attachment = format_attachment(name, text)
     n_tokens = len(session.target.vocabulary.tokenize(attachment, add_bos=False))
     message = f"{attachment}\n\n{instruction}"
-    prompt = session.encode([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": message}])
+    system = "You edit files. Reply with the complete edited file in one code block and nothing else."
+    prompt = session.encode([{"role": "system", "content": system}, {"role": "user", "content": message}])
     limit = token_limit(session.options.predict)
     if (size := len(prompt) + min(limit, n_tokens)) > (n_ctx := session.target.n_ctx):
         fail(f"the context of {n_ctx} tokens is too small: prompt and new file need {size}; raise -c/--ctx-size")
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
     # Small models may repeat lines without end; reasoning does not count.
-    limit = 2 * n_tokens + _MARGIN if is_bounded else limit
+    limit = 2 * n_tokens + 1024 if is_bounded else limit
     with capture_outcome() as outcome, guard_stdout(), counting_bar("writing") as show_progress:
         session.view = _HiddenView(text, n_tokens, limit, show_progress)
         try:

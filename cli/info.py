@@ -33,7 +33,6 @@ from .options import DISPLAY, Model
 from .show import print_report
 
 _SHOWN = (2, 4, 8, 16)  # batch sizes whose costs are shown
-_ENOUGH = FEW * len(SIZES[1:])  # pairs of calls from which on the costs are not timed here; each size needs a few
 _NO_GAIN = 1.05  # speed from which on drafts gain something
 
 
@@ -68,7 +67,8 @@ def info(
             auto.forget()
     facts = _facts(target, source.label) | {"tuned": tuning_line(source.path, load)}
     facts |= _details(target) if details else {}
-    is_disturbed, is_timed = False, sequence.can_rollback and stored.times.pairs < _ENOUGH
+    # Each size needs a few pairs of calls.
+    is_disturbed, is_timed = False, sequence.can_rollback and stored.times.pairs < FEW * len(SIZES[1:])
     if is_timed:
         note("timing batches of this model; this takes a few seconds")
         text = target.vocabulary.tokenize(pass_times.__doc__ or "")

@@ -122,7 +122,6 @@ COMMON = (
 """Options that people use first, which precede all others in the help of a command."""
 
 _GRAMMAR = "grammar", "grammar_file", "json_schema", "json_schema_file"
-_ACCEPTANCE = "rule", "lenience", "typical_acceptance"
 
 GROUPS = {
     "Output files": ("markdown", "svg", "html", "as_json"),
@@ -134,7 +133,7 @@ GROUPS = {
     "Embeddings": ("embeddings", "pooling", "embd_normalize"),
     "Model": ("model_option", *(name for name in LOADING if name not in GPUS)),
     "GPUs and other machines": GPUS,
-    "Drafting": (*DRAFTING, *_ACCEPTANCE),
+    "Drafting": (*DRAFTING, "rule", "lenience", "typical_acceptance"),
     "Chat template and reasoning": (
         *("chat_template", "chat_template_file", "chat_template_kwargs"),
         *("reasoning", "reasoning_budget", "reasoning_budget_message"),
