@@ -23,8 +23,7 @@ from ngramspec.llama.target import Target
 from ngramspec.loading.load import find, open_alone
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.models.find import QUANTISATION
-from ngramspec.quants.costs import quant_note
-from ngramspec.quants.typical import typical_gain
+from ngramspec.quants.costs import quant_note, typical_gain
 from ngramspec.sampling.settings import option
 
 from .conditions import Load, tuning_line

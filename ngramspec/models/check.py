@@ -197,6 +197,12 @@ def parts_of(path: Path) -> list[Path]:
     ]
 
 
+def read_headers(path: Path) -> list[GGUFHeader]:
+    """Return the headers of all files of a model; empty for a model that the loader will reject."""
+    parts = parts_of(path)
+    return [read_header(part) for part in parts] if all(map(has_gguf_magic, parts)) else []
+
+
 def join_names(names: Iterable[str], maximum: int) -> str:
     """Return the first `maximum` names and the number of the others, for a message."""
     names = list(names)

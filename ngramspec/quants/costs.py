@@ -1,28 +1,36 @@
-"""The cost of each quantisation of a model on this machine, and the recommendation; README.md describes the method."""
+"""The cost of each quantisation of a model on this machine, and the recommendation; README.md describes the method.
+
+`typical_gain` replays typical text with a drafter by chance: a Markov chain with the acceptance of ngramspec's drafter
+in recorded conversations (`acceptance.json`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ngramspec import machine
 from ngramspec.cost.fixed_curves import make_fixed_curve
-from ngramspec.cost.times import STEEP
+from ngramspec.cost.times import STEEP, PassTimes
 from ngramspec.data import ModelError, decode
+from ngramspec.drafting.draft import Ask, Draft, Drafter
+from ngramspec.instruments.replay.replay import Recording, Replay
 from ngramspec.instruments.reports.report import Section, Table
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, gpu_identity
 from ngramspec.llama.weights import Weights
 from ngramspec.quants.models import PROMPT, SyntheticModels
 from ngramspec.quants.shape import Shape, shape_of
-from ngramspec.quants.typical import typical_gain
 from ngramspec.storage import cache_folder, read_cache, write_cache_json
 
 SIZES = (1, 2, 4, 8, 16)  # numbers of tokens in the timed passes
@@ -43,10 +51,16 @@ PRECISION = (
 Those with fewer bits require statistics of a text, and are not recommended."""
 
 
+RIGHT, WRONG = 1, 2  # token ids of a guess; the answer repeats the first
+
+_PRIOR = json.loads(Path(__file__).with_name("acceptance.json").read_bytes())
+_RATES: Sequence[float] = _PRIOR["rates"]  # acceptance in each class of guesses; no guess in the first class
+_FIRST, _NEXT = ([list(accumulate(row)) for row in _PRIOR[name]] for name in ("after_wrong", "after_right"))
+"""Cumulative probabilities of the class of a guess, by the class of the one before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantCost:
-    """Cost of a quantisation of a whole model."""
-
     name: str  # name of the quantisation
     size_bytes: int  # size of the weights
     seconds: Mapping[int, float]  # time of a pass by the number of tokens
@@ -60,7 +74,6 @@ class QuantCost:
 
     @property
     def draft_speed(self) -> float:
-        """Tokens per second with drafts."""
         return self.gain / self.seconds[1]
 
     @property
@@ -134,7 +147,6 @@ class QuantTiming:
 
 
 def table_section(timing: QuantTiming, costs: Sequence[QuantCost]) -> Section:
-    """Return the section with all costs."""
     ratios = SIZES[1:]
     headings = ["quantisation", "MiB", "tokens/s", "with drafts", *(f"T({n})/T(1)" for n in ratios), "prompt tokens/s"]
     rows = [
@@ -232,3 +244,50 @@ def load_costs(path: Path) -> Sequence[QuantCost]:
         if all(cost.seconds.keys() >= set(SIZES) and cost.name in PRECISION for cost in costs):
             return costs
     return ()
+
+
+class TypicalDrafter(Drafter):
+    """A drafter whose guesses have an estimated acceptance that depends on that of the guess before."""
+
+    name = "typical"
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+        self._last = 0, False  # class of the last guess before the chain, and whether it was right
+        self._chain: list[tuple[int, bool]] = []  # the same for the next guesses; class 0 means that there is no guess
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._chain.clear()
+
+    def propose(self, ask: Ask) -> Draft:
+        while len(self._chain) < ask.limit and (not self._chain or self._chain[-1][0]):
+            self._extend()
+        guesses = [guess for guess in self._chain[: ask.limit] if guess[0]]
+        tokens = tuple(RIGHT if right else WRONG for _, right in guesses)
+        return Draft(tokens, acceptance_probs=tuple(_RATES[kind] for kind, _ in guesses), source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        right = 0
+        for _ in tokens:
+            if not self._chain:
+                self._extend()
+            self._last = self._chain.pop(0)
+            if self._last[1]:
+                right += 1
+            else:
+                self._chain.clear()
+        return right
+
+    def _extend(self) -> None:
+        """Add a guess to the chain, or class 0 for its end."""
+        kind, was_right = self._chain[-1] if self._chain else self._last
+        # The drafter continues a chain as if all of its guesses were right.
+        rows = _NEXT if self._chain or was_right else _FIRST
+        new = bisect_right(rows[kind][:-1], self._random.random())
+        self._chain.append((new, self._random.random() < _RATES[new]))
+
+
+def typical_gain(curve: PassTimes) -> float:
+    """Return the speed with drafts / the speed of plain decoding, on typical text with these costs of a pass."""
+    replay = Replay(TypicalDrafter(), curve=curve)
+    return replay.run(Recording("typical", "1", [RIGHT], [RIGHT] * 2000)).speedup(curve)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.data import ModelError
-from ngramspec.models.check import parts_of
-from ngramspec.models.gguf import read_header
+from ngramspec.models.check import read_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def _make(values: Mapping[str, Any]) -> Shape:
 
 def shape_of(path: Path) -> Shape:
     """Return the shape of the model in a GGUF file, which was checked; raise a ModelError if it is not like Llama."""
-    headers = [read_header(part) for part in parts_of(path)]
+    headers = read_headers(path)
     metadata = headers[0].metadata
     tensors = {name: shape for header in headers for name, shape in header.shapes.items()}
     kind = metadata.get("general.architecture")

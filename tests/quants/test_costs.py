@@ -22,9 +22,9 @@ from ngramspec.quants.costs import (
     keep_costs,
     load_costs,
     recommend,
+    typical_gain,
 )
 from ngramspec.quants.models import PROMPT, SyntheticModels
-from ngramspec.quants.typical import typical_gain
 
 LAYERS, TIMED = 28, 4
 LAYER: Mapping[str, float] = {"Q4_0": 0.001, "Q4_1": 0.002, "Q8_0": 0.003}  # seconds of a layer in a one-token pass
