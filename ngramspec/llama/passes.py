@@ -1,7 +1,6 @@
 """`Passes`: one `llama_decode` over tokens of one sequence or of several, and the logits after them.
 
-`in_order` and `equally` return the sizes of the batches into which llama.cpp splits it. After a failed pass, the caches
-of the context contain only what is provably right.
+After a failed pass, the caches of the context contain only what is provably right.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ MAX_EVALUATE = MAX_DRAFT + 1  # maximum number of logits rows in a pass, for whi
 
 
 class UsedAtOnceError(RuntimeError):
-    """A context was used while another thread runs a pass in it."""
-
     def __init__(self) -> None:
         super().__init__("this model is used from two threads at once; use a lock, or load one model per thread")
 
@@ -198,7 +195,6 @@ class Passes:
         return self.fetch()
 
     def length(self, sequence: int) -> int:
-        """Return the number of tokens in a sequence."""
         return int(llama.llama_memory_seq_pos_max(self.memory, sequence)) + 1
 
     def share(self, source: int, sequence: int, end: int) -> None:
@@ -291,25 +287,13 @@ def _bytes(size: int) -> Any:
     return ctypes.c_char * size
 
 
-# --------------------------------------------------------------------------- how llama.cpp splits a pass
-#
-# If all sequences share one pool of cells and have no other state, llama.cpp splits the tokens in their order.
-# Otherwise every batch contains equally many tokens of each of its sequences (`llama_batch_allocr::split_equal`). A
-# batch starts with the first sequence that has tokens left and adds the others. It ends when one of them has no more
-# tokens. This follows the source of llama-cpp-python 0.3.36; `tests/llama/test_split.py` compares it with what
-# llama.cpp logs.
+def split(lengths: Mapping[int, int], max_size: int, *, neighbours: bool = False, tail: int = 0) -> list[int]:
+    """Return the sizes of the batches into which llama.cpp splits a pass over sequences with these numbers.
 
-
-def in_order(total: int, max_size: int) -> list[int]:
-    """Return the sizes of batches that contain tokens in their order, at most `max_size` each."""
-    return [min(max_size, total - start) for start in range(0, total, max_size)]
-
-
-def equally(lengths: Mapping[int, int], max_size: int, *, neighbours: bool, tail: int) -> list[int]:
-    """Return the sizes of batches that contain equally many tokens of each of their sequences.
-
-    `lengths` are by number of the sequence. `neighbours` in a batch have consecutive numbers, because their cells are
-    separate. The last `tail` tokens of a sequence are never split between batches.
+    Every batch contains equally many tokens of each of its sequences (`llama_batch_allocr::split_equal`). It starts
+    with the first sequence that has tokens left and adds the others, until one of them has no more tokens. `neighbours`
+    have consecutive numbers, because their cells are separate. The last `tail` tokens of a sequence are never split.
+    This follows the source of llama-cpp-python 0.3.36; `tests/llama/test_shared.py` compares it with llama.cpp's log.
     """
     remaining = dict(sorted(lengths.items()))
     sizes = []

@@ -39,10 +39,10 @@ from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.llama.bindings import NativeObject
 from ngramspec.llama.cache import Cache
-from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
+from ngramspec.llama.passes import MAX_EVALUATE, Passes, split
 from ngramspec.llama.placement import MARGIN
 from ngramspec.llama.sequence import CacheSequence, append
-from ngramspec.llama.trial import SettingTrials
+from ngramspec.llama.trial import SAMPLE, SettingTrials
 from ngramspec.llama.weights import SNAPSHOTS, Weights, set_adapters
 from ngramspec.model_settings import ModelSettings
 from ngramspec.sampling.settings import allow_int_range
@@ -131,6 +131,7 @@ class Target(NativeObject):
         may_branch = may_branch and not (settings.mtp or weights.is_recurrent or weights.window)
         self.n_seq = n_seq or (1 + MAX_BRANCHES if may_branch and weights.on_gpu else 1)
         self._leaves = self.n_seq - 1 if may_branch else 0
+        self._aborts = weights.texts > 1 and weights.architecture in ABORTS
         self.trials = SettingTrials(weights)
         n_ctx = weights.choose_context_size()
         self._states: list[Any] = []
@@ -139,7 +140,7 @@ class Target(NativeObject):
             self._states = [leaves.HiddenStates(width) for _ in range(self.weights.texts)]
         self.exactness = ExactnessMode()
         # Rounding is not needed for several sequences.
-        self._bits = ExactnessSelector(self.trials, self.trials.sample if texts is None else ())
+        self._bits = ExactnessSelector(self.trials, self.vocabulary.tokenize(SAMPLE) if texts is None else ())
         setting = self._choose_setting(on_note)
         try:
             self._open_context(n_ctx, setting)
@@ -163,7 +164,6 @@ class Target(NativeObject):
 
     @property
     def head(self) -> Any:
-        """The model's own head for the first sequence."""
         return None if self.heads is None else self.heads.sequences[0]
 
     @property
@@ -175,12 +175,6 @@ class Target(NativeObject):
     def feeds_head(self, wanted: bool) -> None:
         for states in self._states:
             states.wanted = wanted
-
-    # ------------------------------------------------------------------ opening
-
-    @property
-    def _aborts(self) -> bool:
-        return self.weights.texts > 1 and self.weights.architecture in ABORTS
 
     def _choose_setting(self, on_note: Callable[[str], object]) -> str:
         """Return the setting that `exact` requires, "fast" or "exact"."""
@@ -215,7 +209,6 @@ class Target(NativeObject):
         return self.exact == "off" and weights.can_pool and (weights.on_gpu or weights.architecture in ABORTS)
 
     def _params(self, settings: ModelSettings, n_ctx: int, snapshots: int = 0) -> Any:
-        """Return llama.cpp's parameters of a context for all sequences."""
         n_seq = max(self.n_seq, self.weights.texts)
         # MAX_EVALUATE adds room for the dummy tokens of a padded batch, which never stay in the cache.
         cells = self.weights.texts * (n_ctx + MAX_EVALUATE)
@@ -293,8 +286,6 @@ class Target(NativeObject):
         for sequence in self.sequences:
             sequence.can_rollback = can_rollback
 
-    # ------------------------------------------------------------------ other uses of the weights
-
     def scale_adapters(self, scales: Sequence[float]) -> None:
         """Set the scales of all LoRA adapters for the following passes of all sequences and of the own head.
 
@@ -305,8 +296,6 @@ class Target(NativeObject):
         set_adapters(self._ctx, adapters)
         if self.heads is not None:
             self.heads.set_adapters(adapters)
-
-    # ------------------------------------------------------------------ several texts
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
         """Append to several sequences in one pass; see `ngramspec.backend.SharedModel`.
@@ -342,11 +331,11 @@ class Target(NativeObject):
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel]) -> Sequence[int]:
         if self._pooled and not self.weights.is_recurrent:
-            return in_order(sum(lengths), self.n_batch)
+            return split({0: sum(lengths)}, self.n_batch)  # tokens in their order
         snapshots = self.sequences[0].cache.snapshots
         # llama.cpp splits the batches of this hybrid architecture as if sequences had separate caches, even in a pool.
         is_separate = not self._pooled or self.weights.architecture == "deepseek4"
-        return equally(
+        return split(
             {sequence.number: length for sequence, length in zip(sequences, lengths, strict=True)},
             self.n_batch,
             neighbours=is_separate or bool(llama.llama_model_is_recurrent(self.weights.handle)),
@@ -369,7 +358,3 @@ class Target(NativeObject):
             self.heads.close()
         if self._weights is not None:
             self._weights.close()
-
-    @property
-    def closed(self) -> bool:
-        return not self.weights.handle
