@@ -151,8 +151,6 @@ class BeamSearch:
         named = self._stream.pieces.get(token)
         return named or (b"" if self._is_eog(token) else self.target.vocabulary.piece(token))
 
-    # ------------------------------------------------------------------ passes
-
     def _run(self, prompt: list[int], root: Node, progress: Progress | None) -> Generator[None]:
         sequence, stats, clock = self.target.sequences[0], self.stats, self._clock
         started_at = clock()
@@ -216,11 +214,8 @@ class BeamSearch:
         cells.keep(needed_nodes)
         return missing + ahead
 
-    # ------------------------------------------------------------------ rounds
-
     @property
     def _is_open(self) -> bool:
-        """True if there may be another round."""
         return bool(self._live) and self._rounds_left > 0
 
     def _take_rounds(self) -> list[list[Node]]:
@@ -250,7 +245,6 @@ class BeamSearch:
         return candidates if enough or missing == -math.inf else None
 
     def _advance(self, extensions: Sequence[Extension]) -> list[Node]:
-        """Continue with these texts, and return the last nodes of the live ones."""
         live: list[Beam] = []
         children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self._live}
         for score, beam, token in extensions:
@@ -273,8 +267,6 @@ class BeamSearch:
         self._live = live
         self._rounds_left -= 1
         return [beam.node for beam in live]
-
-    # ------------------------------------------------------------------ rows
 
     def _read(self, node: Node) -> TopLogprobs | None:
         """Return the target's most likely tokens after a node; `None` if it was not evaluated."""
@@ -373,8 +365,6 @@ class BeamPlan:
         self._trust: defaultdict[tuple[int, int], DecayingRate] = defaultdict(lambda: DecayingRate(1.0, 2.0, fade=FADE))
         self._commit(prompt)
 
-    # ------------------------------------------------------------------ guesses
-
     def _commit(self, tokens: Sequence[int]) -> None:
         """Add the next tokens that all beams have in common."""
         for token in tokens:
@@ -384,7 +374,6 @@ class BeamPlan:
             self._end = (*self._end, token)[-LONGEST:]
 
     def observe_row(self, node: Node, likely: TopLogprobs) -> None:
-        """Learn the target's most likely tokens after a node."""
         tail = self._tail(node)[-ORDERS:]
         for start in range(len(tail)):
             self._rows[tail[start:]] = likely
@@ -425,8 +414,6 @@ class BeamPlan:
             tail.append(node.token)
             node = node.parent
         return (*self._prompt_end, *reversed(tail))[-LONGEST:]
-
-    # ------------------------------------------------------------------ the guesses of a pass
 
     def plan(
         self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int

@@ -145,8 +145,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         finally:
             self._lock.release()
 
-    # ------------------------------------------------------------------ generations
-
     def generate(
         self, tokens: Sequence[int], *args: Any, **settings: Any
     ) -> Generator[int, Sequence[int] | None, None]:
@@ -210,8 +208,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         with self._lock_use():
             return super().embed(*args, **settings)
 
-    # ------------------------------------------------------------------ the state
-
     def reset(self) -> None:
         with self._lock_use(SpeculativeEvaluator.forget_pass):
             super().reset()
@@ -266,9 +262,6 @@ class LlamaDraftModel(DraftModel):  # type: ignore[misc]
         return np.array(self._drafter.propose(Ask(self._max_tokens, price=self._price)).tokens, np.intc)
 
 
-# --------------------------------------------------------------------------- drafts
-
-
 def _find_sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     """Return the sizes of passes that drafts may use; compare them if their bits are not known."""
     sizes = range(1, sequence.max_batch + 1)
@@ -318,8 +311,6 @@ class SpeculativeEvaluator(DraftedText):
         self._rows: Sequence[Row] = ()
         self.behind = 0  # number of rows of logits after that of the last token in llama.cpp's buffer
 
-    # ------------------------------------------------------------------ a generation
-
     def begin(self, grammar: str | None, prediction: Sequence[int] = ()) -> object:
         """Begin a generation, with its grammar in GBNF if it has one; return its handle for `end`."""
         self.drop()
@@ -344,15 +335,12 @@ class SpeculativeEvaluator(DraftedText):
             self._unsaved = 0.0
 
     def record_token(self, token: int) -> None:
-        """Record the next token, which the owner has chosen."""
         self._next_token = token
         if self.active and self._guide is not None:
             try:
                 self._guide.grammar.accept(token)
             except GrammarError:  # the owner's grammar allows control tokens inside texts, and ours has limits
                 self._guide = self.drafts.guide = None
-
-    # ------------------------------------------------------------------ a token
 
     def evaluate_next(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Return the logits after one more token of a text, shape (n_vocab,), valid until the next call.
@@ -401,7 +389,6 @@ class SpeculativeEvaluator(DraftedText):
         return self._run_pass(token)
 
     def _run_pass(self, token: int) -> Row | None:
-        """Evaluate a token with a draft of the next ones."""
         sequence = self._sequence
         length, room = len(sequence.tokens), sequence.n_ctx - len(sequence.tokens)
         if room <= sequence.max_batch:
@@ -464,7 +451,6 @@ class SpeculativeEvaluator(DraftedText):
 
 
 def _save(stored: StoredTimes, drafter: Drafter, stats: Stats) -> None:
-    """Write the learned data to disk, if there were any passes."""
     if stats.passes:
         stored.save()
         drafter.save_state()

@@ -66,7 +66,6 @@ def log_given_back() -> Iterator[None]:
 
 @contextmanager
 def log_listener(on_line: Callable[[str], object]) -> Iterator[None]:
-    """Call `on_line` with every line of the log that llama.cpp writes in the block."""
     _listeners.append(on_line)
     try:
         yield
@@ -100,14 +99,12 @@ def ggml() -> Any:
 
 
 def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the ggml library with these types of its result and arguments."""
     function = getattr(ggml(), name)
     function.restype, function.argtypes = result, list(arguments)
     return function
 
 
 def set_mapped(params: Any, mapped: bool) -> None:
-    """Set whether a model's file is mapped into memory or read."""
     if not hasattr(params, "load_mode"):
         params.use_mmap = mapped
         return
@@ -153,7 +150,6 @@ def find_suppress_tokens(vocab: Any) -> tuple[int, ...]:
 
 
 def penalties(n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
-    """Return llama.cpp's sampler that penalises tokens among the last `last_n`."""
     make = llama.llama_sampler_init_penalties
     size_arguments = (n_vocab,) if len(make.argtypes) == 5 else ()
     return make(*size_arguments, last_n, repeat, frequency, presence)

@@ -67,10 +67,7 @@ class BranchingSequence(CacheSequence):
 
 
 def _owners(count: int, branches: Sequence[Branch]) -> tuple[list[list[int]], int]:
-    """Return the sequences of each row, and the number of sequences in addition to the text's.
-
-    A row belongs to the sequences of all branches that contain it. Each branch that no other extends has a sequence.
-    """
+    """Return the sequences of each row, one for each branch that no other extends, and the number of these."""
     numbers = {(fork, path): count + i for i, (fork, path) in enumerate(branches)}
     owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in branches)]
     used = 0

@@ -60,8 +60,6 @@ Checkpoints = dict[int, Any]
 
 
 class Cache:
-    """The KV cache and recurrent state of a sequence."""
-
     def __init__(
         self,
         context: Any,
@@ -190,11 +188,8 @@ class Cache:
         return int(llama.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
 
     def _drop_behind(self, length: int) -> None:
-        """Drop checkpoints of more than `length` tokens."""
         self._prompt_checkpoints = {at: state for at, state in self._prompt_checkpoints.items() if at <= length}
         self._mark = {at: state for at, state in self._mark.items() if at <= length}
-
-    # ------------------------------------------------------------------ copies
 
     def whole(self) -> tuple[Any, Checkpoints]:
         """Return the contents of the cache: bytes for `load`, and the checkpoints in RAM."""
@@ -228,13 +223,8 @@ class Cache:
             self.states.adopt(source.states, self.length)
 
 
-# --------------------------------------------------------------------------- copies of the state
-
-
 @dataclass(slots=True)
 class DeviceCopy:
-    """The latest state of a sequence, copied on the devices."""
-
     cells: Any  # llama.cpp's description of the state, without its contents
     reference: Any  # the same state in RAM; `None` after a restore was proven right
 

@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 @cache
 def builtin_names() -> tuple[str, ...]:
-    """Return the names of the templates."""
     count = llama.llama_chat_builtin_templates(None, 0)
     names = (ctypes.c_char_p * count)()
     llama.llama_chat_builtin_templates(names, count)
@@ -79,8 +78,6 @@ class BuiltinTemplate(ChatTemplate):
 
 
 class ChatFormat:
-    """The prompts of conversations over a vocabulary, as its chat template writes them."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._source = vocabulary, vocabulary.chat_template
 

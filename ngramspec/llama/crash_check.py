@@ -1,11 +1,10 @@
 """Trials of operations that may crash, in a child process, so that a crash ends the child and not this process.
 
-AMX kernels and each new model file are tried in this way. llama.cpp checks much of a file
-and asserts the rest, which ends the process. Examples are a vocabulary that contains a token twice, and contradictory
-sizes. Almost all assertions fail while llama.cpp reads the hyperparameters, places the tensors and builds the graph.
-This requires no weights: the child loads the file with `no_alloc`, in the time that Python takes to start. The few that
-fail only in computations are found by two passes if the file is small (`MAX_COMPUTED`). Values that are known to cause
-them are rejected in every file (`check_values`).
+AMX kernels and each new model file are tried in this way. llama.cpp checks much of a file and asserts the rest, such as
+a vocabulary that contains a token twice, which ends the process. Almost all assertions fail while llama.cpp reads the
+hyperparameters, places the tensors and builds the graph. This requires no weights: the child loads the file with
+`no_alloc`, in the time that Python takes to start. The few that fail only in computations are found by two passes if
+the file is small (`MAX_COMPUTED`), and values that are known to cause them are rejected in every file (`check_values`).
 """
 
 from __future__ import annotations

@@ -113,9 +113,6 @@ def _to_text(text: bytes | None) -> str:
     return (text or b"").decode("utf-8", "replace")
 
 
-# --------------------------------------------------------------------------- the devices that a model uses
-
-
 def select_gpus(devices: Sequence[Device]) -> list[Device]:
     """Return the GPUs that llama.cpp spreads a model over by default (`llama_prepare_model_devices`), in its order.
 
@@ -177,7 +174,6 @@ def gpu_identity() -> str:
 
 
 def describe_devices(gpus: Sequence[Device]) -> list[tuple[str, str, int, str]]:
-    """Return the properties of devices on which measurements depend."""
     return [(device.name, device.description, device.total, device.backend) for device in gpus]
 
 
@@ -185,11 +181,7 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 def driver_version() -> str:
-    """Return the version of this machine's GPU driver, which ggml does not report; "" if it is unknown.
-
-    NVIDIA's kernel module reports its version. macOS contains its driver. Other drivers are parts of the kernel and of
-    libraries without a common version.
-    """
+    """Return the version of this machine's GPU driver, which ggml does not report; "" if it is unknown."""
     if platform.system() == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"
     try:
@@ -206,8 +198,6 @@ def _version(name: str) -> str:
     except AttributeError:
         return ""
 
-
-# --------------------------------------------------------------------------- missing GPUs
 
 _GPU_BACKENDS = {
     **{"cuda": "CUDA", "hip": "ROCm", "rocm": "ROCm", "musa": "MUSA", "metal": "Metal", "mtl": "Metal"},
@@ -288,10 +278,7 @@ def advise_huge_pages(before: Sequence[Range]) -> int:
 
 
 def describe_huge_pages(mapped: bool) -> str | None:
-    """Return in one line which programs get huge pages, how much this process uses, and how to use more.
-
-    `mapped` is true if weights may be in the mapped file. The result is `None` if the system does not report it.
-    """
+    """Return which programs get huge pages, and how to use more if weights are `mapped`; `None` if it is unknown."""
     try:
         # As in "always [madvise] never".
         mode = _GIVEN_TO.read_text("ascii").split("[")[1].split("]")[0]

@@ -1,8 +1,7 @@
 """`Embedder`: embeddings of inputs, computed from the outputs of a loaded model's last layer.
 
-llama.cpp's own pooling stores logits after every token of an input, and limits an input to one micro-batch with mean
-pooling. So this module pools the rows itself. The result is the same if tokens do not attend to later tokens; other
-models are rejected.
+llama.cpp's own pooling stores logits after every token, and limits an input to one micro-batch with mean pooling. So
+this module pools the rows itself, and rejects models whose tokens attend to later ones.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ class Grammar:
         return self._matcher.is_accepting() or self._matcher.stop_reason() == "NoExtension"
 
     def allows(self, token: int) -> bool:
-        """Return True if this token may come next."""
         count = self._count((token,))
         self._check()
         # llguidance counts no ending token that the grammar names.
@@ -98,7 +97,6 @@ class Grammar:
         self._has_end |= token in self._ends
 
     def rollback(self, count: int) -> None:
-        """Roll back the last `count` tokens."""
         if not count:
             return
         self._mask = None
@@ -182,7 +180,6 @@ class Grammars:
             raise
 
     def release(self, text: str) -> None:
-        """Release a grammar that was held."""
         with self._lock:
             self._hold_counts.subtract([_key(text)])
             self._hold_counts = +self._hold_counts  # without those that are not held

@@ -6,11 +6,7 @@ layer's own output in place of a hidden state that the model has not computed ye
 output matrix. A head is a `Model` like any other: `evaluate` appends tokens and returns the logits after them.
 
 llama.cpp runs the layer in a context of a special type, whose KV cache contains only that layer. Each of the target's
-sequences has a sequence in it:
-
-    heads = Heads(weights, params, [states, other], n_ctx=4096, pooled=False)
-    heads.sequences[1].prefill(text)            # one sequence
-    heads.evaluate_together([Part(heads.sequences[0], [5], 1), Part(heads.sequences[1], [7], 1)])
+sequences has a sequence in it.
 """
 
 from __future__ import annotations
@@ -30,8 +26,7 @@ from ngramspec.data import ModelError, TargetError
 from ngramspec.llama import bindings
 from ngramspec.llama.passes import MAX_EVALUATE, rows_at
 from ngramspec.llama.weights import Adapter, Weights, set_adapters
-from ngramspec.models.check import has_gguf_magic, parts_of
-from ngramspec.models.gguf import read_header
+from ngramspec.models.check import read_headers
 from ngramspec.tokens import common_prefix
 
 States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model)
@@ -45,9 +40,8 @@ def head_missing(path: Path) -> str:
     """Return why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
     if bindings.head_functions() is None:
         return "this build of llama-cpp-python does not support NextN layers"
-    if not has_gguf_magic(path):
+    if not (headers := read_headers(path)):
         return ""  # the loader reports the error
-    headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
     # Each NextN layer has this tensor once.
     count = sum(name.endswith(".nextn.eh_proj.weight") for header in headers for name in header.shapes)
     architecture = headers[0].metadata.get("general.architecture")
@@ -61,8 +55,6 @@ def head_missing(path: Path) -> str:
 
 
 class HeadFeed(NamedTuple):
-    """Input of a pass for one sequence."""
-
     sequence: int  # number of the sequence
     first: int  # position of the first token in the sequence
     tokens: Sequence[int]  # tokens to append, at least one
@@ -95,8 +87,6 @@ class Head(ModelBase):
         self._true = 0  # position of the first token that must be evaluated again
         self._own: list[States] = []  # outputs of the head after its last tokens, as far as they are known
 
-    # ------------------------------------------------------------------ `ngramspec.backend.Model`
-
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         """Prefill without the tokens whose target states are unknown, except the last token."""
         if not 0 < len(tokens) <= self.n_ctx:
@@ -128,7 +118,6 @@ class Head(ModelBase):
             self._heads.cut(self.number, length)
 
     def clear(self) -> None:
-        self._heads.check()
         self._empty(0)
         self.tokens.clear()
 
@@ -137,13 +126,8 @@ class Head(ModelBase):
         """Number of tokens that are evaluated again as soon as the target's states for them are available."""
         return len(self.tokens) - max(self._true, self._first)
 
-    # ------------------------------------------------------------------ evaluating
-
     def appending(self, tokens: Sequence[int], rows: int) -> Generator[HeadFeed, HeadRows, Logits]:
-        """Append tokens, evaluate them and all owed tokens, and return the logits after the last `rows` tokens.
-
-        It yields the input of each pass, and the caller sends the result.
-        """
+        """Append tokens, yield the input of each pass for its result, and return the logits after the last `rows`."""
         self._heads.check()
         start = len(self.tokens)
         self.tokens += tokens
@@ -204,10 +188,8 @@ class HiddenStates:
     """The target's hidden states after the last tokens of a sequence, in the order of its tokens.
 
     llama.cpp's buffer contains only the states of the last pass. So each sequence keeps its own, at least the last
-    `n_states`. These suffice: the layers attend to earlier tokens, so a state contains information about these too.
-
-    A pass returns hidden states only if they are `wanted`, and a pass over a prompt only if `of_prompts` is set too.
-    The last layer is then computed for all tokens of the pass, which may change last bits.
+    `n_states`, which also contain information about earlier tokens. A pass returns hidden states only if they are
+    `wanted`, and a pass over a prompt only if `of_prompts` is set too: it may change last bits.
     """
 
     def __init__(self, width: int, n_states: int = 1024) -> None:
@@ -260,7 +242,6 @@ class HiddenStates:
         return rows + size * state
 
     def adopt(self, source: HiddenStates, length: int) -> None:
-        """Copy the states of the first `length` tokens of another sequence."""
         self.first, self._tokens = source.first, source._tokens[: max(0, length - source.first)]
         self._rows[: len(self._tokens)] = source._rows[: len(self._tokens)]
 
@@ -281,8 +262,8 @@ class HiddenStates:
 class Heads:
     """The heads of a target's sequences in one context, with the part of `SharedModel` that draft models need.
 
-    Heads do not copy tokens between sequences. Instead, a head evaluates them again from the target's hidden states,
-    which are copied. If `pooled`, the sequences share one pool of cells, so a pass over several is one batch.
+    A head does not copy tokens of another one, but evaluates them again from the target's hidden states, which are
+    copied. If `pooled`, the sequences share one pool of cells, so a pass over several is one batch.
     """
 
     max_rows = MAX_EVALUATE
@@ -397,7 +378,6 @@ class Heads:
         return results
 
     def cut(self, sequence: int, length: int) -> None:
-        """Keep at most the first `length` tokens in the cache of a sequence."""
         self.check()
         if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise TargetError("llama.cpp could not roll back the cache of the NextN layer")

@@ -1,8 +1,7 @@
 """`BorrowedSequence`: the context of a `Llama` of llama-cpp-python as a sequence of this package.
 
-    sequence = BorrowedSequence(owner)
-    sequence.follow(text)                       # tokens that the owner has evaluated
-    rows = sequence.evaluate([token, *draft])   # as in any other sequence
+    sequence.follow(text)                           # tokens that the owner has evaluated
+    rows = sequence.evaluate([token, *draft])       # as in any other sequence
     sequence.rollback(length); sequence.settle()    # before the owner continues without it
 
 The owner keeps and frees the model and the context. The sequence must not be used after the owner has freed them.
@@ -64,10 +63,7 @@ def obstacle(owner: LlamaCpp) -> str | None:
 
 
 class BorrowedSequence(CacheSequence):
-    """The sequence of a `Llama` without an `obstacle`, whose settings `ExactnessSelector` can compare.
-
-    `adapts` states whether the number of threads for one token may change, and that for more.
-    """
+    """The sequence of a `Llama` without an `obstacle`, whose settings `ExactnessSelector` can compare."""
 
     settings = ("fast",)
 
@@ -89,6 +85,7 @@ class BorrowedSequence(CacheSequence):
         passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, governor=governor, returns_early=on_gpu)
         # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.
         super().__init__(passes, cache, n_ctx=min(owner.n_ctx(), len(owner.input_ids)))
+        self.set_threads, self.release = passes.set_threads, passes.release
         self.max_batch = min(self.max_batch, owner.n_batch)
         self.identity = self.fingerprint = _key(owner)
 
@@ -96,10 +93,6 @@ class BorrowedSequence(CacheSequence):
         """Adopt a text that the owner has evaluated, and drop later tokens."""
         self.tokens[:] = text
         self.cache.take_over(len(self.tokens))
-
-    def set_threads(self, size: int) -> None:
-        """Set the number of threads for a pass over `size` tokens that the owner makes."""
-        self._passes.set_threads(size)
 
     def settle(self) -> None:
         """Evaluate all owed tokens, so that the owner finds the logits after the last token."""
@@ -110,14 +103,9 @@ class BorrowedSequence(CacheSequence):
             append(self._passes, [(self, (), 1)])
 
     def trial(self, setting: str) -> TrialContext:
-        """Return a separate small context under the owner's settings."""
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
         return TrialContext(self._model, params, self._adapters)
-
-    def release(self) -> None:
-        """Stop using the owner's context."""
-        self._passes.release()
 
 
 def _key(owner: LlamaCpp) -> str:

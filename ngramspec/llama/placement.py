@@ -29,8 +29,8 @@ from ngramspec.llama.cache import CACHE_TYPES
 from ngramspec.llama.devices import Device
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.model_settings import ALL, AUTO, NO_DEVICE, PLACEMENT, ModelSettings
-from ngramspec.models.check import has_gguf_magic, parts_of
-from ngramspec.models.gguf import GGUFHeader, Scalar, read_header
+from ngramspec.models.check import read_headers
+from ngramspec.models.gguf import GGUFHeader, Scalar
 
 MICRO_BATCH = 512  # default number of tokens of a prompt per micro-batch
 
@@ -48,8 +48,6 @@ _EMBEDDINGS = "token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Placement of a loaded model."""
-
     settings: ModelSettings  # requested settings
     gpus: tuple[Device, ...]  # GPUs that the model uses, also if it has no layers there
     gpu_layers: int  # number of layers on GPUs for llama.cpp, with the output layer; negative means all
@@ -59,7 +57,6 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """True if layers of the model are on a GPU."""
         return self.gpu_layers != 0 and bool(self.gpus)
 
     @property
@@ -69,7 +66,6 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Key of the placement, on which costs depend."""
         return f"{placement_key(self.settings, self.gpu_layers)} experts={self.cpu_experts} split={self.split}"
 
     @property
@@ -150,11 +146,7 @@ def placement_key(settings: ModelSettings, gpu_layers: int) -> str:
     return str(key)
 
 
-# --------------------------------------------------------------------------- planning
-
-
 def select_gpus(settings: ModelSettings) -> list[Device]:
-    """Return the GPUs that a model uses."""
     registered = devices.devices()
     gpus = devices.select_gpus(registered)
     if settings.device is not None:
@@ -173,7 +165,6 @@ def select_gpus(settings: ModelSettings) -> list[Device]:
 
 
 def _available(gpus: Sequence[Device], *, numbered: bool = False) -> str:
-    """Return the available devices in words."""
     names = [
         f"{number if numbered else device.name} ({device.name if numbered else device.description})"
         for number, device in enumerate(gpus)
@@ -191,16 +182,16 @@ def make_plan(path: Path, settings: ModelSettings, texts: int = 1, reserved: int
     `reserved` bytes of all GPUs together stay free for a draft model, and `margin` bytes of each.
     """
     gpus = select_gpus(settings)
-    headers = _headers(path) if gpus and settings.gpu_layers else []
+    headers = read_headers(path) if gpus and settings.gpu_layers else []
     sizes = model_sizes(headers, settings, texts) if headers else Sizes([], [], [], 0)
     count = len(sizes.dense)
     experts = settings.n_cpu_moe
-    if headers and (settings.cpu_moe or experts):
+    if settings.cpu_moe or experts:
         experts = count if experts is None else min(count, experts)
     split = _shares(settings)
     warning = devices.missing_gpu(gpus, 0 if settings.device == NO_DEVICE else settings.gpu_layers)
     notes = [] if warning is None else [warning]
-    plan = Plan(settings, tuple(gpus), settings.gpu_layers, (experts or 0) * bool(headers), split, tuple(notes))
+    plan = Plan(settings, tuple(gpus), settings.gpu_layers, experts or 0, split, tuple(notes))
     # Otherwise a fit cannot predict where llama.cpp places the weights.
     is_predictable = (
         not (len(gpus) > 1 and (split or settings.split_mode == "row"))
@@ -229,15 +220,6 @@ def make_plan(path: Path, settings: ModelSettings, texts: int = 1, reserved: int
         split=split,
         notes=tuple(notes),
     )
-
-
-def _headers(path: Path) -> list[GGUFHeader]:
-    """Return the headers of a model's files; empty for files that the loader will reject."""
-    parts = [part for part in parts_of(path) if part.exists()]
-    return [read_header(part) for part in parts] if parts and all(map(has_gguf_magic, parts)) else []
-
-
-# --------------------------------------------------------------------------- sizes
 
 
 class Sizes(NamedTuple):
@@ -318,9 +300,6 @@ def _cache_widths(
     kv_heads = _number(metadata, "attention.head_count_kv", heads)
     width = qkv * kv_heads // (heads + 2 * kv_heads)
     return width, width
-
-
-# --------------------------------------------------------------------------- fit
 
 
 def fit(

@@ -1,12 +1,8 @@
 """`choose_smollm`: a Q4_0 copy of the installed SmolLM2, if llama.cpp multiplies Q4_0 fastest on this CPU.
 
 The package contains Q4_1, whose tokens llama.cpp computes one by one on a CPU. It reorders Q4_0 weights when it loads
-them (`ggml-cpu/repack.cpp`), for kernels that compute several tokens at once.
-
-The installed file remains the better one in two cases, because it is more precise:
-
-- With a GPU. Its kernels treat both types alike, and layers in RAM are stored in pinned memory, which is not reordered.
-- With AMX, whose kernels support both types.
+them (`ggml-cpu/repack.cpp`), for kernels that compute several tokens at once. Kernels of GPUs and AMX support both
+types alike, and layers in RAM next to a GPU are not reordered, so the installed file is better: it is more precise.
 """
 
 from __future__ import annotations

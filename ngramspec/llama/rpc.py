@@ -4,7 +4,7 @@
     target = Target(path)                               # llama.cpp then spreads its layers over these machines too
 
 llama.cpp registers devices per process, so it spreads every model that is loaded afterwards. It ends the process if a
-worker is lost, and waits forever for one that does not respond. See `README.md` in this folder.
+worker is lost, and waits forever for one that does not respond.
 """
 
 from __future__ import annotations
@@ -171,9 +171,6 @@ def explain_abort() -> str:
     if missing:
         return f"no RPC worker is listening at {', '.join(missing)}; restart it, then this program"
     return f"an RPC worker closed the connection ({', '.join(_connected)}); restart it, then this program"
-
-
-# --------------------------------------------------------------------------- a worker
 
 
 def listening_address(host: str, port: int) -> str:

@@ -1,11 +1,9 @@
 """`SamplerChain`: llama.cpp's own samplers, in the state that plain decoding would have at this position.
 
 The verifier processes the rows of a batch in order and stops at the first rejection, so one chain is enough for all
-rows. It sees a row only when every token before that row is final, and it accepts only emitted tokens. A rejected
-draft leaves no trace because the chain never saw it. This is also true of random samplers (XTC, mirostat), which draw
-once per emitted token, in the order of plain decoding.
-
-The chain ends before llama.cpp's last sampler, because the verifier draws (see `ngramspec.acceptance.rules`).
+rows: it accepts only emitted tokens, and never sees a rejected draft. Random samplers (XTC, mirostat) too draw once per
+emitted token, in the order of plain decoding. The chain ends before llama.cpp's last sampler, because the verifier
+draws (see `ngramspec.acceptance.rules`).
 """
 
 from __future__ import annotations
@@ -85,8 +83,6 @@ class SamplerChain:
         self._array_pointer = ctypes.byref(self._array)
         self._data_pointer = ctypes.c_void_p.from_buffer(self._array)
 
-    # ------------------------------------------------------------------ building
-
     def _samplers(self, vocab: Any) -> dict[str, tuple[bool, Callable[[], Any]]]:
         """Return for each sampler by name whether it has an effect here, and llama.cpp's constructor."""
         s = self.sampling
@@ -157,8 +153,6 @@ class SamplerChain:
             llama.llama_sampler_chain_add(chain, sampler)
         return chain
 
-    # ------------------------------------------------------------------ one sequence
-
     def begin(self, prompt: Sequence[int]) -> None:
         for token in prompt[max(0, len(prompt) - self._window) :]:
             self._look_back_on(token)
@@ -178,8 +172,6 @@ class SamplerChain:
             self._recent_counts[oldest] -= 1
             if not self._recent_counts[oldest]:
                 del self._recent_counts[oldest]
-
-    # ------------------------------------------------------------------ one position
 
     def draw(self, logits: NDArray[np.float32], position: int, distributions: list[Distribution] | None = None) -> int:
         if self.is_argmax:

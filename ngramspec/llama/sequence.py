@@ -62,8 +62,6 @@ class CacheSequence:
         self.rollback(len(self.tokens) - 1)
         return not self.owed
 
-    # ------------------------------------------------------------------ `SequenceModel`
-
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         report = progress or (lambda done, total: None)
         reader = self.reading(tokens, aligned=aligned)
@@ -157,7 +155,6 @@ class CacheSequence:
         self.cache.save()
 
     def settle(self) -> None:
-        """Evaluate all owed tokens."""
         self._passes.check()
         while self.owed:
             self.pay()
@@ -168,8 +165,6 @@ class CacheSequence:
         tokens = self.tokens[start : start + self._passes.n_batch]
         self._passes.decode([(self.cache, tokens, 0)])
         return len(tokens)
-
-    # ------------------------------------------------------------------ copies
 
     def adopt(self, source: SequenceModel, length: int) -> None:
         """Copy the first `length` tokens of another sequence of the same context, or fewer, as `Cache.cut` permits."""

@@ -5,8 +5,6 @@
         trial.begin(1024)                   # length of the context
         trial.seconds(8)                    # time of a pass over 8 tokens
 
-`open_file` opens a trial of a file that is not loaded otherwise, for `quants`.
-
 Kernels may treat batch sizes differently depending on the length of the context, and a trial must not take long. So
 a long context is created without evaluating most of it. In a second context, llama.cpp's passes are stopped at their
 first operation. Their cells then have positions but no contents (zeros), and are copied. Attention over zeros takes the
@@ -21,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +42,8 @@ STRETCH, OF_STRETCH = 128, 4
 """Length of a stretch of a long context, and the number of real tokens in it; kernels use no shorter stretches."""
 
 REAL, N_COMPARED = 13, 8
-"""Number of real tokens before the compared ones, and of compared tokens, which are the first ones of each batch.
-
-13 is not a multiple of any block size: some architectures (DeepSeek 4) treat the tokens that complete a block of the
-context differently.
-"""
+"""Number of real tokens before the compared ones, and of compared tokens, which are the first ones of each batch. 13 is
+no multiple of a block size: DeepSeek 4 treats the tokens that complete a block of the context differently."""
 
 READ = 9 * MIN_PREFILL + COMPARED[-1]  # number of tokens evaluated to measure rounding: more than 512 cells
 ROOM = max(DEPTHS) + 2 * MIN_PREFILL + COMPARED[-1]  # size of a context that fits all of these tokens
@@ -58,8 +52,7 @@ ROOM = max(DEPTHS) + 2 * MIN_PREFILL + COMPARED[-1]  # size of a context that fi
 class TrialContext(AbstractContextManager["TrialContext"]):
     """A context of one sequence, in which evaluated tokens are rolled back to a kept state.
 
-    Batches contain at least STRETCH tokens, also if `params` specify fewer. All methods raise TargetError if llama.cpp
-    fails, or the machine lacks the memory for the context.
+    All methods raise TargetError if llama.cpp fails, or the machine lacks the memory for the context.
     """
 
     def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter], *, owns_model: bool = False) -> None:
@@ -88,8 +81,6 @@ class TrialContext(AbstractContextManager["TrialContext"]):
     def follow_load(self) -> None:
         """Let the load choose the number of threads of the following passes, which must not change their bits."""
         self._passes.governor = ThreadGovernor(self._params.n_threads, self._params.n_threads_batch)
-
-    # ------------------------------------------------------------------ measuring
 
     def begin(self, depth: int) -> None:
         """Keep a context of `depth` tokens and two real ones, after which times are right but logits need not be."""
@@ -131,10 +122,7 @@ class TrialContext(AbstractContextManager["TrialContext"]):
         return bits[0] == bits[1]
 
     def rounding(self, text: Sequence[int]) -> float:
-        """Return the largest difference of a logit between passes and single tokens after a text.
-
-        The text is repeated as needed. Random tokens would exaggerate the difference.
-        """
+        """Return the largest difference of a logit between passes and single tokens after a text, which is repeated."""
         text = [*text] * -(-READ // len(text))
         self.start(0)
         self.read(text[: READ - COMPARED[-1]], MIN_PREFILL)
@@ -160,8 +148,6 @@ class TrialContext(AbstractContextManager["TrialContext"]):
             rows = self.evaluate(tail[:size], min(size, N_COMPARED))
             self.back()
             yield size, rows, singles[: len(rows)]
-
-    # ------------------------------------------------------------------ contents
 
     def start(self, depth: int, *, contents: bool = True) -> None:
         """Replace the cached tokens by `depth` tokens; without `contents` only the time of later passes is right."""
@@ -208,7 +194,6 @@ class TrialContext(AbstractContextManager["TrialContext"]):
             raise TargetError("llama.cpp did not roll back tokens")
 
     def read(self, tokens: Sequence[int], chunk: int) -> None:
-        """Append tokens, at most `chunk` in a pass."""
         for start in range(0, len(tokens), chunk):
             self.evaluate(tokens[start : start + chunk])
 
@@ -239,10 +224,7 @@ SAMPLE = (
 
 
 def open_file(path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: int, prompt: int) -> TrialContext:
-    """Load a model file without a vocabulary for passes of at most `prompt` tokens after `depth` tokens.
-
-    A negative number of GPU layers means all. The end of the result frees the model too.
-    """
+    """Load a model file without a vocabulary for passes of at most `prompt` tokens; the end of the trial frees it."""
     bindings.init_backend()
     params, _ = make_model_params(settings, all_on_gpu=devices.offloads_all(n_gpu_layers))
     params.n_gpu_layers = n_gpu_layers
@@ -261,10 +243,7 @@ def open_file(path: Path, settings: ModelSettings, *, n_gpu_layers: int, depth: 
 
 
 class SettingTrials:
-    """The settings "fast" and "exact" of a model, as `ngramspec.cost.bits.ExactnessSelector` compares them.
-
-    Those of "exact" have no flash attention on a CPU.
-    """
+    """The settings "fast" and "exact" of a model; those of "exact" have no flash attention on a CPU."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -279,22 +258,14 @@ class SettingTrials:
         self.settings = ("fast", "exact") if exact.flash_attn != fast.flash_attn else ("fast",)  # those to compare
         self.identity = weights.key(f"fa={fast.flash_attn} kv={fast.cache_types} ub={fast.ubatch_size}")  # for both
 
-    @cached_property
-    def sample(self) -> Sequence[int]:
-        """Tokens on which rounding is measured."""
-        return self._weights.vocabulary.tokenize(SAMPLE)
-
     def open(self, settings: ModelSettings, cells: int) -> TrialContext:
         """Return a separate context under other settings, except those of the weights, which cannot change."""
         params = self._weights.context_params(settings, cells)
         return TrialContext(self._weights.handle, params, self._weights.adapters)
 
     def trial(self, setting: str) -> TrialContext:
-        """Return a separate context under the setting "fast" or "exact"."""
         return self.open(self.by_name[setting], ROOM)
 
-
-# --------------------------------------------------------------------------- times of settings
 
 SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded again
 
@@ -302,8 +273,7 @@ SPARE = 2**30  # bytes of RAM that must stay free when the weights are loaded ag
 class SettingsTimer:
     """Times settings of a loaded model in contexts that are nearly empty or contain `depth` tokens.
 
-    Numbers of threads are changed in place, and contexts stay open. If a setting requires loading the weights in
-    another way, they are loaded a second time, with `guard` around the load, and the first ones stay loaded.
+    If a setting requires loading the weights in another way, they are loaded a second time, with `guard` around it.
     """
 
     def __init__(
@@ -338,7 +308,6 @@ class SettingsTimer:
         return trial
 
     def _load(self, settings: ModelSettings) -> Weights:
-        """Return the weights for these settings, loaded now if necessary."""
         key = settings.no_mmap, settings.no_repack
         if key not in self._weights:
             if psutil.virtual_memory().available < self._first.size_bytes + SPARE:

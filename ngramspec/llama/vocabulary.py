@@ -145,8 +145,8 @@ class Vocabulary(NativeObject):
     def use_chat_template(self, template: str) -> None:
         """Format conversations with another template in Jinja, or with one of llama.cpp's templates by its name."""
         self._chat_template = template
-        for part in _PARTS_OF_TEMPLATE:
-            self.__dict__.pop(part.attrname, None)
+        for part in ("chats", "control_tokens", "_found_names", "_template_text"):
+            self.__dict__.pop(part, None)
         self.chats.check()
 
     @property
@@ -204,7 +204,6 @@ class Vocabulary(NativeObject):
 
     @cached_property
     def chats(self) -> leaves.ChatFormat:
-        """Prompts of conversations."""
         return leaves.ChatFormat(self)
 
     def _special_text(self, token: int) -> str:
@@ -233,7 +232,6 @@ class Vocabulary(NativeObject):
 
     @cached_property
     def grammars(self) -> leaves.Grammars:
-        """Compiled grammars over this vocabulary."""
         return leaves.Grammars(self)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
@@ -274,7 +272,6 @@ class Vocabulary(NativeObject):
 
     @cached_property
     def suppress_tokens(self) -> tuple[int, ...]:
-        """Token ids that the model's file forbids."""
         self._check_open()
         return bindings.find_suppress_tokens(self._vocab)
 
@@ -287,14 +284,6 @@ class Vocabulary(NativeObject):
         if self._model and not self._is_borrowed:
             llama.llama_model_free(self._model)
         self._model = None
-
-
-_PARTS_OF_TEMPLATE: tuple[Any, ...] = (
-    Vocabulary.chats,
-    Vocabulary.control_tokens,
-    Vocabulary._found_names,
-    Vocabulary._template_text,
-)
 
 
 def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
@@ -317,8 +306,6 @@ def open_model(path: Path, params: Any) -> tuple[Any, GGUFHeader]:
     return model, header
 
 
-# --------------------------------------------------------------------------- draft models
-
 _KINDS = {
     llama.LLAMA_TOKEN_ATTR_UNKNOWN: "unknown",
     llama.LLAMA_TOKEN_ATTR_UNUSED: "unused",
@@ -330,10 +317,7 @@ _KINDS = {
 
 
 def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
-    """Return how many token ids, from 0 on, have the same text and kind in a model and its draft model.
-
-    Later tokens may be unused ones, as padding.
-    """
+    """Return how many token ids have the same text and kind in both models; later ones may be unused, as padding."""
     n_common = min(target.n_vocab, draft.n_vocab)
     same = next((token for token in range(n_common) if _token(target, token) != _token(draft, token)), n_common)
     if all(

@@ -40,10 +40,7 @@ HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and proces
 _LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
 
 SNAPSHOTS = 16
-"""Default number of tokens by which a recurrent state can be rolled back.
-
-Each snapshot takes as much space as the state itself. On some architectures every pass copies all snapshots.
-"""
+"""Default number of tokens by which a recurrent state can be rolled back; some architectures copy all in every pass."""
 
 MIN_CONTEXT, GRAIN = 512, 256
 """Tokens of the smallest context that is chosen to fit the memory, and of the steps between larger ones."""
@@ -164,8 +161,6 @@ class Weights(NativeObject):
         length = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
-    # ------------------------------------------------------------------ contexts
-
     def micro_batch_size(self, settings: ModelSettings) -> int:
         """Return the number of tokens of a micro-batch, which is also the maximum of a pass."""
         # Without flash attention, a CPU needs room for heads x n_ctx x n_ubatch scores.
@@ -258,16 +253,12 @@ class Weights(NativeObject):
             widths.append(int(width or llama.llama_model_n_embd(self.handle) // heads) * CACHE_TYPES[cache_type][1])
         return float(self.texts * n_layers * n_kv_heads) * sum(widths)
 
-    # ------------------------------------------------------------------ keys and end
-
     def key(self, settings: str) -> str:
-        """Return the key of measurements of these weights under some settings of a context."""
         threads = self.settings.threads, self.settings.threads_batch
         names = [device.name for device in self.devices]
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {names}")
 
     def check_open(self) -> None:
-        """Raise ValueError after `close`."""
         if not self.handle:
             raise ValueError("the target is closed")
 
@@ -323,10 +314,7 @@ def make_model_params(settings: ModelSettings, *, all_on_gpu: bool) -> tuple[Any
 def make_context_params(
     settings: ModelSettings, cells: int, micro_batch: int, *, n_seq: int = 1, pooled: bool = False, snapshots: int = 0
 ) -> Any:
-    """Return llama.cpp's parameters of a context with `cells` cells for all sequences together.
-
-    If `pooled`, the sequences share one pool of cells. `snapshots` is the number of snapshots of a recurrent state.
-    """
+    """Return llama.cpp's parameters of a context with `cells` cells for all sequences, in one pool if `pooled`."""
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = cells, micro_batch, micro_batch
     params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
@@ -344,9 +332,6 @@ def has_broken_amx(all_on_gpu: bool) -> bool:
     return HAS_AMX in build() and not all_on_gpu and not crash_check.amx_works(Path(libggml._name))
 
 
-# --------------------------------------------------------------------------- adapters
-
-
 def check_adapters(lora: Sequence[Lora], model: Path) -> str:
     """Return a key of adapters and their scales, after a check that their files fit a model file."""
     marks = []
@@ -359,7 +344,6 @@ def check_adapters(lora: Sequence[Lora], model: Path) -> str:
 
 
 def load_adapters(lora: Sequence[Lora], model: Any) -> tuple[Adapter, ...]:
-    """Load adapters that were checked."""
     adapters = []
     for name, scale in lora:
         bindings.log_tail.clear()
