@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
-from support.vocabulary_files import WORDS, write_words
+from support.model_files import WORDS, write_words
 
 from ngramspec.cost.bits import ExactnessSelector
 

@@ -21,8 +21,8 @@ import pytest
 from ngramspec_cli.serve import ServeOptions, open_served_model
 from support.cli_runner import environment
 from support.dialects import DIALECTS, Dialect
-from support.family_models import write_family_model
 from support.http import run_server
+from support.model_files import write_family_model
 from support.templates import find_marks, template_folder
 
 from ngramspec.chat.families import FAMILIES, family_of

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from architectures.comparison import Bench, Result, worst
-from architectures.files import families, names, write_models
+from architectures.files import architecture, families, names
 from architectures.settings import QUICK, Setting, matrix
 from rich.console import Console
 from rich.table import Table
@@ -111,7 +111,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in model_names:
             start = time.perf_counter()
-            file = write_models(Path(folder), [name])[name]
+            file = architecture(name)
             rollbacks[name], rows[name] = describe_rollback(file), []
             settings = QUICK if options.quick else tuple(matrix())
             for row in run_sessions(file, Path(folder), settings):

@@ -1,6 +1,6 @@
 """Files of the tiny models, with random weights for all tensors that llama.cpp expects and the demo model's vocabulary.
 
-    files = write_models(folder, ["qwen35", "gemma3"])      # {"qwen35": Path, "gemma3": Path}
+    path = architecture("qwen35", head=True)        # written once per process
 
 llama.cpp lists the tensors that it would load for given hyperparameters (`llama_model_init_from_user`). If these are
 invalid, it may end the process. The same name gives the same file.
@@ -12,17 +12,17 @@ import ctypes
 import tempfile
 import tomllib
 import zlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from support.model_files import add_demo_fields, demo_fields, finish, written
 
 from architectures.weights import DROPPED, OF_ITS_OWN, agreeing, is_plain, weights
 
-DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 CONTEXT = 8192
 """Context length in the files' metadata."""
 
@@ -69,12 +69,6 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
-def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
-    """Write the models that are not in the folder yet."""
-    files = {name: folder / f"{name}.gguf" for name in wanted}
-    return {name: file if file.exists() else write_model(file, name) for name, file in files.items()}
-
-
 def write_model(path: Path, name: str, *, half: bool = True, head: bool = False) -> Path:
     """Write a model in this process, with `head` also a NextN layer, which mostly predicts the model's tokens.
 
@@ -82,10 +76,10 @@ def write_model(path: Path, name: str, *, half: bool = True, head: bool = False)
     """
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.gguf"
-        _finish(_writer(metadata, name, head=head))
+        finish(_writer(metadata, name, head=head))
         shapes = discover(metadata)
     writer = _writer(path, name, head=head)
-    control = [t for t, kind in enumerate(_vocabulary()["tokenizer.ggml.token_type"][0]) if kind == _CONTROL]
+    control = [t for t, kind in enumerate(demo_fields()["tokenizer.ggml.token_type"][0]) if kind == _CONTROL]
     tied = "output.weight" not in shapes
     for tensor, shape in shapes.items():
         if tensor.endswith(DROPPED) or (head and tensor.endswith(OF_ITS_OWN)):
@@ -96,9 +90,12 @@ def write_model(path: Path, name: str, *, half: bool = True, head: bool = False)
         if head:
             data = agreeing(tensor, data)
         writer.add_tensor(tensor, data.astype(np.float16 if half and not is_plain(tensor, shape) else np.float32))
-    _finish(writer)
+    finish(writer)
     return path
 
+
+architecture = partial(written, write_model)
+"""Return the file of a model of `write_model` by its name, written once per process."""
 
 _CONTROL = int(gguf.TokenType.CONTROL)
 
@@ -109,15 +106,10 @@ def _writer(path: Path, name: str, *, head: bool = False) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, architecture)
     # llama.cpp assumes Phi-3's tokens in a file with this name.
     writer.add_name("tiny model" if name == "phi3" else f"tiny {name}")
-    vocabulary = _vocabulary()
-    size = len(vocabulary["tokenizer.ggml.tokens"][0])
+    size = len(demo_fields()["tokenizer.ggml.tokens"][0])
     for key, value in (values | {"vocab_size": size}).items():
         _add(writer, f"{architecture}.{key}", value)
-    for key, (value, kind) in vocabulary.items():
-        if kind == gguf.GGUFValueType.ARRAY:
-            writer.add_array(key, value)
-        else:
-            writer.add_key_value(key, value, kind)
+    add_demo_fields(writer, "tokenizer.ggml.", {})
     return writer
 
 
@@ -127,20 +119,6 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=kind)
     else:
         {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)](key, value)
-
-
-def _finish(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-@cache
-def _vocabulary() -> dict[str, tuple[Any, gguf.GGUFValueType]]:
-    """Return the demo model's vocabulary: (value, type) by key."""
-    fields = gguf.GGUFReader(DEMO).fields.items()
-    return {k: (field.contents(), field.types[0]) for k, field in fields if k.startswith("tokenizer.ggml.")}
 
 
 class _Tensor(ctypes.Structure):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from architectures.comparison import Bench, Result
-from architectures.files import names, write_models
+from architectures.files import architecture, names
 from architectures.settings import BRIEF, QUICK
 from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
@@ -42,11 +42,8 @@ def models(*wanted: str, also: Sequence[str] = ()) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file of a model, written on first use."""
-    folder = tmp_path_factory.getbasetemp() / "architectures"
-    folder.mkdir(exist_ok=True)
-    return write_models(folder, [request.param])[request.param]
+def path(request: pytest.FixtureRequest) -> Path:
+    return architecture(request.param)
 
 
 def check(results: Iterable[Result], *, exact: bool = False) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.cli_runner import DEMO
 
-from architectures.files import names, write_models
+from architectures.files import architecture, names
 from ngramspec.cost.bits import Exact
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.data import ModelError
@@ -50,11 +50,10 @@ def test_exact_mode_on_demo_model_keeps_logits_for_any_threads(monkeypatch: pyte
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", names())
 def test_exact_mode_on_each_architecture_keeps_logits_for_any_threads(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_models(tmp_path, [name])[name]
     try:
-        check_threads(path, monkeypatch)
+        check_threads(architecture(name), monkeypatch)
     except ModelError as error:
         pytest.skip(str(error))
 
@@ -75,6 +74,5 @@ def test_target_fixes_thread_count_if_bits_depend_on_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(target_module, "usable_cores", lambda: 2)
-    path = write_models(tmp_path, ["llama"])["llama"]
-    with Target(path, ctx_size=64, exact=exact, flash_attn=flash_attn, gpu_layers=0) as target:
+    with Target(architecture("llama"), ctx_size=64, exact=exact, flash_attn=flash_attn, gpu_layers=0) as target:
         assert target.governor.adapts is adapts

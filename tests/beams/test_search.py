@@ -148,9 +148,6 @@ def test_beam_search_with_control_token_in_stop_string_hides_its_name(
         assert (one.stop == "stop") == (one.tokens[-1] == token) == (token in one.tokens)
 
 
-# --------------------------------------------------------------------------- passes
-
-
 def test_beam_search_with_repeated_prompt_saves_decode_calls() -> None:
     """Only the prompt's n-grams can draft: the target repeats the prompt, and its rows are new."""
     rng = np.random.default_rng(0)
@@ -207,9 +204,6 @@ def test_beam_search_draft_max_limits_draft_depth() -> None:
         found = search(target, 2, True, max_tokens=60, draft_max=draft_max)
         assert 1.0 < found.stats.tokens / found.stats.passes <= 1 + draft_max
         assert max(target.batches[-found.stats.passes :]) <= 2 * (1 + draft_max)
-
-
-# --------------------------------------------------------------------------- ends
 
 
 def test_beam_search_ends_when_no_beam_can_improve() -> None:

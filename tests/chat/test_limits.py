@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.http import get_error, make_server, open_client, send, vocabulary_with
-from support.tiny_models import write_model
+from support.model_files import write_model
 
 from ngramspec import worker as module
 from ngramspec.chat import template as template_module

@@ -19,8 +19,8 @@ from unittest.mock import Mock, call
 import gguf
 import pytest
 from jinja2 import Environment
+from support.model_files import write_vocabulary
 from support.templates import find_marks, template_files
-from support.vocabulary_files import write_vocabulary
 
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatTemplate, Control, Messages

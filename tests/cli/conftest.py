@@ -10,7 +10,7 @@ import pytest
 from ngramspec_cli.chat_session import ChatOptions, Session
 from ngramspec_cli.options import CHAT_TEMPERATURE, SamplingOptions
 from support.cli_runner import DEMO, environment
-from support.tiny_models import write_model
+from support.model_files import write_model
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder

@@ -18,8 +18,8 @@ import pytest
 from ngramspec_cli import app
 from ngramspec_cli.serve import ServeOptions
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run, run_process, run_with_signal, shell
+from support.model_files import write_gguf
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
-from support.tiny_gguf import write_gguf
 
 from ngramspec.chat.template import ChatTemplate
 from ngramspec.data import NGramSpecError

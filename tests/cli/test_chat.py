@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.cli_runner import DEMO, NO_END_OPTIONS, RunResult, run, shell
 from support.http import demo_vocabulary
+from support.model_files import write_model
 from support.scripted_chat import TEMPLATE, make_generate
 from support.signals import by_signal, signal_after
-from support.tiny_models import write_model
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.vocabulary import Vocabulary

@@ -16,7 +16,8 @@ import pytest
 from ngramspec_cli import info, show
 from ngramspec_cli.conditions import Load
 from support.cli_runner import DEMO, environment, run
-from support.tiny_models import LAYERS, write_model
+from support.machines import CARD, CPU, SHARED
+from support.model_files import LAYERS, write_model
 
 from ngramspec import drafting
 from ngramspec.cost.bits import SIZES
@@ -24,7 +25,6 @@ from ngramspec.cpu import cores
 from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama import devices
-from ngramspec.llama.devices import Device
 from ngramspec.llama.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]
@@ -181,11 +181,6 @@ def test_info_of_recurrent_model_describes_rollback(env: dict[str, str], mamba: 
         assert ("drafting is off with --exact" in run(env, *text, *draft, stdin=b"one two three").err) == said
 
 
-CPU = Device("CPU", "EPYC", False, 1, 16 * 2**30)
-GPU = Device("CUDA0", "RTX 3090", True, 1, 24 * 2**30)
-SHARED = Device("Vulkan0", "Iris", True, 1, 14 * 2**30, is_integrated=True)
-
-
 def warnings(err: str) -> list[str]:
     return [line for line in err.splitlines() if "running on the CPU" in line]
 
@@ -220,9 +215,9 @@ def test_commands_with_two_models_warn_once_about_gpu(env: dict[str, str], tiny:
 
 
 def placed(layers: dict[str, int], cpu_experts: int = 0) -> Target:
-    plan = SimpleNamespace(gpus=(GPU,), cpu_experts=cpu_experts)
+    plan = SimpleNamespace(gpus=(CARD,), cpu_experts=cpu_experts)
     return cast(
-        Target, SimpleNamespace(weights=SimpleNamespace(devices=[SHARED, GPU, CPU], layers=Counter(layers), plan=plan))
+        Target, SimpleNamespace(weights=SimpleNamespace(devices=[SHARED, CARD, CPU], layers=Counter(layers), plan=plan))
     )
 
 
@@ -242,14 +237,17 @@ def test_info_layers_returns_counts_by_device(layers: dict[str, int], experts: i
 
 def test_a_gpu_that_a_model_does_not_use_is_marked() -> None:
     target = placed({})
-    marked = "Vulkan0 (Iris, 14.0 GiB, not used), CUDA0 (RTX 3090, 24.0 GiB), CPU (EPYC, 16.0 GiB)"
+    marked = "Vulkan1 (Iris, 14.0 GiB, not used), CUDA0 (RTX 3090, 24.0 GiB), CPU (EPYC, 16.0 GiB)"
     assert info._devices(target) == marked
 
 
 def test_info_lists_devices_without_loading_a_model(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "devices", lambda: [GPU, CPU])
+    monkeypatch.setattr(info, "devices", lambda: [CARD, CPU])
     done = run(env, "info", "--list-devices", "no-such-model").ok()
-    assert done.out.splitlines() == ["CUDA0: RTX 3090 (24576 MiB, 0 MiB free)", "CPU: EPYC (16384 MiB, 0 MiB free)"]
+    assert done.out.splitlines() == [
+        "CUDA0: RTX 3090 (24576 MiB, 20480 MiB free)",
+        "CPU: EPYC (16384 MiB, 8192 MiB free)",
+    ]
 
 
 def test_uncompiled_returns_modules_without_extension() -> None:

@@ -16,8 +16,8 @@ from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import MemoryTip
 from ngramspec_cli.console import note
 from support.cli_runner import DEMO, run
+from support.model_files import write_vocabulary
 from support.signals import by_signal, signal_at
-from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.data import NGramSpecError

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO, run
+from support.model_files import write_vocabulary
 from support.pages import Page, markdown_table, read_svg_words, report_files
 from support.signals import by_signal, signal_after
-from support.vocabulary_files import write_vocabulary
 
 from ngramspec.drafting import DEFAULT
 

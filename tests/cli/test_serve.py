@@ -24,8 +24,8 @@ import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve as serve_module
 from support.cli_runner import COMMAND, DEMO, PATIENCE, RunResult, run, run_process
+from support.model_files import write_adapter
 from support.serving import SMALL, serve
-from support.tiny_adapters import write_adapter
 
 from ngramspec import SpeculativeDecoder, Target
 from ngramspec.llama.vocabulary import Vocabulary

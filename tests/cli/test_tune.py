@@ -17,8 +17,8 @@ from ngramspec_cli import serve as serve_module
 from ngramspec_cli import tune_quants
 from ngramspec_cli.conditions import Load, tuning_line
 from support.cli_runner import DEMO, run
+from support.model_files import write_changed_demo
 from support.signals import signal_at
-from support.tiny_gguf import write_changed_demo
 
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial import SettingsTimer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from architectures.files import write_models
+from architectures.files import architecture
 from support.cli_runner import DEMO, run
 from support.mock_target import Clock
 from support.signals import by_signal, signal_after
@@ -41,7 +41,7 @@ def test_verify_of_correct_build_passes(
     env: dict[str, str], prompts: Path, tiny: Path, tmp_path: Path, model: str
 ) -> None:
     file = tmp_path / "found.json"
-    path = {"tiny": tiny, "demo": DEMO}.get(model) or write_models(tmp_path, [model])[model]
+    path = {"tiny": tiny, "demo": DEMO}.get(model) or architecture(model)
     done = run(env, *SHORT, path, "--exact", "off", "--prompts", prompts, "--json", file).ok()
     assert list(results(done.out)) == NAMES
     assert set(results(done.out).values()) <= {"passed", "explained"}

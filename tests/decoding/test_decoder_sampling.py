@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.decoder_loop import Coin, Oracle, drive, make_decoder, make_model
 from support.mock_target import MockTarget, plain_generate
-from support.vocabulary_files import END, FIRST_WORD
+from support.model_files import END, FIRST_WORD
 
 from ngramspec.data import GrammarError
 from ngramspec.drafting.draft import NO_DRAFT

@@ -25,7 +25,7 @@ from support.distributions import LegalTokens, Text, follows, make_next_distribu
 from support.grid import grid
 from support.line_tokenizer import LineTokenizer
 from support.mock_target import Blurred, MockTarget, plain_generate
-from support.vocabulary_files import END, FIRST_WORD, WORDS
+from support.model_files import END, FIRST_WORD, WORDS
 
 from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter

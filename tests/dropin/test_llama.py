@@ -17,15 +17,15 @@ import llama_cpp
 import llama_cpp.llama_cpp as api
 import numpy as np
 import pytest
-from architectures.files import write_model
+from architectures.files import architecture
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llguidance import LLParserLimits
 from support.cli_runner import DEMO, environment, run_process
 from support.hold_pass import hold_one_pass
-from support.tiny_adapters import write_adapter
-from support.tiny_models import write_model as write_tiny_model
+from support.machines import CARD
+from support.model_files import tiny, write_adapter
 from support.twins import FREE, Twins, count_cached_tokens, generate_states, read_state, strip_call_fields
 
 import ngramspec
@@ -469,9 +469,6 @@ def test_llama_generate_with_grammar_beyond_limits_of_drafts_equals_parent(
     pair.compare(lambda llama: generate_states(llama, prompt(llama), 20, temp=0.0, grammar=grammar))
 
 
-# --------------------------------------------------------------------------- memories that cannot simply be cut
-
-
 NAMES = ("mamba", "qwen35", "gemma3")
 """Models with a recurrent state, a recurrent state with snapshots, and sliding windows."""
 
@@ -480,14 +477,14 @@ MORE = ("jamba", "lfm2")
 GREEDY_AND_SAMPLED: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_penalty": 1.1})
 
 
-def tiny(name: str, folder: Path, **settings: Any) -> Twins:
+def tiny_twins(name: str, **settings: Any) -> Twins:
     """Return twins in single precision, in which another batch only changes the last bits of repeated tokens."""
-    return Twins(write_model(folder / f"{name}.gguf", name, half=False), **settings)
+    return Twins(architecture(name, half=False), **settings)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
-def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> None:
-    pair = tiny(name, tmp_path)
+def test_llama_on_special_memory_equals_parent(name: str) -> None:
+    pair = tiny_twins(name)
     assert pair.ours.drafting_disabled_reason is None
 
     def run(llama: Any, settings: dict[str, Any]) -> Any:
@@ -503,14 +500,8 @@ def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> Non
         stream.close()
         llama.load_state(state)
         held = llama._input_ids.tolist()
-        return (
-            text,
-            between,
-            again,
-            longer,
-            generate_states(llama, [*held, *held[3:9]], 9, **settings),
-            count_cached_tokens(llama),
-        )
+        last = generate_states(llama, [*held, *held[3:9]], 9, **settings)
+        return text, between, again, longer, last, count_cached_tokens(llama)
 
     for settings in GREEDY_AND_SAMPLED:
         pair.compare(lambda llama, settings=settings: run(llama, settings))
@@ -518,10 +509,9 @@ def test_llama_on_special_memory_equals_parent(name: str, tmp_path: Path) -> Non
     pair.close()
 
 
-def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = devices.Device("CUDA0", "RTX 3090", True, 2**33, 2**34, backend="CUDA")
-    monkeypatch.setattr(devices, "devices", lambda: [card])
-    pair = tiny("mamba", tmp_path, n_gpu_layers=-1)
+def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "devices", lambda: [CARD])
+    pair = tiny_twins("mamba", n_gpu_layers=-1)
     restore = api.llama_state_seq_set_data_ext
     with mock.patch.object(api, "llama_state_seq_set_data_ext", wraps=restore) as restored:
         pair.compare(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
@@ -534,15 +524,12 @@ def test_checkpoints_of_a_recurrent_state_stay_on_a_gpu(tmp_path: Path, monkeypa
     ("name", "reason"),
     [("gemma3", "swa_full"), pytest.param("deepseek4", "a sliding window", marks=pytest.mark.exhaustive)],
 )
-def test_llama_with_sliding_window_cache_disables_drafting(name: str, reason: str, tmp_path: Path) -> None:
-    pair = tiny(name, tmp_path, swa_full=False)
+def test_llama_with_sliding_window_cache_disables_drafting(name: str, reason: str) -> None:
+    pair = tiny_twins(name, swa_full=False)
     assert reason in (pair.ours.drafting_disabled_reason or "")
     pair.compare(lambda llama: generate_states(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert not pair.ours.draft_stats.passes
     pair.close()
-
-
-# --------------------------------------------------------------------------- draft models and workers
 
 
 METHODS = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
@@ -578,9 +565,8 @@ def test_llama_with_draft_model_file_pickles_its_path() -> None:
 
 
 def test_llama_rejects_unusable_draft_model(tmp_path: Path) -> None:
-    other = write_tiny_model(tmp_path / "other.gguf", "llama")
     with pytest.raises(ModelError, match="their vocabularies differ at token"):
-        ngramspec.Llama(str(DEMO), draft_model=other, **OURS)
+        ngramspec.Llama(str(DEMO), draft_model=tiny("llama"), **OURS)
     with pytest.raises(ModelError, match=r"gone\.gguf"):
         ngramspec.Llama(str(DEMO), draft_model=str(tmp_path / "gone.gguf"), **OURS)
     ours = ngramspec.Llama(str(DEMO), **OURS)

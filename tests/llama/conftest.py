@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.fake_child import FakeChild
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,11 +17,6 @@ def _trusted_files(request: pytest.FixtureRequest) -> Iterator[None]:
             crash_check = pytest.importorskip("ngramspec.llama.crash_check")
             patch.setattr(crash_check, "run", lambda *_: None)  # Without a result, the check also stores none.
         yield
-
-
-@pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    return FakeChild(monkeypatch)
 
 
 @pytest.fixture

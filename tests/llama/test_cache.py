@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
-from architectures.files import write_models
+from architectures.files import architecture
 from support.machines import CARD
 
 from ngramspec.backend import Part
@@ -28,15 +27,9 @@ IN_RAM, ON_DEVICE = 1, 3
 """Flags of copies of a recurrent state."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture
-def target(request: pytest.FixtureRequest, folder: Path) -> Iterator[Target]:
-    path = write_models(folder, [request.param])[request.param]
-    with Target(path, ctx_size=1024, threads=1, exact="off", draft_max=6, texts=2) as opened:
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    with Target(architecture(request.param), ctx_size=1024, threads=1, exact="off", draft_max=6, texts=2) as opened:
         yield opened
 
 
@@ -142,8 +135,6 @@ def test_cache_rollback_with_empty_sliding_window_evaluates_tokens_again(target:
     assert target.sequences[0].owed == 5
 
 
-# --------------------------------------------------------------------------- copies on a GPU
-#
 # With a made-up GPU, a target uses llama.cpp's copies on devices, which a CPU build makes in RAM.
 
 

@@ -9,20 +9,30 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
+from unittest.mock import Mock
 
 import gguf
 import pytest
 from llama_cpp._ggml import libggml
 from support.cli_runner import DEMO, run, run_process
-from support.fake_child import HANGS, FakeChild
-from support.tiny_gguf import write_changed_demo, write_damaged_demo
+from support.model_files import write_changed_demo, write_damaged_demo
 
 from ngramspec.data import ModelError
 from ngramspec.llama import crash_check
 from ngramspec.llama.crash_check import ChildEnd, amx_works
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
+
+HANGS: ChildEnd = None, ""
+SHORT = ("-t", "1", "-c", "256", "-n", "2")
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Replace the function that runs a child process."""
+    run = Mock(return_value=(0, ""))
+    monkeypatch.setattr(crash_check, "run", run)
+    return run
 
 
 @pytest.fixture
@@ -52,7 +62,7 @@ def test_complete_with_file_that_crashes_llama_cpp_reports_damage(env: dict[str,
     tokens = gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].contents()
     twin = next(token.encode() for token in tokens if len(token.encode()) == len(tokens[-1].encode()))
     path = write_damaged_demo(tmp_path / "twice.gguf", "tokenizer.ggml.tokens", list(twin))
-    done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"x")
+    done = run(env, "complete", path, *SHORT, stdin=b"x")
     assert (done.code, done.raw) == (1, b"")
     assert f"{path} is damaged: " in done.error_message
     with pytest.raises(ModelError, match=r"crashes when loading it \(GGML_ASSERT\(.*token.*\) failed\); download it"):
@@ -65,7 +75,7 @@ def test_complete_with_damaged_headers_exits_without_signal(env: dict[str, str],
     keys = [key for key in gguf.GGUFReader(DEMO).fields if not key.startswith("GGUF.")]
     for key, value in random.Random(9).sample([*product(keys, (0, 1, 255))], 12):
         path = write_damaged_demo(tmp_path / "hostile.gguf", key, value)
-        done = run_process(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", "--no-draft", stdin=b"def f")
+        done = run_process(env, "complete", path, *SHORT, "--no-draft", stdin=b"def f")
         assert done.code in (0, 1), (key, value, done)
         if done.code:
             assert done.raw == b"", (key, value)
@@ -99,35 +109,34 @@ def library(tmp_path: Path, folder: Path) -> Path:
     ],
 )
 def test_verdict_is_stored_unless_the_child_was_inconclusive(
-    kind: str, ended: Any, answer: Any, is_kept: bool, child: FakeChild, file: Path, library: Path, folder: Path
+    kind: str, ended: Any, answer: Any, is_kept: bool, child: Mock, file: Path, library: Path, folder: Path
 ) -> None:
-    child.result = ended
+    child.return_value = ended
     if kind == "amx":
         assert [amx_works(library) for _ in range(2)] == [answer] * 2
     else:
         message = f"{file} is damaged: llama.cpp crashes when loading it ({answer}); download it again"
         assert [refused(file) for _ in range(2)] == [message if answer else None] * 2
-    assert child.starts == (1 if is_kept else 2)
+    assert child.call_count == (1 if is_kept else 2)
     assert folder.with_name(kind).exists() == is_kept
 
 
-def test_crash_check_with_unwritable_folder_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_unwritable_folder_runs_child_again(child: Mock, file: Path, folder: Path) -> None:
     folder.touch()
     for starts, code in ((2, 0), (4, -11)):
-        child.result = (code, "")
+        child.return_value = (code, "")
         assert [refused(file) is None for _ in range(2)] == [code == 0] * 2
-        assert child.starts == starts
+        assert child.call_count == starts
 
 
-def test_crash_check_with_damaged_verdict_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_damaged_verdict_runs_child_again(child: Mock, file: Path, folder: Path) -> None:
     assert refused(file) is None
     (verdict,) = folder.iterdir()
     raw = verdict.read_bytes()
     for starts, at in enumerate(range(len(raw)), 2):
         verdict.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         assert refused(file) is None
-        assert child.starts == starts
-        assert verdict.read_bytes() == raw
+        assert (child.call_count, verdict.read_bytes()) == (starts, raw)
 
 
 @pytest.mark.parametrize(
@@ -141,31 +150,32 @@ def test_complete_rejects_vocabulary_that_cannot_tokenize(
     env: dict[str, str], tmp_path: Path, key: str, value: str, words: str
 ) -> None:
     path = write_changed_demo(tmp_path / "changed.gguf", {key: value})
-    run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f").assert_failed(words)
+    run(env, "complete", path, *SHORT, stdin=b"def f").assert_failed(words)
 
 
+@pytest.mark.usefixtures("folder")
 def test_complete_with_text_without_tokens_prints_one_line_error(
-    env: dict[str, str], tmp_path: Path, folder: Path
+    env: dict[str, str], tmp_path: Path, child: Mock
 ) -> None:
     """The child process tries more texts, and never ends with this vocabulary."""
+    child.return_value = None
     path = write_changed_demo(tmp_path / "changed.gguf", {"tokenizer.ggml.model": "rwkv"})
-    with mock.patch.object(crash_check, "run", return_value=None):
-        done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"def f")
+    done = run(env, "complete", path, *SHORT, stdin=b"def f")
     done.assert_failed("the model's vocabulary has no tokens for this text")
 
 
-def test_crash_check_with_changed_file_or_build_runs_child_again(child: FakeChild, file: Path, folder: Path) -> None:
+def test_crash_check_with_changed_file_or_build_runs_child_again(child: Mock, file: Path, folder: Path) -> None:
     raw = file.read_bytes()
     assert refused(file) is None
     for starts, at in enumerate((1 << 17, len(raw) - 1, len(raw)), 2):  # header, end, one more byte
         file.write_bytes(raw[:at] + b"x" + raw[at + 1 :])
         assert refused(file) is None
-        assert child.starts == starts
+        assert child.call_count == starts
     assert refused(file, "another") is None
-    assert child.starts == 5
+    assert child.call_count == 5
 
 
-def test_amx_works_after_changed_build_checks_again(child: FakeChild, library: Path, tmp_path: Path) -> None:
+def test_amx_works_after_changed_build_checks_again(child: Mock, library: Path, tmp_path: Path) -> None:
     kernels = library.with_name("libggml-cpu.so")
 
     def resize() -> None:
@@ -182,21 +192,21 @@ def test_amx_works_after_changed_build_checks_again(child: FakeChild, library: P
     for starts, change in enumerate(changes, 2):
         change()
         assert [amx_works(library) for _ in range(2)] == [True, True]
-        assert child.starts == starts
+        assert child.call_count == starts
     # Other files have no influence, but the folder has.
     library.with_name("libllama.so").write_bytes(b"longer code")
     library.with_name("libggml-broken-link.so").symlink_to("nowhere")
     assert amx_works(library)
-    assert child.starts == len(changes) + 1
+    assert child.call_count == len(changes) + 1
     assert amx_works(library.parent.rename(tmp_path / "moved") / library.name)
-    assert child.starts == len(changes) + 2
+    assert child.call_count == len(changes) + 2
 
 
-def test_crash_check_skips_files_that_are_not_models(child: FakeChild, tmp_path: Path, folder: Path) -> None:
+def test_crash_check_skips_files_that_are_not_models(child: Mock, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "text").write_text("GGUX")
     for name in ("text", "none"):
         assert refused(tmp_path / name) is None
-    assert child.starts == 0
+    assert child.call_count == 0
 
 
 def test_crash_check_child_with_good_file_stores_good_verdict(folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.cli_runner import DEMO, environment, run
 from support.decoder_loop import Oracle, drive, make_decoder
-from support.tiny_models import write_model
+from support.model_files import tiny
 
 from ngramspec.backend import Logits
 from ngramspec.cost.bits import Comparisons
@@ -59,9 +59,6 @@ needs_smollm = pytest.mark.skipif(SMOLLM is None, reason="SmolLM2 is not install
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibration")
-
-
-# --------------------------------------------------------------------------- exact mode
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +114,6 @@ def test_exact_mode_across_attention_block_border_keeps_text(exact: Target, deco
     plain, _ = drive(decoder, tokens, max_tokens=60)
     decoder.set_drafter(Oracle(plain, wrong=9), decoder.policy)
     assert drive(decoder, tokens, max_tokens=60)[0] == plain
-
-
-# --------------------------------------------------------------------------- the default mode
 
 
 @pytest.fixture
@@ -193,7 +187,6 @@ def test_complete_with_any_load_clock_and_cache_keeps_bits(
 ) -> None:
     begin_call = ThreadGovernor.begin_call
     monkeypatch.setattr(target_module, "usable_cores", lambda: 2)
-    model = write_model(tmp_path / "tiny.gguf", "llama")
     prompt = b"one two three four five six seven eight nine ten " * 13  # more than 512 tokens
     done = []
     for home, threads, drafts in (
@@ -207,7 +200,7 @@ def test_complete_with_any_load_clock_and_cache_keeps_bits(
             return next(numbers) if governor.adapts else begin_call(governor, size)
 
         monkeypatch.setattr(ThreadGovernor, "begin_call", choose)
-        arguments = ["complete", model, *BITS, *([] if "--no-draft" in options else drafts), *options]
+        arguments = ["complete", tiny("llama"), *BITS, *([] if "--no-draft" in options else drafts), *options]
         done.append(run(environment(tmp_path / home), *arguments, stdin=prompt).ok())
         monkeypatch.setattr(time, "perf_counter", count(0.0, 0.3).__next__)  # the following runs seem to take minutes
     is_auto = "--exact" not in options

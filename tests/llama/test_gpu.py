@@ -18,7 +18,7 @@ from unittest import mock
 import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
-from architectures.files import write_models
+from architectures.files import architecture
 from architectures.oracle import Oracle
 from architectures.reference import Reference, Rows
 from support.cli_runner import DEMO
@@ -45,10 +45,8 @@ CLOSE = 0.05
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.getbasetemp() / "architectures"
-    folder.mkdir(exist_ok=True)
-    return write_models(folder, [request.param])[request.param]
+def path(request: pytest.FixtureRequest) -> Path:
+    return architecture(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +84,6 @@ def generate(target: Target, prompt: Sequence[int], count: int, sampling: Sampli
     decoder = SpeculativeDecoder(target, exact="off", times=times, draft_max=LONGEST, **options)
     steps = decoder.generate(prompt, max_tokens=count, sampling=sampling)
     return [token for step in steps for token in step.tokens]
-
-
-# --------------------------------------------------------------------------- texts
 
 
 @pytest.mark.parametrize("layers", [ALL, 3, 0])
@@ -133,9 +128,6 @@ def test_evaluate_together_returns_logits_of_each_sequence_alone() -> None:
             np.testing.assert_allclose(rows[0], reference.follow(prompt, [9, 9])[1], atol=4 * CLOSE)
 
 
-# --------------------------------------------------------------------------- rollbacks
-
-
 def after(target: Target, length: int, token: int, junk: Sequence[int], following: int) -> Logits:
     """Return the logits of a token that follows `token`, after a draft of `junk` between them was rejected."""
     target.sequences[0].rollback(length)
@@ -167,9 +159,6 @@ def test_cache_checkpoint_before_draft_stays_where_the_state_is(empty: Target) -
     with mock.patch.object(llama, "llama_state_seq_get_data_ext", wraps=llama.llama_state_seq_get_data_ext) as saved:
         empty.sequences[0].checkpoint()
     assert [call.args[-1] for call in saved.mock_calls] == [3 if empty.weights.on_gpu else 1]
-
-
-# --------------------------------------------------------------------------- batch sizes
 
 
 def test_trial_agreeing_sizes_match_those_of_target() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from architectures.files import write_model
+from architectures.files import architecture
 from architectures.reference_head import HeadReference
+from support.model_files import tiny
 from support.pools import use_pooled_cache
-from support.tiny_models import write_model as write_tiny
 
 from ngramspec.backend import Part
 from ngramspec.cost.fixed_curves import make_fixed_curve
@@ -21,185 +20,190 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, head
 from ngramspec.llama.head import ARCHITECTURES, Head, Heads, HiddenStates
+from ngramspec.llama.sequence import CacheSequence
 from ngramspec.llama.target import Target
+from ngramspec.models.check import read_headers
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 
 FREE = make_fixed_curve({1: 1.0, 64: 1.0})
-PROMPT = list(range(40, 70))
 SETTINGS: dict[str, Any] = {"ctx_size": 400, "threads": 1, "exact": "off"}
 CLOSE = 0.05
 """Tolerance for rounding by half-precision caches and batch sizes; wrong states change logits by more than 1."""
 
 
-def own_head(target: Target) -> Head:
-    assert target.head is not None
-    return target.head
-
-
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("heads") / "qwen35.gguf", "qwen35", head=True)
-
-
-@pytest.fixture(scope="module")
-def target(file: Path) -> Iterator[Target]:
-    with Target(file, **SETTINGS, mtp=True) as loaded:
+def target() -> Iterator[Target]:
+    with Target(architecture("qwen35", head=True), **SETTINGS, mtp=True) as loaded:
         yield loaded
 
 
-@pytest.fixture(scope="module")
-def reference(file: Path) -> Iterator[HeadReference]:
-    with closing(HeadReference(file)) as opened:
+@pytest.fixture
+def sequence(target: Target) -> CacheSequence:
+    """Return the empty sequence of the target."""
+    target.sequences[0].clear()
+    return target.sequences[0]
+
+
+@pytest.fixture
+def own(target: Target) -> Head:
+    """Return the empty head of the target."""
+    target.head.clear()
+    return cast(Head, target.head)
+
+
+@pytest.fixture
+def name() -> str:
+    """Return the architecture for tests that are not parametrized with one."""
+    return "qwen35"
+
+
+@pytest.fixture
+def reference(name: str) -> Iterator[HeadReference]:
+    """Yield the expected predictions of the head."""
+    with closing(HeadReference(architecture(name, head=True))) as opened:
         yield opened
 
 
-def test_head_rollback_by_single_tokens_restores_logits(target: Target, reference: HeadReference) -> None:
-    head, text = own_head(target), list(range(20, 40))
-    target.sequences[0].prefill(text[:-1])
-    head.prefill(text)
-    first = [head.evaluate([token])[0].copy() for token in (7, 8, 9)]
+def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
+    """Check the head's prediction for a text of which the target has evaluated all tokens except the last."""
+    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+    assert head.owed == 0
+
+
+def test_head_rollback_by_single_tokens_restores_logits(
+    sequence: CacheSequence, own: Head, reference: HeadReference
+) -> None:
+    text = list(range(20, 40))
+    sequence.prefill(text[:-1])
+    own.prefill(text)
+    first = [own.evaluate([token])[0].copy() for token in (7, 8, 9)]
     for length in (2, 1, 0):
-        head.rollback(20 + length)
-        again = [head.evaluate([token])[0].copy() for token in (7, 8, 9)[length:]]
+        own.rollback(20 + length)
+        again = [own.evaluate([token])[0].copy() for token in (7, 8, 9)[length:]]
         assert np.array_equal(again, first[length:])
-    many = head.evaluate([10, 11])
+    many = own.evaluate([10, 11])
     assert many == pytest.approx(reference.rows([*text, 7, 8, 9, 10, 11], own=5)[-2:], abs=CLOSE)
 
 
-def test_head_prefill_of_other_prompt_reuses_common_prefix(target: Target, reference: HeadReference) -> None:
-    head, text = own_head(target), list(range(20, 60))
-    target.sequences[0].prefill(text[:-1])
-    head.prefill(text)
+def test_head_prefill_reuses_common_prefix_and_catches_up(
+    sequence: CacheSequence, own: Head, reference: HeadReference
+) -> None:
+    text = list(range(20, 60))
+    sequence.prefill(text[:-1])
+    own.prefill(text)
     other = [*text[:25], *range(90, 100)]
-    target.sequences[0].prefill(other[:-1])
-    assert head.prefill(other) == pytest.approx(reference.rows(other)[-1], abs=CLOSE)
-    head.clear()
-    assert (head.tokens, head.owed) == ([], 0)
-    assert head.prefill(other) == pytest.approx(reference.rows(other)[-1], abs=CLOSE)
+    sequence.prefill(other[:-1])
+    agree(own, other, reference)
+    own.clear()
+    assert (own.tokens, own.owed) == ([], 0)
+    agree(own, other, reference)
+    for token in range(110, 190):  # too many for one `evaluate`
+        sequence.evaluate(other[-1:])
+        other.append(token)
+    agree(own, other, reference)
 
 
-def test_head_prefill_catches_up_with_tokens_of_target(target: Target, reference: HeadReference) -> None:
-    head, text = own_head(target), list(range(20, 30))
-    target.sequences[0].prefill(text[:-1])
-    head.prefill(text)
-    for token in range(30, 110):  # too many for one `evaluate`
-        target.sequences[0].evaluate(text[-1:])
-        text.append(token)
-    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
-
-
-def test_head_without_hidden_states_starts_at_first_available_state(target: Target, reference: HeadReference) -> None:
-    head, text = own_head(target), list(range(20, 60))
-    target.sequences[0].clear()
-    head.clear()
-    target.sequences[0].prefill(text[:-1], aligned=True)  # returns no states
-    assert np.isfinite(head.prefill(text)).all()
-    target.sequences[0].evaluate(text[-1:])
+def test_head_without_hidden_states_starts_at_first_available_state(
+    sequence: CacheSequence, own: Head, reference: HeadReference
+) -> None:
+    text = list(range(20, 60))
+    sequence.prefill(text[:-1], aligned=True)  # returns no states
+    assert np.isfinite(own.prefill(text)).all()
+    sequence.evaluate(text[-1:])
     for token in (5, 6):
-        text.append(token)
-        head.evaluate([token])
-        target.sequences[0].evaluate([token])
-    text.append(7)
-    late = head.evaluate([7])[0].copy()
-    assert head.owed == 0
-    target.sequences[0].clear()
-    target.sequences[0].prefill(text[:-1])
-    head.clear()
-    whole = head.prefill(text)
-    assert whole == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
-    assert not np.allclose(late, whole, atol=CLOSE)  # The head only saw the last tokens.
+        own.evaluate([token])
+        sequence.evaluate([token])
+    late = own.evaluate([7])[0].copy()
+    assert own.owed == 0
+    sequence.clear()
+    sequence.prefill([*text, 5, 6])
+    own.clear()
+    agree(own, [*text, 5, 6, 7], reference)
+    assert not np.allclose(late, own.prefill([*text, 5, 6, 7]), atol=CLOSE)  # The head only saw the last tokens.
 
 
-def test_head_prefill_of_long_text_skips_start_without_states(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, text = own_head(target), list(range(20, 320))
-    kept = HiddenStates(128, n_states=64)
-    monkeypatch.setattr(target.sequences[0].cache, "states", kept)
-    monkeypatch.setattr(head, "_states", kept)
-    target.sequences[0].clear()
-    target.sequences[0].prefill(text[:-1])
+def test_head_prefill_of_long_text_skips_start_without_states(
+    sequence: CacheSequence, own: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, kept = list(range(20, 320)), HiddenStates(128, n_states=64)
+    monkeypatch.setattr(sequence.cache, "states", kept)
+    monkeypatch.setattr(own, "_states", kept)
+    sequence.prefill(text[:-1])
     assert kept.first > 100
-    head.clear()
-    passes: list[int] = []
-    decode = head._heads.decode
+    passes, decode = list[int](), own._heads.decode
     monkeypatch.setattr(
-        head._heads, "decode", lambda feeds: passes.extend(len(feed.tokens) for feed in feeds) or decode(feeds)
+        own._heads, "decode", lambda feeds: passes.extend(len(feed.tokens) for feed in feeds) or decode(feeds)
     )
-    assert np.isfinite(head.evaluate(text[:8])).all()
+    assert np.isfinite(own.evaluate(text[:8])).all()
     assert passes == [8]
-    late = head.prefill(text).copy()
+    late = own.prefill(text).copy()
     assert sum(passes[1:]) == len(text) - kept.first - 1
-    head.clear()
-    assert np.array_equal(head.prefill(text), late)
+    own.clear()
+    assert np.array_equal(own.prefill(text), late)
 
 
-def test_target_collects_hidden_states_only_for_drafting_decoder(target: Target, reference: HeadReference) -> None:
-    head, text = own_head(target), list(range(20, 60))
-    (states,) = target._states
+@pytest.mark.usefixtures("sequence")
+def test_target_collects_hidden_states_only_for_drafting_decoder(
+    target: Target, own: Head, reference: HeadReference
+) -> None:
+    text, (states,) = list(range(20, 60)), target._states
     plain = SpeculativeDecoder(target, drafter=None, exact="off", times=FREE)
-    drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", times=FREE)
-    target.sequences[0].clear()
-    head.clear()
+    drafted = SpeculativeDecoder(target, drafter=ModelDrafter(own), exact="off", times=FREE)
     drafted.read(text)
     written = [token for step in plain.generate(text, max_tokens=8) for token in step.tokens]
     assert states.count_known([*text, *written]) == len(text) - 1  # The target evaluated the prompt's last token again.
     drafted.read(text)
     assert states.count_known([*text, *written]) == len(text)
-    assert head.prefill([*text, 7]) == pytest.approx(reference.rows([*text, 7])[-1], abs=CLOSE)
+    agree(own, [*text, 7], reference)
 
 
-def test_head_after_tokens_without_states_starts_after_the_gap(target: Target) -> None:
-    head, text = own_head(target), list(range(20, 50))
-    target.sequences[0].clear()
-    target.sequences[0].prefill(text[:-1])
-    head.clear()
-    head.prefill(text)
+def test_head_after_tokens_without_states_starts_after_the_gap(
+    target: Target, sequence: CacheSequence, own: Head
+) -> None:
+    text = list(range(20, 50))
+    sequence.prefill(text[:-1])
+    own.prefill(text)
     for wanted, count in ((False, 4), (True, 3)):
         target.feeds_head = wanted
         for token in range(count):
-            target.sequences[0].evaluate(text[-1:])
+            sequence.evaluate(text[-1:])
             text.append(90 + token)
-    late = head.prefill(text).copy()
-    head.clear()
-    assert np.array_equal(head.prefill(text), late)
-    assert head.evaluate([5]).shape == (1, head.n_vocab)
-    assert head.owed == 1
+    late = own.prefill(text).copy()
+    own.clear()
+    assert np.array_equal(own.prefill(text), late)
+    assert own.evaluate([5]).shape == (1, own.n_vocab)
+    assert own.owed == 1
 
 
-def test_target_with_head_returns_logits_of_target_without_head(file: Path, target: Target) -> None:
+def test_target_with_head_returns_logits_of_target_without_head(target: Target, sequence: CacheSequence) -> None:
     text = list(range(20, 60))
-    with Target(file, **SETTINGS) as plain:
+    with Target(target.weights.path, **SETTINGS) as plain:
         assert plain.head is None
-        assert target.sequences[0].fingerprint != plain.sequences[0].fingerprint  # Its passes return states.
-        assert np.array_equal(plain.sequences[0].prefill(text), target.sequences[0].prefill(text))
-        assert np.array_equal(plain.sequences[0].evaluate([5, 6, 7]), target.sequences[0].evaluate([5, 6, 7]))
+        assert sequence.fingerprint != plain.sequences[0].fingerprint  # Its passes return states.
+        assert np.array_equal(plain.sequences[0].prefill(text), sequence.prefill(text))
+        assert np.array_equal(plain.sequences[0].evaluate([5, 6, 7]), sequence.evaluate([5, 6, 7]))
 
 
-def test_head_rejects_invalid_calls(target: Target) -> None:
-    head = own_head(target)
-    head.clear()
-    for call in (lambda: head.prefill([]), lambda: head.evaluate([]), lambda: head.evaluate([1] * 65)):
+def test_head_rejects_invalid_calls(target: Target, own: Head) -> None:
+    for call in (lambda: own.prefill([]), lambda: own.evaluate([]), lambda: own.evaluate([1] * 65)):
         with pytest.raises(ValueError, match="tokens"):
             call()
     with pytest.raises(ValueError, match="cannot roll back to 1"):
-        head.rollback(1)
+        own.rollback(1)
     with pytest.raises(ValueError, match="n_seq above 1"):
         Target(target.weights.path, n_seq=2, mtp=True)
 
 
-def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    width = 128
-    states = HiddenStates(width, n_states=8)
+def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, sequence: CacheSequence) -> None:
+    states, (kept,) = HiddenStates(128, n_states=8), target._states
     text: list[int] = []
-    truth = np.zeros((0, width), np.float32)
-    target.sequences[0].clear()
     for size in (3, 4, 20, 5, 6, 7, 1):
         tokens = list(range(len(text), len(text) + size))
-        target.sequences[0].evaluate(tokens)
+        sequence.evaluate(tokens)
         states.copy_rows(states.output_address(target._ctx), len(text), tokens)
         text += tokens
-        (own,) = target._states
-        truth = own.before(1, len(text) + 1)
+        truth = kept.before(1, len(text) + 1)
         assert states.count_known(text) == len(text)
         assert min(8, len(text)) <= len(text) - states.first <= 16
         assert np.array_equal(states.before(states.first + 1, len(text) + 1), truth[states.first :])
@@ -210,16 +214,13 @@ def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, monkeypat
     assert states.count_known(text) == 0
 
 
-def on_head(target: Target, draft_max: int = 4) -> SpeculativeDecoder:
-    assert target.head is not None
+def on_head(target: Target) -> SpeculativeDecoder:
     drafter = ModelDrafter(target.head, n_vocab=target.vocabulary.n_vocab)
-    return SpeculativeDecoder(
-        target, drafter=drafter, policy="fixed", draft_max=draft_max, exact=target.exact, times=FREE
-    )
+    return SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=4, exact=target.exact, times=FREE)
 
 
-def decoded(decoder: SpeculativeDecoder, prompt: list[int] = PROMPT, **options: object) -> tuple[list[int], list[Step]]:
-    steps = list(decoder.generate(prompt, max_tokens=50, **options))  # type: ignore[arg-type]
+def decoded(decoder: SpeculativeDecoder, **options: Any) -> tuple[list[int], list[Step]]:
+    steps = list(decoder.generate([*range(40, 70)], max_tokens=50, **options))
     return [token for step in steps for token in step.tokens], steps
 
 
@@ -228,8 +229,8 @@ DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for nam
 
 
 @pytest.mark.parametrize("name", DRAFTING)
-def test_head_drafts_keep_texts_of_plain_decoding(name: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / f"{name}.gguf", name, head=True, half=False)
+def test_head_drafts_keep_texts_of_plain_decoding(name: str) -> None:
+    path = architecture(name, head=True, half=False)
     with Target(path, **SETTINGS) as loaded, Target(path, **SETTINGS, mtp=True) as target:
         plain = SpeculativeDecoder(loaded, drafter=None, exact="off", times=FREE)
         for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
@@ -245,8 +246,8 @@ def test_head_drafts_keep_texts_of_plain_decoding(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", DRAFTING)
-def test_head_in_exact_mode_keeps_text_of_target_without_head(name: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / f"{name}.gguf", name, head=True, half=False)
+def test_head_in_exact_mode_keeps_text_of_target_without_head(name: str) -> None:
+    path = architecture(name, head=True, half=False)
     with Target(path, **SETTINGS | {"exact": "on"}) as loaded:
         expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
     with Target(path, **SETTINGS | {"exact": "on", "mtp": True}) as loaded:
@@ -256,16 +257,16 @@ def test_head_in_exact_mode_keeps_text_of_target_without_head(name: str, tmp_pat
     assert any(step.accepted for step in steps) == loaded.sequences[0].exact_rollback
 
 
-def test_head_when_unavailable_reports_reason(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llama = write_tiny(tmp_path / "llama.gguf", "llama")
-    with Target(llama, ctx_size=64, threads=1, mtp=True) as plain:
+def test_head_when_unavailable_reports_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = architecture("qwen35", head=True)
+    with Target(tiny("llama"), ctx_size=64, threads=1, mtp=True) as plain:
         assert plain.head is None
         assert "its file contains no NextN layer" in plain.weights.notes[0]
     with monkeypatch.context() as patched:
         patched.setattr(head, "ARCHITECTURES", frozenset())
         assert head.head_missing(file) == "NextN layers of qwen35 are not supported"
     with monkeypatch.context() as patched:
-        patched.setattr(head, "parts_of", lambda path: [path, path])
+        patched.setattr(head, "read_headers", lambda path: 2 * read_headers(path))
         assert "2 NextN layers" in head.head_missing(file)
     with monkeypatch.context() as patched:
         patched.setattr(bindings, "head_functions", lambda: None)
@@ -274,8 +275,6 @@ def test_head_when_unavailable_reports_reason(file: Path, tmp_path: Path, monkey
             assert without.head is None
             assert np.isfinite(without.sequences[0].prefill([5, 6])).all()
 
-
-# --------------------------------------------------------------------------- several texts
 
 FIRST = (("glm4moe", False), ("qwen35", True))
 """(architecture, True if sequences share a pool of cells): a KV cache, and a recurrent state with snapshots."""
@@ -293,21 +292,11 @@ CASES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def case(name: str, tmp_path: Path) -> Path:
-    return write_model(tmp_path / f"{name}.gguf", name, head=True)
-
-
-@pytest.fixture
-def case_reference(case: Path) -> Iterator[HeadReference]:
-    """Yield the expected predictions of the head."""
-    with closing(HeadReference(case)) as opened:
-        yield opened
-
-
 @contextmanager
-def loaded(file: Path, texts: int = 3, **options: Any) -> Iterator[tuple[Target, Heads]]:
-    with Target(file, texts=texts, ctx_size=400, threads=1, mtp=True, **{"exact": "off"} | options) as target:
+def loaded(name: str, texts: int = 3, **options: Any) -> Iterator[tuple[Target, Heads]]:
+    with Target(
+        architecture(name, head=True), texts=texts, ctx_size=400, threads=1, mtp=True, **{"exact": "off"} | options
+    ) as target:
         assert target.heads is not None
         yield target, target.heads
 
@@ -316,19 +305,13 @@ def random_text(seed: int, length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(10, 4000, length)]
 
 
-def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
-    """Check the head's prediction for a text of which the target has evaluated all tokens except the last."""
-    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
-    assert head.owed == 0
-
-
 @CASES
 def test_heads_in_joint_batch_return_logits_of_each_text_alone(
-    case: Path, case_reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pooled:
         use_pooled_cache(monkeypatch)
-    with loaded(case) as (target, heads):
+    with loaded(name) as (target, heads):
         texts = [random_text(seed, 9 + 4 * seed) for seed in range(3)]
         for sequence, text in zip(target.sequences, texts, strict=True):
             sequence.prefill(text[:-1])
@@ -342,7 +325,7 @@ def test_heads_in_joint_batch_return_logits_of_each_text_alone(
             ]
             together = heads.evaluate_together(parts)
             for rows, text, draft in zip(together, texts, drafts, strict=True):
-                wanted = case_reference.rows([*text, *draft], own=len(draft))[-1 - len(draft) :]
+                wanted = reference.rows([*text, *draft], own=len(draft))[-1 - len(draft) :]
                 assert rows == pytest.approx(wanted, abs=CLOSE)
             order = [1, 2, 0] if turn % 2 else [0, 1, 2]
             target.evaluate_together([Part(target.sequences[i], [texts[i][-1], *drafts[i]], lengths[i]) for i in order])
@@ -352,35 +335,35 @@ def test_heads_in_joint_batch_return_logits_of_each_text_alone(
                 head.rollback(len(text) + accepted)
                 text += [*drafts[i][:accepted], 50 + turn + i]
         for head, text in zip(heads.sequences, texts, strict=True):
-            agree(head, text, case_reference)
+            agree(head, text, reference)
 
 
 @CASES
 def test_sequence_adopt_copies_hidden_states_for_its_head(
-    case: Path, case_reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, reference: HeadReference, pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pooled:
         use_pooled_cache(monkeypatch)
-    with loaded(case) as (target, heads):
+    with loaded(name) as (target, heads):
         one, two, three = target.sequences
         old, text = random_text(1, 90), random_text(2, 120)
         for sequence, head in zip(target.sequences, heads.sequences, strict=True):
             sequence.prefill(old)
             head.prefill([*old, 5])
         one.prefill(text[:-1])
-        agree(heads.sequences[0], text, case_reference)
+        agree(heads.sequences[0], text, reference)
         two.adopt(one, len(text) - 1)
         assert len(two.tokens) == len(text) - 1
-        agree(heads.sequences[1], text, case_reference)
+        agree(heads.sequences[1], text, reference)
         three.adopt(one, len(text) - 1)
         one.prefill(old)
-        agree(heads.sequences[2], text, case_reference)
+        agree(heads.sequences[2], text, reference)
         # A prefix can be copied as far as the memory can be cut.
         one.clear()
         one.adopt(three, 100)
         shorter = [*text[:100], 7]
         one.prefill(shorter[:-1])
-        agree(heads.sequences[0], shorter, case_reference)
+        agree(heads.sequences[0], shorter, reference)
         state = three.save_state()
         two.restore(three.tokens, state)  # The head begins after the restored text.
         assert np.isfinite(heads.sequences[1].prefill(text)).all()
@@ -400,9 +383,8 @@ def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
     assert other.count_known(range(30)) == 0
 
 
-@pytest.mark.parametrize("name", ["glm4moe"])
-def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with loaded(case, 2, ubatch_size=64) as (target, _):
+def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded("glm4moe", 2, ubatch_size=64) as (target, _):
         states = HiddenStates(128, n_states=100)
         monkeypatch.setattr(target.sequences[0].cache, "states", states)
         text = random_text(1, 300)
@@ -412,9 +394,8 @@ def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(case: Path, mo
         assert target._states[1].count_known(text[:250]) == 250
 
 
-@pytest.mark.parametrize("name", ["glm4moe"])
-def test_target_prefill_in_exact_mode_returns_no_hidden_states(case: Path) -> None:
-    with loaded(case, 2, exact="on") as (target, heads):
+def test_target_prefill_in_exact_mode_returns_no_hidden_states() -> None:
+    with loaded("glm4moe", 2, exact="on") as (target, heads):
         text = random_text(1, 40)
         for _ in target.sequences[0].reading(text[:-1]):
             pass

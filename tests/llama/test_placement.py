@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from architectures.files import write_model as write_architecture
+from architectures.files import architecture
 from support.cli_runner import DEMO, run
 from support.machines import CARD, CPU, OTHER
 
@@ -43,9 +43,9 @@ def set_gpus(set_devices: SetDevices, monkeypatch: pytest.MonkeyPatch) -> SetDev
     return lambda *made: set_devices(*made, CPU)
 
 
-@pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_architecture(tmp_path_factory.mktemp("moe") / "moe.gguf", "qwen3moe")
+@pytest.fixture
+def moe() -> Path:
+    return architecture("qwen3moe")
 
 
 def with_room(size: float, device: Device = CARD) -> Device:
@@ -77,9 +77,6 @@ def parameters(made: Plan) -> Mapping[str, Any]:
 
 
 DEFAULT = {"n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0}
-
-
-# ---------------------------------------------------------------------- numbers alone
 
 
 def dense(layers: int = 4, size: int = 10, output: int = 5, **more: int) -> Sizes:
@@ -126,17 +123,13 @@ def test_fit_places_experts_before_layers_in_ram(
     assert fit(model, rooms, shares, experts) == found
 
 
-# ---------------------------------------------------------------------- sizes
-
-
 def sizes(path: Path, texts: int = 1, **settings: Any) -> Sizes:
     return model_sizes([read_header(path)], ModelSettings(**settings), texts)
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "deepseek2", "gemma2", "phi3", "falcon-h1", "qwen35", "mamba"])
-def test_cache_of_other_architectures_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None:
-    lines: list[str] = []
-    path = write_architecture(tmp_path / "m.gguf", name)
+def test_cache_of_other_architectures_is_that_of_llama_cpp(name: str) -> None:
+    lines, path = list[str](), architecture(name)
     with bindings.log_listener(lines.append), Target(path, ctx_size=1024 - 64, threads=1, exact="off", n_seq=1):
         found = [re.search(r"llama_kv_cache: size = +([\d.]+) MiB \( *1024 cells", line) for line in lines]
     allocated = sum(float(match[1]) for match in found if match)
@@ -188,9 +181,6 @@ def test_buffers_grow_without_flash_attention() -> None:
     assert sizes(DEMO, ctx_size=8192).compute * 4 < sizes(DEMO, ctx_size=8192, flash_attn="off").compute
 
 
-# ---------------------------------------------------------------------- parameters
-
-
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -239,9 +229,6 @@ def test_op_offload_is_set_in_contexts() -> None:
     for wanted in (True, False):
         with Target(DEMO, no_op_offload=not wanted, **SMALL) as target:
             assert target._params(target.settings, 64).op_offload == wanted
-
-
-# ---------------------------------------------------------------------- machines
 
 
 def test_a_model_that_fits_is_not_changed(set_gpus: SetDevices) -> None:
@@ -414,9 +401,6 @@ def test_the_default_context_leaves_memory_for_a_draft_model_on_the_gpu(
             with Target(DEMO, threads=1, exact="off", reserved=reserved) as target:
                 sizes.append(target.n_ctx)
         assert (sizes[1] < sizes[0]) == is_smaller
-
-
-# ---------------------------------------------------------------------- real loads on the CPU
 
 
 def test_overrides_to_ram_give_the_same_text_on_a_cpu(moe: Path) -> None:

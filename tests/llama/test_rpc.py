@@ -6,12 +6,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from architectures.files import write_model
+from architectures.files import architecture
 from support.machines import WORKER
 
 from ngramspec.data import ModelError
@@ -39,10 +38,9 @@ def test_rpc_workers_rejects_invalid_lists() -> None:
                 rpc.workers(text)
 
 
-def test_target_with_rpc_workers_does_not_use_nextn_head(set_devices: Callable[..., None], tmp_path: Path) -> None:
-    model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
+def test_target_with_rpc_workers_does_not_use_nextn_head(set_devices: Callable[..., None]) -> None:
     set_devices(WORKER)
-    with Target(model, ctx_size=64, gpu_layers=0, threads=1, mtp=True) as target:
+    with Target(architecture("glm4moe", head=True), ctx_size=64, gpu_layers=0, threads=1, mtp=True) as target:
         assert target.head is None
         assert "--mtp is not used: it is not supported with --rpc" in target.weights.notes
 

@@ -1,50 +1,46 @@
-"""Tests of `Target` on real files: every kind of memory, and sequences with a common pool or separate caches.
+"""Tests of sequences with a common pool or separate caches, of every kind of memory, and of the split of passes.
 
 The tiny models have weights and caches in single precision here, so that errors exceed rounding.
 """
 
 from __future__ import annotations
 
+import ctypes
+import random
+import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
-from architectures.files import write_model
+from architectures.files import architecture
 from architectures.reference import Reference
 from support.cli_runner import DEMO
+from support.pools import use_pooled_cache
 
 from ngramspec.backend import Part
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses, probe
 from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import ModelError, TargetError
-from ngramspec.llama import devices
+from ngramspec.llama import bindings, devices
+from ngramspec.llama.passes import split
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import GRAIN
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-def tiny(folder: Path, kind: str) -> Path:
-    path = folder / f"{kind}.gguf"
-    return path if path.exists() else write_model(path, kind, half=False)
-
-
-def opened(path: Path, sequences: int = 4, exact: Any = "off", **options: Any) -> Target:
+def opened(kind: str, sequences: int = 4, exact: Any = "off", **options: Any) -> Target:
     settings: dict[str, Any] = {"ctx_size": 160, "threads": 1, "flash_attn": "off", "draft_max": 6}
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"}
-    return Target(path, texts=sequences, exact=exact, **(settings | options))
+    return Target(architecture(kind, half=False), texts=sequences, exact=exact, **(settings | options))
 
 
 @pytest.fixture
-def shared(folder: Path) -> Iterator[Target]:
-    with opened(tiny(folder, "llama")) as target:
+def shared() -> Iterator[Target]:
+    with opened("llama") as target:
         yield target
 
 
@@ -118,10 +114,9 @@ def test_comparing_and_timing_of_sequence_keeps_tokens_of_others(demo: Target, t
         assert fewer.sequences[0].fingerprint != sequence.fingerprint  # Passes of more sequences cost more.
 
 
-def test_evaluate_together_first_evaluates_pending_tokens(folder: Path) -> None:
-    path = tiny(folder, "mamba")
-    with opened(path, ctx_size=600) as shared:
-        reference = Reference(path, n_ctx=1024, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
+def test_evaluate_together_first_evaluates_pending_tokens() -> None:
+    with opened("mamba", ctx_size=600) as shared:
+        reference = Reference(shared.weights.path, n_ctx=1024, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
         texts = [some(n, seed=n) for n in (400, 150, 30, 90)]
         for sequence, text in zip(shared.sequences, texts, strict=True):
             sequence.prefill(text)
@@ -172,31 +167,30 @@ def test_sequence_restore_rejects_state_of_other_tokens(shared: Target) -> None:
     assert one.tokens == []
 
 
-def test_target_with_sequences_divides_memory_among_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_with_sequences_divides_memory_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     per_token = 4 * 2 * (32 + 32) * 4  # 4 layers, 2 heads, keys and values of 32 numbers in single precision
     sizes = {}
     monkeypatch.setattr(devices, "cache_room", lambda *_, **__: 2**24)
     with pytest.raises(ModelError, match="8000 tokens, 4 of them needs"):
-        opened(tiny(folder, "llama"), ctx_size=8000)
+        opened("llama", ctx_size=8000)
     monkeypatch.setattr(devices, "cache_room", lambda *_: 2 * per_token * 6000)
     for sequences in (1, 4):
-        with opened(tiny(folder, "llama"), sequences=sequences, ctx_size=None) as shared:
+        with opened("llama", sequences=sequences, ctx_size=None) as shared:
             sizes[sequences] = shared.n_ctx
             assert sequences == 1 or any("4 times" in note for note in shared.weights.notes)
     assert sizes[1] == pytest.approx(4 * sizes[4], abs=4 * GRAIN)
 
 
-def test_target_in_exact_mode_rejects_unsupported_architecture(folder: Path) -> None:
-    path = tiny(folder, "minimax-01")
+def test_target_in_exact_mode_rejects_unsupported_architecture() -> None:
     with pytest.raises(ModelError, match="minimax-01"):
-        opened(path, exact="on")
-    with opened(path, sequences=3) as shared:
+        opened("minimax-01", exact="on")
+    with opened("minimax-01", sequences=3) as shared:
         shared.evaluate_together([Part(sequence, [5], 1) for sequence in shared.sequences])
 
 
-def test_target_exact_auto_uses_exact_settings_only_if_available(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_exact_auto_uses_exact_settings_only_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     def auto(kind: str, exact: str, flash: str) -> None:
-        with opened(tiny(folder, kind), sequences=3, exact="auto", flash_attn="auto") as shared:
+        with opened(kind, sequences=3, exact="auto", flash_attn="auto") as shared:
             assert (shared.exact, shared.settings.flash_attn) == (exact, flash)
             shared.evaluate_together([Part(sequence, [5], 1) for sequence in shared.sequences])
 
@@ -235,3 +229,81 @@ def test_sequence_prefill_synchronizes_chunks_if_decode_returns_early(
         assert len(waits) == (5 if returns_early else 0)
         target.sequences[0].prefill(range(1, 51))  # not timed
         assert len(waits) == (5 if returns_early else 0)
+
+
+KINDS = ("llama", "gemma3", "deepseek2", "mamba", "jamba", "qwen35", "deepseek4", "qwen4exp")
+
+
+IN_STEP: list[tuple[dict[int, int], bool, int, list[int]]] = [
+    ({0: 1, 1: 1, 2: 1}, True, 0, [3]),
+    ({0: 1, 1: 5}, True, 0, [2, 4]),
+    ({0: 1, 2: 1, 3: 1}, True, 0, [1, 2]),
+    ({0: 1, 2: 1, 3: 1}, False, 0, [3]),
+    ({3: 1, 1: 1, 2: 1}, True, 0, [3]),
+    ({0: 3, 1: 1, 2: 3}, True, 0, [3, 2, 2]),
+    ({0: 20}, True, 0, [8, 8, 4]),
+    ({0: 5}, False, 0, [5]),
+    ({0: 7, 1: 7}, True, 0, [8, 6]),
+    ({0: 1, 1: 5}, True, 5, [1, 5]),
+    ({0: 1, 1: 6}, True, 5, [2, 5]),
+    ({0: 5, 1: 1}, True, 5, [5, 1]),
+    ({0: 10}, True, 5, [5, 5]),
+]
+"""(tokens of each sequence, True if only neighbours share a batch, tokens of the tail, sizes of the batches)."""
+
+
+def test_batch_split_returns_expected_sizes() -> None:
+    for lengths, neighbours, tail, sizes in IN_STEP:
+        assert split(lengths, 8, neighbours=neighbours, tail=tail) == sizes
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yield llama.cpp's log of the batches in contexts that a test opens."""
+    monkeypatch.setenv("LLAMA_BATCH_DEBUG", "1")
+    lines: list[str] = []
+
+    @llama.llama_log_callback  # type: ignore[untyped-decorator]
+    def keep(_level: int, text: bytes, _data: object) -> None:
+        lines.append(text.decode("utf-8", "replace"))
+
+    bindings.init_backend()
+    collect = llama.llama_log_set
+    monkeypatch.setattr(bindings, "init_backend", lambda: collect(keep, ctypes.c_void_p(0)))
+    yield lines
+    monkeypatch.undo()
+    bindings.init_backend()
+
+
+def batches(lines: list[str]) -> list[int]:
+    """Return the sizes of the batches in a log, without the first one, which is the whole pass."""
+    return [int(found[1]) for line in lines if (found := re.search(r"ubatch_print:\s+n_tokens\s*=\s*(\d+)", line))][1:]
+
+
+CASES = [("llama", "off"), ("gemma3", "on"), ("qwen35", "off"), ("mamba", "on")]
+MORE = [case for case in product(KINDS, ("on", "off")) if case not in CASES]
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
+)
+def test_target_batches_match_log_of_llama_cpp(
+    kind: str, exact: Literal["on", "off"], logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pooled_cache(monkeypatch)
+    rng = random.Random(1)
+    compared = set()
+    with Target(architecture(kind), texts=5, ctx_size=250, threads=1, exact=exact, draft_max=6) as shared:
+        for _ in range(30):
+            sequences = rng.sample(list(shared.sequences), rng.randint(1, 5))
+            lengths = [rng.choice((1, 1, 2, 3, 5, 8, 20)) for _ in sequences]
+            for sequence in shared.sequences:
+                if len(sequence.tokens) > 200:
+                    sequence.clear()
+            logged.clear()
+            shared.evaluate_together(
+                [Part(sequence, [5] * length, 1) for sequence, length in zip(sequences, lengths, strict=True)]
+            )
+            assert list(shared.batches(lengths, sequences)) == batches(logged)
+            compared.add(len(batches(logged)))
+    assert compared == {1} if exact == "off" and kind in ("llama", "gemma3", "deepseek2") else len(compared) > 2

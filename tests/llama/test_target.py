@@ -13,10 +13,11 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
-from architectures.files import write_model as write_architecture
+from architectures.files import architecture
 from support.cli_runner import DEMO
 from support.hold_pass import hold_one_pass
-from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
+from support.machines import CARD
+from support.model_files import HEADS, LAYERS, WIDTH, tiny
 
 from ngramspec.backend import Part
 from ngramspec.data import ModelError
@@ -24,6 +25,7 @@ from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama import target as target_module
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
+from ngramspec.llama.trial import random_tokens
 
 
 def own_notes(target: Target) -> list[str]:
@@ -31,29 +33,23 @@ def own_notes(target: Target) -> list[str]:
     return [note for note in target.weights.notes if note != crash_check.AMX_NOTE]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def files(folder: Path) -> dict[str, Path]:
-    kinds = ("llama", "gemma2", "mamba")
-    return {**{kind: write_model(folder / f"{kind}.gguf", kind) for kind in kinds}, "demo": DEMO}
+def opened(model: str | Path = "llama", **settings: Any) -> Target:
+    """Return a target on a file, or on a tiny model; by default with one thread and a context of 64 tokens."""
+    return Target(tiny(model) if isinstance(model, str) else model, **{"ctx_size": 64, "threads": 1} | settings)
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Target]:
-    with Target(DEMO, ctx_size=512, threads=1) as target:
+    with opened(DEMO, ctx_size=512) as target:
         yield target
 
 
-def some(target: Target, n: int, seed: int = 0) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(3, target.vocabulary.n_vocab, n)]
+def some(target: Target, count: int) -> list[int]:
+    return random_tokens(target.vocabulary.n_vocab, 0, count)
 
 
-def test_target_aligned_prefill_reports_chunks_and_reuses_whole_chunks(files: dict[str, Path]) -> None:
-    with Target(files["llama"], ctx_size=1000, threads=1, flash_attn="off") as target:
+def test_target_aligned_prefill_reports_chunks_and_reuses_whole_chunks() -> None:
+    with opened(ctx_size=1000, flash_attn="off") as target:
         text = some(target, 600)
         seen: list[tuple[int, int]] = []
         target.sequences[0].prefill(text, aligned=True, progress=lambda *at: seen.append(at))
@@ -63,9 +59,7 @@ def test_target_aligned_prefill_reports_chunks_and_reuses_whole_chunks(files: di
         assert seen == [(502, 502)]  # one chunk of 128 from 384 on
 
 
-def test_target_prefill_requests_only_logits_of_last_token(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_prefill_requests_only_logits_of_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[list[int]] = []
     decode = llama.llama_decode
 
@@ -73,20 +67,17 @@ def test_target_prefill_requests_only_logits_of_last_token(
         requested.append([i for i in range(batch.n_tokens) if batch.logits[i]])
         return int(decode(context, batch))
 
-    with Target(files["llama"], ctx_size=1000, threads=1, ubatch_size=64) as target:
+    with opened(ctx_size=1000, ubatch_size=64) as target:
         monkeypatch.setattr(llama, "llama_decode", counted)
         target.sequences[0].prefill(some(target, 150))
     assert requested == [[], [], [150 - 2 * 64 - 1]]
 
 
-def test_target_without_flash_attention_uses_large_chunks_only_on_gpu(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card = devices.Device("CUDA0", "RTX 3090", True, 2**33, 2**34, backend="CUDA")
+def test_target_without_flash_attention_uses_large_chunks_only_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    for found in ([], [card]):
+    for found in ([], [CARD]):
         monkeypatch.setattr(devices, "devices", lambda found=found: found)
-        with Target(files["llama"], ctx_size=1000, threads=1, flash_attn="off", exact="off") as target:
+        with opened(ctx_size=1000, flash_attn="off", exact="off") as target:
             sizes.append(target.n_batch)
     assert sizes == [128, 512]
 
@@ -103,10 +94,10 @@ def test_target_evaluate_returns_view_valid_until_next_call(demo: Target) -> Non
     assert not np.array_equal(rows, before)
 
 
-def test_target_prefill_logits_keep_target_alive(files: dict[str, Path]) -> None:
+def test_target_prefill_logits_keep_target_alive() -> None:
     expected = None
     for _ in range(3):
-        target = Target(files["llama"], ctx_size=64, threads=1)
+        target = opened()
         row = target.sequences[0].prefill([1, 5, 6])
         del target
         gc.collect()
@@ -116,9 +107,9 @@ def test_target_prefill_logits_keep_target_alive(files: dict[str, Path]) -> None
         assert np.abs(row).max() < 100
 
 
-def test_target_replays_tokens_only_on_recurrent_memory(files: dict[str, Path]) -> None:
-    for kind, again in (("demo", False), ("llama", False), ("gemma2", False), ("mamba", True)):
-        with Target(files[kind], ctx_size=64, threads=1) as target:
+def test_target_replays_tokens_only_on_recurrent_memory() -> None:
+    for kind, again in ((DEMO, False), ("llama", False), ("gemma2", False), ("mamba", True)):
+        with opened(kind) as target:
             assert target.sequences[0].can_rollback
             assert target.sequences[0].replays is again, kind
             assert target.sequences[0].tokens == []
@@ -132,27 +123,27 @@ WINDOWS = {"llama": 0, "gemma3": 64, "qwen35": 0, "lfm2-swa": 64, "deepseek4": 6
     "name",
     [*list(WINDOWS)[1:4], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("llama", "deepseek4"))],
 )
-def test_target_window_is_known_and_limits_exact_rollback(name: str, tmp_path: Path) -> None:
-    with Target(write_architecture(tmp_path / f"{name}.gguf", name), ctx_size=256, threads=1, exact="on") as target:
+def test_target_window_is_known_and_limits_exact_rollback(name: str) -> None:
+    with opened(architecture(name), ctx_size=256, exact="on") as target:
         assert target.weights.window == WINDOWS[name]
         assert target.sequences[0].exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
-def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with Target(files["llama"], threads=1) as target:
+def test_target_context_is_limited_by_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(ctx_size=None) as target:
         assert (target.n_ctx, own_notes(target)) == (1024, [])
         assert (target.weights.name, target.weights.n_ctx_train) == ("tiny llama", 1024)
     per_token = LAYERS * 2 * (WIDTH // HEADS) * 2  # keys and values of one head in half precision
     monkeypatch.setattr(devices, "cache_room", lambda *_, **__: 2 * per_token * 800)
-    with Target(files["llama"], threads=1) as target:
+    with opened(ctx_size=None) as target:
         assert target.n_ctx == 768
         assert ["768" in note and "1024" in note and "-c" in note for note in own_notes(target)] == [True]
     monkeypatch.setattr(devices, "cache_room", lambda *_, **more: 2**40 if more else 0)
-    with Target(files["llama"], threads=1) as target:
+    with opened(ctx_size=None) as target:
         assert target.n_ctx == 512
-    with Target(files["llama"], ctx_size=900, threads=1) as target:
+    with opened(ctx_size=900) as target:
         assert (target.n_ctx, own_notes(target)) == (900, [])  # requested, so not limited
-    with Target(files["llama"], ctx_size=1100, threads=1) as target:
+    with opened(ctx_size=1100) as target:
         assert ["1100" in note and "1024" in note for note in own_notes(target)] == [True]
 
 
@@ -167,9 +158,9 @@ def test_target_context_is_limited_by_free_memory(files: dict[str, Path], monkey
     ],
     ids=str,
 )
-def test_target_rejects_invalid_arguments(wrong: dict[str, Any], files: dict[str, Path]) -> None:
+def test_target_rejects_invalid_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=[*wrong][-1]):
-        Target(files["llama"], **{"ctx_size": 64, "threads": 1} | wrong)
+        opened(**wrong)
 
 
 @pytest.mark.filterwarnings("error")
@@ -179,13 +170,13 @@ def test_target_without_arguments_raises_without_cleanup_warnings() -> None:
     gc.collect()
 
 
-def test_target_rejects_files_that_are_not_models(tmp_path: Path, files: dict[str, Path]) -> None:
+def test_target_rejects_files_that_are_not_models(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").write_bytes(b"")
     (tmp_path / "junk.gguf").write_bytes(b"junk" * 1000)
-    (tmp_path / "cut.gguf").write_bytes(files["llama"].read_bytes()[:60_000])
+    (tmp_path / "cut.gguf").write_bytes(tiny("llama").read_bytes()[:60_000])
     for path in (tmp_path, tmp_path / "missing.gguf", *tmp_path.iterdir()):
         with pytest.raises(ModelError, match="cannot load") as caught:
-            Target(path, ctx_size=64, threads=1)
+            opened(path)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
         assert "no reason given" not in str(caught.value)
@@ -197,7 +188,7 @@ def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
     asked: list[Any] = []
     monkeypatch.setattr(devices, "anonymous_memory", lambda: "before")
     monkeypatch.setattr(devices, "advise_huge_pages", asked.append)
-    with Target(DEMO, ctx_size=64, threads=1):
+    with opened(DEMO):
         assert asked == ["before"]
 
     def cancelled(*_: Any) -> None:
@@ -205,54 +196,53 @@ def test_target_load_advises_huge_pages_and_raises_interrupt_if_cancelled(
 
     monkeypatch.setattr(target_module.llama, "llama_model_load_from_file", cancelled)
     with pytest.raises(KeyboardInterrupt):
-        Target(DEMO, ctx_size=64, threads=1)
+        opened(DEMO)
 
 
 def test_target_with_quantised_cache_requires_flash_attention() -> None:
-    with Target(DEMO, ctx_size=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
+    with opened(DEMO, ctx_size=256, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
         assert np.isfinite(target.sequences[0].prefill([5, 6, 7])).all()
     with pytest.raises(ModelError, match="requires flash_attn"):  # the reason from llama.cpp
-        Target(DEMO, ctx_size=64, threads=1, flash_attn="off", cache_type_v="q8_0")
+        opened(DEMO, flash_attn="off", cache_type_v="q8_0")
 
 
-def test_target_loads_file_with_non_unicode_name(files: dict[str, Path], tmp_path: Path) -> None:
+def test_target_loads_file_with_non_unicode_name(tmp_path: Path) -> None:
     path = tmp_path / b"m\xff\xe9.gguf".decode("utf-8", "surrogateescape")
     try:
-        path.write_bytes(files["llama"].read_bytes())
+        path.write_bytes(tiny("llama").read_bytes())
     except OSError:
         pytest.skip("this file system takes unicode names only")
-    with Target(path, ctx_size=64, threads=1) as target:
+    with opened(path) as target:
         assert np.isfinite(target.sequences[0].prefill([5])).all()
 
 
-def test_target_reports_context_that_llama_cpp_rejects(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_reports_context_that_llama_cpp_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match=r"could not create a context of 900 tokens .*; try a smaller -c"):
-        Target(files["llama"], ctx_size=900, threads=1)
+        opened(ctx_size=900)
 
 
-def test_target_with_low_memory_keeps_fewer_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_with_low_memory_keeps_fewer_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     open_context = target_module.llama.llama_init_from_model
 
     def open_small(model: Any, params: Any) -> Any:
         return None if params.n_rs_seq > 4 else open_context(model, params)
 
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", open_small)
-    path = write_architecture(tmp_path / "qwen35.gguf", "qwen35")
-    with Target(path, ctx_size=64, threads=1, exact="off") as target:
+    with opened(architecture("qwen35"), exact="off") as target:
         assert target.sequences[0].max_batch == 5
         assert "low memory: drafts are limited to 4 tokens" in target.weights.notes
 
 
-def test_target_without_output_width_function_loads(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_without_output_width_function_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(target_module.llama, "llama_model_n_embd_out")
-    with Target(files["llama"], ctx_size=64, threads=1) as target:
+    with opened() as target:
         target.sequences[0].prefill([1, 2, 3])
 
 
-def test_target_after_close_raises(files: dict[str, Path]) -> None:
+def test_target_after_close_raises() -> None:
     """A failure would end the process."""
-    target = Target(files["llama"], texts=2, ctx_size=64, threads=1, exact="off")
+    target = opened(texts=2, exact="off")
     sequence = target.sequences[1]
     sequence.prefill([5, 6])
     target.close()
@@ -271,22 +261,22 @@ def test_target_after_close_raises(files: dict[str, Path]) -> None:
             call()
 
 
-def test_target_fingerprint_differs_by_settings_and_file_content(files: dict[str, Path], tmp_path: Path) -> None:
+def test_target_fingerprint_differs_by_settings_and_file_content(tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
-    copy.write_bytes(files["llama"].read_bytes())
+    copy.write_bytes(tiny("llama").read_bytes())
     changed = bytearray(copy.read_bytes())
     changed[-1] ^= 1
     (tmp_path / "changed.gguf").write_bytes(changed)
 
-    def fingerprint(path: Path, **options: Any) -> str:
-        with Target(path, **{"ctx_size": 64, "threads": 1, **options}) as target:
+    def fingerprint(model: str | Path, **options: Any) -> str:
+        with opened(model, **options) as target:
             return target.sequences[0].fingerprint
 
-    same = fingerprint(files["llama"])
+    same = fingerprint("llama")
     assert fingerprint(copy) == same
     others = [
         fingerprint(tmp_path / "changed.gguf"),
-        fingerprint(files["gemma2"]),
+        fingerprint("gemma2"),
         fingerprint(copy, threads=2),
         fingerprint(copy, threads_batch=2),
         fingerprint(copy, ubatch_size=64),

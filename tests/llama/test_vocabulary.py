@@ -10,9 +10,7 @@ from typing import Any
 import gguf
 import pytest
 from support.cli_runner import DEMO
-from support.tiny_gguf import write_gguf
-from support.tiny_models import write_model
-from support.vocabulary_files import FIRST_WORD, WORDS, write_vocabulary, write_words
+from support.model_files import FIRST_WORD, WORDS, write_gguf, write_model, write_vocabulary, write_words
 
 from ngramspec.chat.stream import Tool
 from ngramspec.data import ModelError
@@ -145,8 +143,6 @@ def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_v
     assert prompt.tokens.count(end) == 4
 
 
-# ---------------------------------------------------------------- llama.cpp's own chat templates
-
 LONG_TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "a <|im_end|> " + "é" * 1000},
@@ -184,8 +180,6 @@ def test_builtin_template_rejects_null_character(vocabulary: Vocabulary) -> None
     with pytest.raises(ModelError, match="without null characters"):
         vocabulary.chats.prompt([{"role": "user", "content": "a\0b"}])
 
-
-# ---------------------------------------------------------------- control tokens that llama.cpp finds in every text
 
 MARKS = dict.fromkeys(("<|start|>", "<|turn|>", "[INST]"), gguf.TokenType.USER_DEFINED)
 ORDINARY = dict.fromkeys(("<b>", "   ", "[note]"), gguf.TokenType.USER_DEFINED)
@@ -279,8 +273,6 @@ def test_user_defined_token_with_role_or_mark_is_control_token(
         assert (token not in tokens) == is_control
         assert read(vocabulary, tokens) == name
 
-
-# ---------------------------------------------------------------- vocabularies of draft models
 
 ALL = FIRST_WORD + len(WORDS)
 

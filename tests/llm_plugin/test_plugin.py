@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 from support.cli_runner import DEMO, NO_SMOLLM, run_process
-from support.tiny_models import write_model
+from support.model_files import write_model
 
 llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
@@ -110,7 +110,7 @@ def test_llm_plugin_reloads_model_only_if_load_options_change(model: NGramSpec) 
     plain = model.prompt(REPETITIVE, no_draft=True, **GREEDY)
     plain.text()
     assert model._loaded_model is not opened
-    assert opened.target.closed
+    assert not opened.target.weights.handle
     assert (usage.input, usage.output) == (plain.usage().input, plain.usage().output)
     assert min(usage.input or 0, usage.output or 0) > 0
     assert plain.usage().details is None
@@ -124,8 +124,8 @@ def test_llm_plugin_closes_draft_model_with_its_target(tmp_path: Path, model: NG
         model.prompt("Hi", draft_model=str(other), **GREEDY).text()
     assert opened is not None
     assert opened.draft_model is not None
-    assert opened.target.closed
-    assert opened.draft_model.closed
+    assert not opened.target.weights.handle
+    assert not opened.draft_model.weights.handle
 
 
 def test_llm_plugin_with_schema_returns_matching_json(model: NGramSpec) -> None:

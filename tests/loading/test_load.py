@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from support.cli_runner import DEMO, run
-from support.tiny_models import write_model
+from support.model_files import write_model
 
 import ngramspec
 from ngramspec.data import ModelError, NGramSpecError
@@ -39,7 +39,7 @@ def test_load_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     names: dict[str, Any] = {}
     exec(block.replace("model.gguf", str(DEMO)).replace("max_tokens=200", "max_tokens=8"), names)
     assert capsys.readouterr().out
-    assert names["model"].target.closed
+    assert not names["model"].target.weights.handle
 
 
 def test_load_uses_same_settings_as_complete(env: dict[str, str]) -> None:
@@ -53,7 +53,7 @@ def test_load_uses_same_settings_as_complete(env: dict[str, str]) -> None:
         prompt = model.target.vocabulary.tokenize("def add(a, b):\n    return")
         text = "".join(step.text for step in model.decoder.generate(prompt, max_tokens=12))
     assert model.draft_model is not None
-    assert model.draft_model.closed
+    assert not model.draft_model.weights.handle
     assert [line.partition(" (")[0] for line in told if line not in model.target.weights.notes] == ["tuned: --no-mmap"]
     line = ["complete", DEMO, "-c", "256", "-t", "1", "--exact", "off", "-md", DEMO, "-n", "12"]
     assert run(env, *line, stdin=b"def add(a, b):\n    return").out == text
@@ -79,7 +79,7 @@ def test_load_with_failed_draft_model_or_memory_closes_target(tmp_path: Path, mo
         ngramspec.load(DEMO, draft_model=str(other), **SMALL)
     with pytest.raises(NGramSpecError, match="memory 'work' has no files"):
         ngramspec.load(DEMO, memory="work", **SMALL)
-    assert [one.closed for one in opened] == [True, True, True]
+    assert [one.weights.handle for one in opened] == [None] * 3
 
 
 def test_a_draft_model_has_memory_on_the_gpu_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:

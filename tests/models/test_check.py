@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO
-from support.tiny_gguf import write_damaged_demo, write_gguf
+from support.model_files import write_damaged_demo, write_gguf
 
 from ngramspec.data import ModelError
 from ngramspec.models.check import check_model_file, has_gguf_magic

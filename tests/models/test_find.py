@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import cli_runner
 from support.cli_runner import DEMO, NO_SMOLLM, environment, run
-from support.tiny_gguf import write_changed_demo, write_gguf
+from support.model_files import write_changed_demo, write_gguf
 
 from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.models.find import (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cli_runner import DEMO
-from support.tiny_gguf import write_gguf
+from support.model_files import write_gguf
 
 from ngramspec.data import ModelError
 from ngramspec.models.gguf import BLOCKS, read_header

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from support.fake_hub import COMMIT, FakeHub, serve
-from support.tiny_gguf import write_gguf
+from support.model_files import write_gguf
 
 from ngramspec.data import ModelError
 from ngramspec.models import find

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO
-from support.tiny_gguf import write_changed_demo
-from support.tiny_models import write_model
+from support.model_files import write_changed_demo, write_model
 
 from ngramspec.data import ModelError
 from ngramspec.models.gguf import read_header

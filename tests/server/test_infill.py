@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary, get_error
-from support.vocabulary_files import write_vocabulary
+from support.model_files import write_vocabulary
 
 from ngramspec.backend import FillInTokens
 from ngramspec.chat.stream import Delta

@@ -27,7 +27,7 @@ from support.http import (
     thinking_vocabulary,
     vocabulary_with,
 )
-from support.vocabulary_files import write_vocabulary
+from support.model_files import write_vocabulary
 
 from ngramspec.data import TargetError
 from ngramspec.llama.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ from support.cli_runner import DEMO
 from support.ear import WAIT, Ear, run_engine
 from support.http import make_server, send
 from support.mock_shared import MockShared
-from support.tiny_adapters import write_adapter
+from support.model_files import write_adapter
 
 from ngramspec.batching.request import Done, Event, Started
 from ngramspec.data import ShutdownError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import llama_cpp.llama_cpp as llama
-from support.vocabulary_files import END
+from support.model_files import END
 
 from ngramspec.llama.vocabulary import Vocabulary
 

@@ -149,7 +149,7 @@ def drafter_uses_noise_of_next_position(choose: Any, self: Any, position: int) -
 
 
 @fault(
-    "llama/test_samplers_edges.py::test_sampler_chain_penalties_apply_to_last_n_tokens",
+    "llama/test_samplers.py::test_sampler_chain_penalties_apply_to_last_n_tokens",
     "ngramspec.llama.samplers:SamplerChain.begin",
 )
 def penalties_omit_oldest_prompt_token(begin: Any, self: Any, prompt: Any) -> None:
@@ -249,13 +249,13 @@ def incomplete_character_survives_ascii_piece(push: Any, self: Any, piece: bytes
 # --------------------------------------------------------------------------- drafting
 
 
-@fault("llama/test_grammar_guide.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
+@fault("llama/test_grammar.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
 def grammar_does_not_truncate_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     result = shape(self, draft, limit, **options)
     return draft if len(result) < len(draft) else result
 
 
-@fault("llama/test_grammar_guide.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
+@fault("llama/test_grammar.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
 def draft_advances_grammar_of_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     result = shape(self, draft, limit, **options)
     for token in result.tokens:
