@@ -156,8 +156,6 @@ class Answer:
     def is_full(self) -> bool:
         return self.done is not None and self.done.reason == "context" and not self.ended
 
-    # ------------------------------------------------------------------ blocks
-
     def _read(self, deltas: Sequence[Delta]) -> None:
         if deltas[0].kind == "reasoning":
             self.reasoning_tokens += self._unread
@@ -270,8 +268,6 @@ class EventQueue:
         self.ping_at = monotonic() + ping_seconds  # time of the next ping if no chunk is sent until then
         self._timer = self._loop.call_later(ping_seconds, self._check_silence) if ping_seconds < math.inf else None
 
-    # ------------------------------------------------------------------ on the engine's thread
-
     def put(self, number: int, event: Event) -> None:
         """Add an event of an answer, and wake the loop if necessary."""
         self._events.put((number, event))
@@ -281,8 +277,6 @@ class EventQueue:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:  # the loop is closed
                 pass
-
-    # ------------------------------------------------------------------ on the event loop
 
     def wait(self) -> asyncio.Future[None]:
         """Return a future that completes when events wait, or when it is time for a ping."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
-from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, TextPart, join_parts, parts, tagged, whole
+from ngramspec.server.body import Body, Items, Name, TextPart, join_parts, parts, tagged, whole
 from ngramspec.server.chat import (
     EFFORTS,
     ChatTask,
@@ -23,7 +23,7 @@ from ngramspec.server.chat import (
     answer_chat,
     count_prompt,
 )
-from ngramspec.server.generation import Constraint, Generation, Schema, Stop
+from ngramspec.server.generation import Constraint, Generation, Stop
 from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments, read_arguments
 from ngramspec.server.reply import NAMED, Reply, merge
 from ngramspec.server.state import Call
@@ -57,9 +57,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, default), "message": text}}
 
 
-# --------------------------------------------------------------------------- the request
-
-
 _TEXTS: dict[str, type[Body]] = {"text": TextPart}
 """Models of the parts that are texts, by type; some contain others."""
 
@@ -67,24 +64,21 @@ _Texts = Annotated[tuple[TextPart, ...], parts(_TEXTS)]
 
 
 class _PlainSource(Body):
-    text: Text = Field(validation_alias="data")
+    text: str = Field(validation_alias="data")
 
 
 class _PartsSource(Body):
     text: Annotated[str, parts(_TEXTS), AfterValidator(join_parts)] = Field(validation_alias="content")
 
 
-class _OtherSource(Body):
-    @model_validator(mode="after")
-    def _reject(self) -> _OtherSource:
-        raise FieldError("only text documents (type text or content) are supported", "type")
+_SOURCES = {"text": _PlainSource, "content": _PartsSource}
 
 
 class _Document(TextPart):
-    text: Text = ""
-    title: Text = ""
-    context: Text = ""
-    source: Annotated[Any, tagged("type", {"text": _PlainSource, "content": _PartsSource}, _OtherSource)]
+    text: str = ""
+    title: str = ""
+    context: str = ""
+    source: Annotated[Any, tagged("type", _SOURCES, "only text documents (type text or content) are supported")]
 
     @model_validator(mode="after")
     def _join(self) -> _Document:
@@ -93,9 +87,9 @@ class _Document(TextPart):
 
 
 class _SearchResult(TextPart):
-    text: Text = ""
-    title: Text
-    source: Text
+    text: str = ""
+    title: str
+    source: str
     content: _Texts = ()
 
     @model_validator(mode="after")
@@ -105,7 +99,7 @@ class _SearchResult(TextPart):
 
 
 class _ToolReference(TextPart):
-    text: Text = Field(validation_alias="tool_name")
+    text: str = Field(validation_alias="tool_name")
 
 
 _TEXTS |= {"document": _Document, "search_result": _SearchResult, "tool_reference": _ToolReference}
@@ -113,16 +107,16 @@ _TEXTS |= {"document": _Document, "search_result": _SearchResult, "tool_referenc
 
 class _Result(Body):
     tool_use_id: Name
-    is_error: Flag = False
+    is_error: bool = False
     content: _Texts = ()
 
 
 class _Thinking(Body):
-    thinking: Text
+    thinking: str
 
 
 class _Use(Body):
-    input: Schema
+    input: dict[str, Any]
     id: Name
     name: Name
 
@@ -145,7 +139,7 @@ class _AssistantTurn(_Turn):
 
 
 class _Tool(ToolFields):
-    parameters: Schema = Field(validation_alias="input_schema")
+    parameters: dict[str, Any] = Field(validation_alias="input_schema")
 
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -153,12 +147,12 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 class _ToolChoice(NamedTool):
     type: Literal["auto", "any", "tool", "none"]
-    disable_parallel_tool_use: Flag = False
+    disable_parallel_tool_use: bool = False
 
 
 class _Format(Body):
     type: Literal["json_schema"]
-    json_form: Schema = Field(validation_alias="schema")
+    json_form: dict[str, Any] = Field(validation_alias="schema")
 
 
 class _OutputConfig(Body):
@@ -243,9 +237,6 @@ def _make_messages(body: _ConversationBody) -> list[dict[str, Any]]:
                 case TextPart():
                     transcript.add_message(turn.role, part.text)
     return transcript.messages
-
-
-# --------------------------------------------------------------------------- the answer
 
 
 class MessageReply(Reply):

@@ -70,9 +70,6 @@ def log_requests(app: ASGIApp, log: Log | None) -> ASGIApp:
     return handle
 
 
-# --------------------------------------------------------------------------- endpoints
-
-
 @dataclass(frozen=True)
 class Endpoint:
     paths: tuple[str, ...]
@@ -182,20 +179,12 @@ UNSUPPORTED_PATHS = {
 def make_app(
     server: Server,
     *,
-    keys: Sequence[str] = (),
-    origins: Collection[str] = (),
-    hosts: Collection[str] = (),
+    keys: Sequence[str] = (),  # API keys, of which a request must have one; empty means that none is required
+    origins: Collection[str] = (),  # allowed origins of web pages, in addition to those of this machine; "*": all
+    hosts: Collection[str] = (),  # names of this server, in addition to localhost and IP addresses
     log: Log | None = None,
 ) -> Starlette:
-    """Return the application of a server, whose model may be loaded later.
-
-    Args:
-        server: State that all requests share.
-        keys: API keys, of which a request must have one; empty means that none is required.
-        origins: Allowed origins of web pages, in addition to those of this machine; "*" means all.
-        hosts: Names of this server, in addition to localhost and IP addresses.
-        log: Function that is called after every request.
-    """
+    """Return the application of a server, whose model may be loaded later; `log` is called after every request."""
     routes = [Route(path, target, methods=[target.method]) for target in ENDPOINTS for path in target.paths]
     middleware = [Middleware(log_requests, log=log)]
     middleware.append(Middleware(CrossOrigin, origins=origins))
@@ -222,9 +211,6 @@ def make_app(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.server = server
     return app
-
-
-# --------------------------------------------------------------------------- the reading of requests
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -262,6 +248,8 @@ async def _read_json(raw: bytes, model: type[B], list_field: str) -> tuple[B, di
         if len(raw) < LARGE_JSON:
             return _parse(raw, model, list_field)
         return await asyncio.to_thread(_parse, raw, model, list_field)
+    except ApiError:  # which may be a ValueError
+        raise
     except RecursionError:
         raise ApiError(400, "the request's JSON is nested too deeply") from None
     except UnicodeEncodeError:

@@ -16,15 +16,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    Strict,
-    StrictBool,
-    StrictStr,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
 
-from ngramspec.server.json_text import ApiError, bad_field
+from ngramspec.server.json_text import ApiError
 from ngramspec.server.limits import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_VALUES
 
 _MAX_INTEGER = 2**31 - 1
@@ -52,18 +49,22 @@ _PROBLEMS = {
 """Messages by pydantic's type of the error, after the name of the field."""
 
 
-class FieldError(ValueError):
-    """An invalid value in a validator: the message after the name of its field, and the path of the field in it."""
+class FieldError(ApiError, ValueError):
+    """An invalid field. A validator names only the part of the path within its value, which may be empty."""
 
     def __init__(self, problem: str, *path: str | int, status: int = 400) -> None:
-        super().__init__(problem)
-        self.problem, self.path, self.status = problem, path, status
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+        is_item = bool(path) and isinstance(path[-1], int)  # an item of a list has no name
+        separator = " " if problem.startswith(("is missing", "must ", "cannot ", "requires ")) else ": "
+        param = name.rpartition("[")[0] if is_item else name
+        super().__init__(status, f"{name}{separator}{problem}", param=param, is_final=status >= 500)
+        self.problem, self.path = problem, path
 
 
 class Body(BaseModel):
     """The JSON object of a request, or an object in it."""
 
-    model_config = ConfigDict(allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
     __hash__ = object.__hash__  # otherwise pydantic would copy default values that are bodies for each request
 
     @model_validator(mode="before")
@@ -73,54 +74,36 @@ class Body(BaseModel):
             return data
         return {name: value for name, value in data.items() if value is not None}
 
-    def require(self, *names: str) -> None:
+    def require(self, name: str) -> None:
         """Raise a FieldError if a field is missing, which only some values of the others require."""
-        for name in names:
-            if name not in self.model_fields_set:
-                raise FieldError("is missing", name)
+        if name not in self.model_fields_set:
+            raise FieldError("is missing", name)
 
 
 B = TypeVar("B", bound=Body)
 
-Tokens = tuple[Any, ...]  # a list of token ids and texts, which need the vocabulary
-
-Text = StrictStr
-Name = Annotated[StrictStr, Field(min_length=1)]
-Flag = StrictBool
-Number = Annotated[float, Strict()]
-Items = Annotated[tuple[T, ...], Field(max_length=MAX_ITEMS)]
+Items = Annotated[tuple[T, ...], Field(max_length=MAX_ITEMS, strict=False)]
+Tokens = Annotated[tuple[Any, ...], Field(strict=False)]  # a list of token ids and texts, which need the vocabulary
+Name = Annotated[str, Field(min_length=1)]
 
 
 def parse(model: type[B], data: Any) -> B:
+    cause: Exception | None
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _to_api_error(error) from None
-
-
-def _to_api_error(error: ValidationError) -> ApiError:
+        cause = error
     path = list[str | int]()
-    cause: Exception | None = error
     while isinstance(cause, ValidationError):  # a field that another model has read has the error of that model
         details = cause.errors(include_url=False)[0]
         path += details["loc"]
         context = details.get("ctx", {})
         cause = context.get("error")
-    status, value = 400, describe_value(details["input"])
     if isinstance(cause, FieldError):
-        problem, status = cause.problem, cause.status
-        path += cause.path
-    else:
-        expected = context.get("expected", "").replace(" or ", ", ").replace("'", "")
-        problem = _PROBLEMS[details["type"]].format(**context | {"value": value, "expected": expected})
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
-    # An item of a list has no name.
-    param = name.rpartition("[")[0] if isinstance(path[-1], int) else name
-    separator = " " if problem.startswith(("is missing", "must ")) else ": "
-    return ApiError(status, f"{name}{separator}{problem}", param=param, is_final=status >= 500)
-
-
-# --------------------------------------------------------------------------- types of fields
+        raise FieldError(cause.problem, *path, *cause.path, status=cause.status)
+    expected = context.get("expected", "").replace(" or ", ", ").replace("'", "")
+    values = context | {"value": describe_value(details["input"]), "expected": expected}
+    raise FieldError(_PROBLEMS[details["type"]].format(**values), *path)
 
 
 def whole(minimum: int = 0, maximum: int = _MAX_INTEGER) -> PlainValidator:
@@ -143,12 +126,8 @@ def texts(max_strings: int = MAX_STRINGS, max_characters: int = MAX_CHARACTERS) 
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
             raise FieldError(f"must be a string or a list of strings, got {describe_value(value)}")
-        for count, maximum, noun in (
-            (len(strings), max_strings, "strings"),
-            (sum(map(len, strings)), max_characters, "characters"),
-        ):
-            if count > maximum:
-                raise FieldError(count_problem(count, maximum, noun))
+        check_count(len(strings), max_strings, "strings")
+        check_count(sum(map(len, strings)), max_characters, "characters")
         return tuple(strings)
 
     return PlainValidator(check)
@@ -165,27 +144,33 @@ def refuse(problem: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def tagged(tag: str, models: Mapping[str, type[Body]], default: type[Body]) -> PlainValidator:
+class _Typed(Body):
+    type: Name
+
+
+def tagged(tag: str, models: Mapping[str, type[Body]], other: type[Body] | str) -> PlainValidator:
+    """Return the validator of an object with a model for its tag; `other` is that of other tags, or why not."""
     # In pydantic's tagged unions, the location of an error contains the tag.
 
     def read(value: Any) -> Body:
         kind = value.get(tag) if isinstance(value, dict) else None
-        return models.get(kind if isinstance(kind, str) else "", default).model_validate(value)
+        model = models.get(kind if isinstance(kind, str) else "", other)
+        if not isinstance(model, str):
+            return model.model_validate(value)
+        raise FieldError(model.format(_Typed.model_validate(value).type), tag)
 
     return PlainValidator(read)
 
 
 class TextPart(Body):
-    text: Text
+    text: str
 
 
 class Refusal(TextPart):
-    text: Text = Field(validation_alias="refusal")
+    text: str = Field(validation_alias="refusal")
 
 
-class _OtherPart(Body):
-    type: Name
-
+class _OtherPart(_Typed):
     @model_validator(mode="after")
     def _reject(self) -> _OtherPart:
         if self.type in ("image", "image_url", "input_image"):  # the status is llama-server's
@@ -222,14 +207,14 @@ class Prompts(NamedTuple):
 
 class _PromptPart(Body):
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class _PromptObject(Body):
     """llama-server's object for prompts with images, of which only texts are supported."""
 
     content: Items[_PromptPart] = ()
-    prompt_string: Text = ""
+    prompt_string: str = ""
     multimodal_data: Any = None
 
     @model_validator(mode="after")
@@ -259,21 +244,15 @@ def _read_prompts(value: Any) -> Prompts:
 PromptField = Annotated[Prompts, PlainValidator(_read_prompts)]
 
 
-def count_problem(count: int, maximum: int, noun: str) -> str:
-    return f"must have at most {maximum:,} {noun}, got {count:,}"
-
-
-def check_count(name: str, count: int, maximum: int, noun: str) -> None:
-    """Raise an ApiError for a field with more than `maximum` items."""
+def check_count(count: int, maximum: int, noun: str, *path: str) -> None:
+    """Raise a FieldError for a field with more than `maximum` items."""
     if count > maximum:
-        raise bad_field(name, f"{name} {count_problem(count, maximum, noun)}")
+        raise FieldError(f"must have at most {maximum:,} {noun}, got {count:,}", *path)
 
 
 def check_json(text: str) -> str:
     """Return JSON in a string of a request; raise a FieldError if it has too many values to be parsed."""
-    count = sum(map(text.count, ",[{"))
-    if count > MAX_VALUES:
-        raise FieldError(count_problem(count, MAX_VALUES, "JSON values"))
+    check_count(sum(map(text.count, ",[{")), MAX_VALUES, "JSON values")
     return text
 
 

@@ -17,17 +17,16 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.reasoning import budget_for
 from ngramspec.sampling.settings import ReasoningBudget, Sampling
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Body, Content, FieldError, Flag, Items, Name, Text, describe_value, whole
+from ngramspec.server.body import Body, Content, FieldError, Items, Name, describe_value, whole
 from ngramspec.server.generation import (
     Constraint,
     Generation,
-    Schema,
     make_request,
     make_sampling,
     repeat_with_seeds,
     run_in_worker,
 )
-from ngramspec.server.json_text import ApiError, bad_field, read_arguments
+from ngramspec.server.json_text import ApiError, read_arguments
 from ngramspec.server.reply import Reply, respond
 from ngramspec.server.state import UNLIMITED, Call, ServedModel
 
@@ -57,7 +56,7 @@ class ChatTask:
 
     def __post_init__(self) -> None:
         if self.toolbox.choice == "required" and not self.toolbox.tools:
-            raise bad_field("tool_choice", "tool_choice requires a call, but there are no tools")
+            raise FieldError("requires a call, but there are no tools", "tool_choice")
 
     @property
     def message_to_continue(self) -> Mapping[str, Any] | None:
@@ -160,7 +159,7 @@ def _make_grammar(
         return None
     if sampling.grammar is not None:
         name = "tools" if tools or json_format is None else json_format.field
-        raise bad_field("grammar", f"grammar cannot be combined with {name}")
+        raise FieldError(f"cannot be combined with {name}", "grammar")
     return run_in_worker(
         "tools",
         answer_grammar,
@@ -193,9 +192,6 @@ def _read_budget(model: ServedModel, task: ChatTask, prompt: ChatPrompt) -> Reas
     )
 
 
-# --------------------------------------------------------------------------- reasoning
-
-
 NO_REASONING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": None}
 """Variables of the chat template that disable reasoning; an effort that the server sets has no effect then."""
 
@@ -224,15 +220,13 @@ class Prediction(Body):
         return "".join([part.text for part in self.content])
 
 
-# --------------------------------------------------------------------------- tools
-
 _INPUT = {"input": {"type": "string"}}
 _FREE = {"type": "object", "properties": _INPUT, "required": ["input"], "additionalProperties": False}
 """Parameters of a custom tool as a function: its only argument is the text that the tool receives."""
 
 
 class _Grammar(Body):
-    definition: Text = ""
+    definition: str = ""
     grammar: _Grammar | None = None  # in chat completions, the definition is one level deeper than in responses
 
 
@@ -240,21 +234,21 @@ class ToolFields(Body):
     """A function or a custom tool."""
 
     name: Name
-    description: Text = ""
-    parameters: Schema | None = None
-    strict: Flag = False
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
     format: _Grammar | None = None  # of a custom tool
 
 
 class NamedTool(Body):
     name: Name = ""
-    namespace: Text | None = None
+    namespace: str | None = None
 
 
 class ToolChoice(NamedTool):
     """A tool that must be called, or the tools that may be called."""
 
-    type: Text = "function"
+    type: str = "function"
     function: NamedTool | None = None
     custom: NamedTool | None = None
     allowed_tools: ToolChoice | None = None
@@ -288,7 +282,7 @@ class Toolbox:
         """Add a tool, whose `kind` is "function" or "custom"; with its `path`, a second one of a name is an error."""
         name = function_name(tool.name, namespace)
         if path and name in self.origins:
-            raise bad_field(f"{path}.name", f"{path}.name: two tools are named {name!r}")
+            raise FieldError(f"two tools are named {name!r}", path, "name")
         if kind == "custom":
             grammar = tool.format and (tool.format.grammar or tool.format)
             limit = (
@@ -313,7 +307,7 @@ class Toolbox:
             self.tools = [tool for tool in self.tools if tool.name in names]
             self.choice = subset.mode
         else:
-            raise bad_field("tool_choice.type", f"tool_choice.type: unsupported tool type {choice.type!r}")
+            raise FieldError(f"unsupported tool type {choice.type!r}", "tool_choice", "type")
 
     def find(self, choice: NamedTool) -> str:
         path = "tool_choice"
@@ -322,10 +316,10 @@ class Toolbox:
         elif isinstance(choice, ToolChoice) and choice.custom is not None:
             choice, path = choice.custom, f"{path}.custom"
         if not choice.name:
-            raise bad_field(f"{path}.name", f"{path}.name is missing")
+            raise FieldError("is missing", path, "name")
         name = function_name(choice.name, choice.namespace)
         if name not in self.origins:
-            raise bad_field(f"{path}.name", f"{path}.name: there is no tool named {name!r}")
+            raise FieldError(f"there is no tool named {name!r}", path, "name")
         return name
 
     def origin(self, function: str) -> tuple[str, str | None, str]:
@@ -343,8 +337,6 @@ def free_text(arguments: str) -> str:
     text = (read_arguments(arguments) or {}).get("input")
     return text if isinstance(text, str) else arguments
 
-
-# --------------------------------------------------------------------------- messages
 
 _TEXTS = ("content", "reasoning_content")
 """Fields of a message that are texts, which may come in parts."""

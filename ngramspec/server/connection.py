@@ -17,27 +17,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ngramspec.server.json_text import ApiError, encode_json, error_body
 
-HEADER_SECONDS = 20.0
-"""Maximum time for the headers of a request."""
-
-BODY_SECONDS = 20.0
-"""Maximum time without a byte of a body."""
-
-MAX_HEADER_BYTES = 65536
-"""Maximum size of the URL and the headers of a request together, and of the trailers."""
-
-MAX_THREADS = 64
-"""Maximum number of requests that are read, tokenized and checked at once."""
-
-MAX_PIPELINED = 8
-"""Number of requests on a connection, running and waiting, up to which the connection is read."""
-
-SENDING_SECONDS = 2.0
-"""Maximum time for sending responses after the server was asked to stop."""
+HEADER_SECONDS = 20.0  # maximum time for the headers of a request
+BODY_SECONDS = 20.0  # maximum time without a byte of a body
+MAX_HEADER_BYTES = 65536  # maximum size of the URL and the headers of a request together, and of the trailers
+MAX_THREADS = 64  # maximum number of requests that are read, tokenized and checked at once
+MAX_PIPELINED = 8  # number of requests on a connection, running and waiting, up to which the connection is read
+SENDING_SECONDS = 2.0  # maximum time for sending responses after the server was asked to stop
 
 _HEADER_NAME = re.compile(rb"(?m)^[a-z][a-z0-9-]*(?=: )")
-
-_FILES_PER_CONNECTION = 2  # leaves as many files to the model, the child processes and the libraries
 
 
 def max_connections() -> int:
@@ -47,7 +34,8 @@ def max_connections() -> int:
     except ImportError:  # Windows
         return 1024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // _FILES_PER_CONNECTION))
+    # Half of the files are for the model, the child processes and the libraries.
+    return 4096 if soft == resource.RLIM_INFINITY else max(16, min(4096, soft // 2))
 
 
 class ResponseTransport(asyncio.Transport):
@@ -113,8 +101,6 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             cycle.message_event.set()
         self._stop_timer()
 
-    # ------------------------------------------------------------------ callbacks of the parser
-
     def on_message_begin(self) -> None:
         self._n_parsed += 1
         super().on_message_begin()
@@ -148,8 +134,6 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             head = b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
-
-    # ------------------------------------------------------------------ time
 
     def _is_working(self) -> bool:
         """Return True if the headers of a request have arrived, and the response is not complete."""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
-from ngramspec.server.body import Body, Flag, PromptField, Prompts, Text, check_count, whole
+from ngramspec.server.body import Body, FieldError, PromptField, Prompts, check_count, whole
 from ngramspec.server.generation import read_tokens
-from ngramspec.server.json_text import ApiError, Encoded, JsonResponse, bad_field, context_length_error
+from ngramspec.server.json_text import ApiError, Encoded, JsonResponse, context_length_error
 from ngramspec.server.limits import MAX_ITEMS, MAX_NUMBERS
 from ngramspec.server.state import Call
 
@@ -24,14 +24,14 @@ Vectors = NDArray[np.float32]
 
 
 class _EmbeddingsBody(Body):
-    model: Text = ""
+    model: str = ""
     input: PromptField | None = None
     content: PromptField | None = None  # llama-server's name of `input`
-    prompt: Text = ""  # Ollama's older API
+    prompt: str = ""  # Ollama's older API
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, whole()] | None = None
     embd_normalize: Annotated[int, whole(-1)] | None = None
-    truncate: Flag = True
+    truncate: bool = True
 
 
 async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
@@ -41,7 +41,8 @@ async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
         return await embedding(call)
     embedder = _embedder(call, pools=True)
     if body.dimensions not in (None, embedder.width):
-        raise bad_field("dimensions", f"dimensions: must be {embedder.width}, the size of this model's embeddings")
+        problem = f"dimensions: must be {embedder.width}, the size of this model's embeddings"
+        raise ApiError(400, problem, param="dimensions")
     texts, vectors = await _embed(call, "input", body.input)
     count = sum(map(len, texts))
     usage = {"prompt_tokens": count, "total_tokens": count}
@@ -74,7 +75,7 @@ async def ollama_embed(call: Call[_EmbeddingsBody]) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
     body, width = call.body, _embedder(call, pools=True).width
     if body.dimensions is not None and not 1 <= body.dimensions <= width:
-        raise bad_field("dimensions", f"dimensions must be a whole number from 1 to {width}, got {body.dimensions}")
+        raise FieldError(f"must be a whole number from 1 to {width}, got {body.dimensions}", "dimensions")
     texts, vectors = list[list[int]](), list[Vectors]()
     if body.input is not None and body.input.values not in ([""], []):  # otherwise Ollama only loads the model
         texts, vectors = await _embed(call, "input", body.input, body.truncate, body.dimensions)
@@ -112,11 +113,11 @@ def _read_texts(call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None,
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
     embedder, vocabulary = _embedder(call), call.model.vocabulary
     if prompts is None:
-        raise bad_field(name, f"{name} is missing")
+        raise FieldError("is missing", name)
     values = prompts.values
-    check_count(name, len(values), MAX_ITEMS, "texts")
+    check_count(len(values), MAX_ITEMS, "texts", name)
     if not values:
-        raise bad_field(name, f"{name} must not be empty")
+        raise FieldError("must not be empty", name)
     room = embedder.n_ctx
     if truncate:  # tokenizing a text that is much too long would be a waste of time
         max_characters = embedder.n_ctx * vocabulary.longest_token
@@ -124,7 +125,7 @@ def _read_texts(call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None,
         room = 2**31  # more tokens than any request contains
     texts = [read_tokens(call.model, prompt, name, room) for prompt in values]
     if not all(texts):
-        raise bad_field(name, f"{name} must not contain a text without tokens")
+        raise FieldError("must not contain a text without tokens", name)
     for text in texts if truncate else ():  # the end token stays, because some models put the embedding in it
         n_end = vocabulary.is_eog(text[-1])
         del text[embedder.n_ctx - n_end : len(text) - n_end]
@@ -132,7 +133,7 @@ def _read_texts(call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None,
     if longest > embedder.n_ctx:
         raise context_length_error(longest, embedder.n_ctx)
     n_vectors = sum(map(len, texts)) if embedder.pooling == "none" else len(texts)
-    check_count(name, n_vectors * embedder.width, MAX_NUMBERS, "numbers in its embeddings")
+    check_count(n_vectors * embedder.width, MAX_NUMBERS, "numbers in its embeddings", name)
     return texts
 
 

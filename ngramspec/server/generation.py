@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from itertools import product
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -35,7 +35,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    Strict,
     create_model,
     model_validator,
 )
@@ -61,27 +60,23 @@ from ngramspec.server.answer import Answer
 from ngramspec.server.body import (
     Body,
     FieldError,
-    Flag,
     Items,
     Name,
-    Number,
     Prompts,
-    Text,
     Tokens,
     check_count,
     check_json,
     describe_value,
+    refuse,
     texts,
     whole,
 )
-from ngramspec.server.json_text import ApiError, bad_field, context_length_error
+from ngramspec.server.json_text import ApiError, context_length_error
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ANSWERS, MAX_CHARACTERS, MAX_CHOICES, MAX_TOKENS
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 T = TypeVar("T")
-
-# --------------------------------------------------------------------------- constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +101,6 @@ class Constraint:
                 return run_in_worker(self.field, choice_grammar, self.value)
             case "regex":
                 return run_in_worker(self.field, pattern_grammar, self.value)
-            case "structural_tag":
-                raise bad_field(self.field, f"{self.field}: is not supported; use a grammar (GBNF) instead")
         return str(self.value)
 
 
@@ -116,7 +109,7 @@ def run_in_worker(field: str, make: Callable[..., T], *arguments: Any, **keyword
     try:
         return worker.call(make, *arguments, **keywords)
     except (GrammarError, RecursionError) as error:
-        raise bad_field(field, f"{field}: {error}") from error
+        raise ApiError(400, f"{field}: {error}", param=field) from error
 
 
 def _read_schema(value: Any) -> dict[str, Any]:
@@ -131,9 +124,6 @@ def _read_schema(value: Any) -> dict[str, Any]:
     return value
 
 
-Schema = Annotated[dict[str, Any], Strict()]
-
-
 class _Guided(Body):
     """vLLM's constraints."""
 
@@ -141,20 +131,8 @@ class _Guided(Body):
     guided_choice: Annotated[tuple[str, ...], texts(MAX_CHOICES, MAX_SIZE), Field(min_length=1)] = ()
     guided_grammar: Name = ""
     guided_regex: Name = ""
-    guided_json_object: Flag = False
-    guided_structural_tag: Any = None
-
-    @property
-    def guided(self) -> dict[str, Any]:
-        """Constraints by kind, most of which are empty."""
-        return {
-            "json": self.guided_json,
-            "choice": self.guided_choice,
-            "grammar": self.guided_grammar,
-            "regex": self.guided_regex,
-            "json_object": self.guided_json_object,
-            "structural_tag": self.guided_structural_tag,
-        }
+    guided_json_object: bool = False
+    guided_structural_tag: Annotated[Any, refuse("is not supported; use a grammar (GBNF) instead")] = None
 
 
 class _StructuredOutputs(_Guided):
@@ -164,8 +142,8 @@ class _StructuredOutputs(_Guided):
 class Constraints(_Guided):
     """The constraints of all APIs, which endpoints combine with their own field."""
 
-    grammar: Text = ""  # "" means no grammar, as in llama-server
-    json_schema: Schema | None = None
+    grammar: str = ""  # "" means no grammar, as in llama-server
+    json_schema: dict[str, Any] | None = None
     structured_outputs: _StructuredOutputs = _StructuredOutputs()
 
     def read_constraint(self, own: Constraint | None = None) -> Constraint | None:
@@ -175,20 +153,20 @@ class Constraints(_Guided):
             found.append(Constraint("grammar", self.grammar, "grammar"))
         if self.json_schema is not None:
             found.append(Constraint("json_schema", self.json_schema, "json_schema"))
-        sources: list[tuple[str, _Guided]] = [("guided_", self), ("structured_outputs.", self.structured_outputs)]
-        for prefix, source in sources:
-            for kind, value in source.guided.items():
-                if value or (kind == "json" and value is not None):
+        for prefix, source in (("guided_", self), ("structured_outputs.", self.structured_outputs)):
+            for name in _Guided.model_fields:
+                kind, value = name.removeprefix("guided_"), getattr(source, name)
+                if value or value == {}:  # {} is a schema
                     schema = {} if kind == "json_object" else value
                     found.append(Constraint(f"{prefix}{kind}", schema, kind.removesuffix("_object")))
         if len(found) > 1:
-            raise bad_field(found[1].field, f"{found[1].field} cannot be combined with {found[0].field}")
+            raise FieldError(f"cannot be combined with {found[0].field}", found[1].field)
         return found[0] if found else None
 
 
 class _SchemaWrapper(Body):
-    json_form: Schema = Field(default={}, alias="schema")
-    strict: Flag = False
+    json_form: dict[str, Any] = Field(default={}, alias="schema")
+    strict: bool = False
 
 
 class ResponseFormat(_SchemaWrapper):
@@ -207,8 +185,6 @@ class ResponseFormat(_SchemaWrapper):
         inner = (self.json_schema if self.type == "json_schema" else None) or self
         return None if self.type == "text" else Constraint("response_format", inner.json_form, strict=inner.strict)
 
-
-# --------------------------------------------------------------------------- fields of sampling
 
 _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
@@ -252,7 +228,7 @@ def _make_field(name: str, option: Option) -> tuple[Any, Any]:
             raise FieldError(f"must be {option.allowed.description}, got {describe_value(value)}")
         return value
 
-    form = _FORMS.get(name) or (Number if _TYPES[name] is float else Annotated[int, whole(-(2**31))])
+    form = _FORMS.get(name) or (float if _TYPES[name] is float else Annotated[int, whole(-(2**31))])
     aliases = AliasChoices(name, _OTHER_NAMES.get(name, name))
     return Annotated[form, AfterValidator(check)], Field(None, validation_alias=aliases)
 
@@ -261,8 +237,6 @@ _FIELDS: dict[str, Any] = {name: _make_field(name, option) for name, option in _
 _FIELDS |= {name: (Annotated[int, whole()], 0) for name in options(TextRules)}
 _Settings: Any = create_model("_Settings", __base__=Constraints, **_FIELDS)
 
-
-# --------------------------------------------------------------------------- the other fields
 
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "adaptive_target": ((-1,), "adaptive-p sampling is not available"),
@@ -283,34 +257,31 @@ _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 class Scale(Body):
     id: Annotated[int, whole()] = -1
-    scale: Number = 1.0
+    scale: float = 1.0
 
 
 class StreamOptions(Body):
-    include_usage: Flag = False
+    include_usage: bool = False
 
 
-def _check_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(stop):
-        raise FieldError("must not contain an empty string")
-    return stop
+def _each(is_valid: Callable[[str], Any], problem: str) -> AfterValidator:
+    def check(strings: tuple[str, ...]) -> tuple[str, ...]:
+        for string in strings:
+            if not is_valid(string):
+                raise FieldError(problem.format(describe_value(string)))
+        return strings
+
+    return AfterValidator(check)
 
 
-def _check_words(words: tuple[str, ...]) -> tuple[str, ...]:
-    for word in words:
-        if not word.strip():
-            raise FieldError(f"{describe_value(word)} is not a word")
-    return words
-
-
-Stop = Annotated[tuple[str, ...], texts(), AfterValidator(_check_stop)]
+Stop = Annotated[tuple[str, ...], texts(), _each(bool, "must not contain an empty string")]
 
 
 class Generation(_Settings):  # type: ignore[misc]
     """The fields of a request that generates a text, besides the settings of `Sampling` and the constraints."""
 
-    model: Text = ""
-    stream: Flag = False
+    model: str = ""
+    stream: bool = False
     # Maximum number of tokens; -1 means until the context is full.
     max_tokens: Annotated[int, whole(-1)] = Field(
         -1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens", "n_predict")
@@ -318,40 +289,39 @@ class Generation(_Settings):  # type: ignore[misc]
     stop: Stop = ()
     n: Annotated[int, whole(1, MAX_ANSWERS)] = Field(1, validation_alias=AliasChoices("n", "n_cmpl"))
     stop_token_ids: Tokens = ()
-    bad_words: Annotated[tuple[str, ...], texts(), AfterValidator(_check_words)] = ()
-    ignore_eos: Flag = False
+    bad_words: Annotated[tuple[str, ...], texts(), _each(str.strip, "{} is not a word")] = ()
+    ignore_eos: bool = False
     lora: Items[Scale] = ()
     id_slot: Annotated[int, whole(-1)] = -1  # numbers beyond the last slot wrap around; -1 means any slot
     reasoning_budget_tokens: Annotated[int, whole(-1)] = Field(-1, validation_alias=AliasChoices(*_BUDGETS))
-    reasoning_budget_message: Text | None = None
-    post_sampling_probs: Flag = False
+    reasoning_budget_message: str | None = None
+    post_sampling_probs: bool = False
     stream_options: StreamOptions = StreamOptions()
-    verbose: Flag | None = None
-    return_progress: Flag = False
-    timings_per_token: Flag = False
+    verbose: bool | None = None
+    return_progress: bool = False
+    timings_per_token: bool = False
+
+    # Unsupported fields, their values without effect, and the problem with others
+    unsupported: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
+        name: (values, f"is not supported; {advice}") for name, (values, advice) in _UNSUPPORTED.items()
+    }
 
     @model_validator(mode="before")
     @classmethod
     def _reject_unsupported(cls, data: Any) -> Any:
-        for name, (harmless_values, advice) in _UNSUPPORTED.items() if isinstance(data, dict) else ():
+        for name, (harmless_values, problem) in cls.unsupported.items() if isinstance(data, dict) else ():
             if data.get(name) is not None and data[name] not in harmless_values:
-                raise FieldError(f"is not supported; {advice}", name)
+                raise FieldError(problem, name)
         return data
 
 
 class TextGeneration(Generation):
-    """The fields of a request that continues a text which is not a chat."""
+    """The fields of a request that continues a text which is not a chat, so that the tags of reasoning are unknown."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_budget(cls, data: Any) -> Any:
-        for name in _BUDGETS if isinstance(data, dict) else ():  # the tags of reasoning are unknown
-            if data.get(name) not in (None, -1):
-                raise FieldError("is supported in chats only; use /v1/chat/completions", name)
-        return data
-
-
-# --------------------------------------------------------------------------- the request
+    unsupported: ClassVar = {
+        **Generation.unsupported,
+        **dict.fromkeys(_BUDGETS, ((-1,), "is supported in chats only; use /v1/chat/completions")),
+    }
 
 
 def make_request(
@@ -364,7 +334,7 @@ def make_request(
 ) -> Request:
     """Return the request of a body; `more` contains further fields of `Request`."""
     model, vocabulary = call.model, call.model.vocabulary
-    check_count("stop_token_ids", len(body.stop_token_ids), MAX_TOKENS, "tokens")
+    check_count(len(body.stop_token_ids), MAX_TOKENS, "tokens", "stop_token_ids")
     rules = TextRules(
         stop_token_ids=frozenset(check_token(vocabulary, token, "stop_token_ids") for token in body.stop_token_ids),
         # `make_sampling` forbids words of one token.
@@ -389,7 +359,7 @@ def make_text_answers(
 ) -> list[Answer]:
     """Return the answers to each prompt that is not a chat; `form` is the JSON in an API's own field."""
     if (count := len(prompts) * body.n) > MAX_ANSWERS:
-        raise bad_field("n", f"n must be at most {MAX_ANSWERS} for all prompts together, got {count}")
+        raise FieldError(f"must be at most {MAX_ANSWERS} for all prompts together, got {count}", "n")
     request = make_request(call, body, (), make_sampling(call, body, body.read_constraint(form)), **more)
     requests = repeat_with_seeds(request, body.n, len(prompts))
     pairs = enumerate(product(prompts, requests))
@@ -400,9 +370,8 @@ def repeat_with_seeds(request: Request, count: int, n_prompts: int = 1) -> list[
     """Repeat a request `count` times, each time with the next seed, for each of `n_prompts` prompts."""
     sampling, n_answers = request.sampling, count * n_prompts
     n_biases = len(sampling.logit_bias) * n_answers
-    if n_answers > 1 and n_biases > MAX_TOKENS:
-        limit = f"at most {MAX_TOKENS:,} tokens for all answers together"
-        raise bad_field("logit_bias", f"logit_bias must have {limit}, got {n_biases:,}")
+    if n_answers > 1:
+        check_count(n_biases, MAX_TOKENS, "tokens for all answers together", "logit_bias")
     return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
 
 
@@ -412,7 +381,7 @@ Alternatives = Annotated[int, whole(maximum=MAX_ALTERNATIVES)]
 def read_logprobs(has_logprobs: bool, top_logprobs: int) -> int | None:
     """Return the number of alternatives to report for each token; `None` means no log-probabilities."""
     if top_logprobs and not has_logprobs:
-        raise bad_field("top_logprobs", "top_logprobs requires logprobs to be true")
+        raise FieldError("requires logprobs to be true", "top_logprobs")
     return top_logprobs if has_logprobs else None
 
 
@@ -422,7 +391,7 @@ def read_scales(model: ServedModel, scales: Sequence[Scale], name: str) -> tuple
     for item in scales:
         if not 0 <= item.id < count:
             number = describe_value(None if item.id < 0 else item.id)
-            raise bad_field(name, f"{name}: unknown adapter {number}; there are {count} adapters")
+            raise FieldError(f"unknown adapter {number}; there are {count} adapters", name)
     by_number = {item.id: item.scale for item in scales}
     return tuple(by_number.get(number, 0.0) for number in range(count)) if scales else None
 
@@ -481,7 +450,7 @@ def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
     """Return a token id; raise an ApiError if the model has no such token."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary.n_vocab:
         ids = f"token ids from 0 to {vocabulary.n_vocab - 1}"
-        raise bad_field(name, f"{name} must contain strings or {ids}, got {describe_value(value)}")
+        raise FieldError(f"must contain strings or {ids}, got {describe_value(value)}", name)
     return value
 
 
@@ -489,18 +458,17 @@ def _read_biases(value: Any, vocabulary: Tokenizer) -> tuple[tuple[int, float], 
     """Return the biases in llama-server's pairs [[15043, 1.0], [" never", false]] or OpenAI's object {"15043": 1}."""
     pairs = value
     if isinstance(value, dict):
-        check_count("logit_bias", len(value), MAX_TOKENS, "tokens")
+        check_count(len(value), MAX_TOKENS, "tokens", "logit_bias")
         pairs = [[int(name) if name.isdecimal() and len(name) < 12 else name, bias] for name, bias in value.items()]
     elif not isinstance(value, list):
-        raise bad_field("logit_bias", f"logit_bias must be a list, got {describe_value(value)}")
-    check_count("logit_bias", len(pairs), MAX_TOKENS, "tokens")
+        raise FieldError(f"must be a list, got {describe_value(value)}", "logit_bias")
+    check_count(len(pairs), MAX_TOKENS, "tokens", "logit_bias")
     strings = sum(len(pair[0]) for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str))
-    check_count("logit_bias", strings, MAX_CHARACTERS, "characters in strings")
+    check_count(strings, MAX_CHARACTERS, "characters in strings", "logit_bias")
     biases = tuple(bias for pair in pairs for bias in _parse_bias(pair, vocabulary))
     for token, _ in biases:
         if not 0 <= token < vocabulary.n_vocab:
-            tokens = f"tokens from 0 to {vocabulary.n_vocab - 1}"
-            raise bad_field("logit_bias", f"logit_bias must contain {tokens}, got {token}")
+            raise FieldError(f"must contain tokens from 0 to {vocabulary.n_vocab - 1}, got {token}", "logit_bias")
     return biases
 
 
@@ -512,20 +480,17 @@ def _parse_bias(pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]:
             tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, special=True, add_bos=False)
             return [(id, -math.inf if bias is False else float(bias)) for id in tokens]
     pairs = f"pairs of a token or string and a bias from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} (false: never)"
-    raise bad_field("logit_bias", f"logit_bias must contain {pairs}, got {describe_value(pair)}")
-
-
-# --------------------------------------------------------------------------- prompts
+    raise FieldError(f"must contain {pairs}, got {describe_value(pair)}", "logit_bias")
 
 
 def read_prompts(model: ServedModel, prompts: Prompts | None) -> list[list[int]]:
     """Return the token ids of each prompt. Control tokens in texts are parsed, because clients write them."""
     if prompts is None:
-        raise bad_field("prompt", "prompt is missing")
-    check_count("prompt", len(prompts.values), MAX_ANSWERS, "prompts")
+        raise FieldError("is missing", "prompt")
+    check_count(len(prompts.values), MAX_ANSWERS, "prompts", "prompt")
     tokens = [read_tokens(model, prompt, "prompt") for prompt in prompts.values]
     if not tokens or not all(tokens):
-        raise bad_field("prompt", "prompt must not be empty")
+        raise FieldError("must not be empty", "prompt")
     return tokens
 
 

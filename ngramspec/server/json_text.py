@@ -19,8 +19,6 @@ from ngramspec.data import GrammarError, ModelError, NGramSpecError, PromptError
 from ngramspec.sampling.distribution import NoTokenLeft
 from ngramspec.server.limits import MAX_MESSAGE, MAX_SENT
 
-# --------------------------------------------------------------------------- errors
-
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -67,11 +65,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"error": fields | error.details}
 
 
-def bad_field(name: str, message: str) -> ApiError:
-    """Return the error for an invalid field; the message must begin with its name."""
-    return ApiError(400, message, param=name)
-
-
 def context_length_error(prompt_tokens: int, n_ctx: int) -> ApiError:
     """Return the error for a prompt that leaves no room for an answer.
 
@@ -103,9 +96,6 @@ def to_api_error(error: Exception, *, started: bool = False) -> ApiError:
         if isinstance(error, kind):
             return ApiError(400, str(error), param=param)
     return ApiError(500 if started or isinstance(error, NGramSpecError) else 400, str(error))
-
-
-# --------------------------------------------------------------------------- JSON
 
 
 _MARK = secrets.token_hex(16)  # no client can know it

@@ -17,20 +17,17 @@ from ngramspec.server.answer import Answer
 from ngramspec.server.body import (
     Body,
     FieldError,
-    Flag,
     Items,
     PromptField,
-    Text,
     Tokens,
     check_count,
-    count_problem,
     describe_value,
     texts,
     whole,
 )
 from ngramspec.server.chat import render_prompt
 from ngramspec.server.generation import TextGeneration, check_token, fill_in_prompt, make_text_answers, read_prompts
-from ngramspec.server.json_text import Encoded, JsonResponse, bad_field
+from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, MAX_TEXT
 from ngramspec.server.openai_chat import ChatBody, read_chat
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, respond
@@ -40,10 +37,10 @@ from ngramspec.server.state import Call
 class _NativeBody(TextGeneration):
     n_probs: Annotated[int, whole()] = 0
     logprobs: Annotated[int, whole()] = 0  # another name of `n_probs`
-    cache_prompt: Flag = True
+    cache_prompt: bool = True
     t_max_predict_ms: Annotated[int, whole(-(2**31))] = -1
     n_indent: Annotated[int, whole()] = 0
-    return_tokens: Flag = False
+    return_tokens: bool = False
     # Names of the fields to return; empty means all.
     response_fields: Annotated[tuple[str, ...], texts(max_strings=256)] = ()
 
@@ -74,12 +71,11 @@ def _make_reply(call: Call[Any], prompts: Sequence[Sequence[int]], *, as_list: b
     request = answers[0].request
     count, n_tokens = request.logprobs or 0, len(answers) * min(request.max_tokens, call.model.n_ctx)
     if count > MAX_ALTERNATIVES and count * n_tokens > MAX_LOGPROBS:
-        problem = f"must be at most {MAX_ALTERNATIVES}, or {MAX_LOGPROBS:,} divided by the number of tokens to generate"
-        name = "n_probs" if body.n_probs else "logprobs"
-        raise bad_field(name, f"{name}: {problem} ({n_tokens:,}), got {count:,}")
+        limit = f"{MAX_ALTERNATIVES}, or {MAX_LOGPROBS:,} divided by the number of tokens to generate ({n_tokens:,})"
+        raise FieldError(f"must be at most {limit}, got {count:,}", "n_probs" if body.n_probs else "logprobs")
     # Each answer has all settings.
     n_characters = len(request.sampling.grammar or "") * len(answers)
-    check_count("grammar", n_characters, MAX_SIZE, "characters for all answers together")
+    check_count(n_characters, MAX_SIZE, "characters for all answers together", "grammar")
     seconds = body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None
     if seconds is not None or body.n_indent:
         for answer in answers:
@@ -143,14 +139,11 @@ class NativeReply(Reply):
         return fields
 
 
-# --------------------------------------------------------------------------- text to tokens and back
-
-
 class _TokenizeBody(Body):
     content: Any = ("",)
-    add_special: Flag = False
-    parse_special: Flag = True
-    with_pieces: Flag = False
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
 
     @field_validator("content")
     @classmethod
@@ -158,11 +151,8 @@ class _TokenizeBody(Body):
         pieces = content if isinstance(content, list) else [content]
         if not isinstance(content, str | list):
             raise FieldError(f"must be a string, got {describe_value(content)}")
-        n_strings = sum(isinstance(item, str) for item in pieces)
-        n_characters = sum(len(item) if isinstance(item, str) else 1 for item in pieces)
-        for count, maximum, noun in ((n_strings, MAX_ITEMS, "strings"), (n_characters, MAX_TEXT, "characters")):
-            if count > maximum:
-                raise FieldError(count_problem(count, maximum, noun))
+        check_count(sum(isinstance(item, str) for item in pieces), MAX_ITEMS, "strings")
+        check_count(sum(len(item) if isinstance(item, str) else 1 for item in pieces), MAX_TEXT, "characters")
         return pieces
 
 
@@ -217,22 +207,19 @@ async def apply_template(call: Call[ChatBody]) -> Response:
     return JsonResponse({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
 
 
-# --------------------------------------------------------------------------- fill-in-the-middle
-
-
 NEAR = 2048  # maximum number of tokens of prefix and suffix: the size of a batch in llama-server
 
 
 class _ExtraFile(Body):
-    filename: Text = "tmp"  # llama-server's name for a file without a name
-    text: Text
+    filename: str = "tmp"  # llama-server's name for a file without a name
+    text: str
 
 
 class _InfillBody(_NativeBody):
-    input_prefix: Text
-    input_suffix: Text
+    input_prefix: str
+    input_suffix: str
     input_extra: Items[_ExtraFile] = ()
-    prompt: Text = ""
+    prompt: str = ""
 
 
 async def infill(call: Call[_InfillBody]) -> Response:

@@ -17,27 +17,24 @@ from ngramspec.batching.request import Done
 from ngramspec.chat.families import reasoning_tags
 from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Body, FieldError, Flag, Items, Name, Text, Tokens, describe_value, refuse, whole
+from ngramspec.server.body import Body, FieldError, Items, Name, Tokens, describe_value, refuse, whole
 from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, answer_chat
 from ngramspec.server.generation import (
     Alternatives,
     Constraint,
     Generation,
-    Schema,
     check_token,
     fill_in_prompt,
     make_text_answers,
     read_logprobs,
     read_tokens,
 )
-from ngramspec.server.json_text import ApiError, JsonResponse, bad_field, dump_arguments, encode_json, read_arguments
+from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments, encode_json, read_arguments
 from ngramspec.server.reply import Reply, logprobs_content, respond
 from ngramspec.server.state import Call, ServedModel
 
 # A duration as Go writes it ("1h30m"), or a number of seconds.
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d+)?")
-
-# --------------------------------------------------------------------------- the request
 
 _SHARED = {*options(Sampling), *options(TextRules), "stop_token_ids", "bad_words", "stop", "lora", "id_slot"}
 """Names of the options under which fields of all APIs are read; others, except `num_predict`, are ignored."""
@@ -56,7 +53,7 @@ class _Options(Generation):
         return {name: data[name] for name in names if name in data} if isinstance(data, dict) else data
 
 
-_Images = Annotated[tuple[Any, ...], refuse("images are not supported; this model accepts only text")]
+_Images = Annotated[Items[Any], refuse("images are not supported; this model accepts only text")]
 
 
 def _read_keep_alive(value: Any) -> bool:
@@ -87,13 +84,13 @@ def _read_think(value: Any) -> str | bool:
 
 
 class _OllamaBody(Body):
-    model: Text = ""
-    stream: Flag = True
+    model: str = ""
+    stream: bool = True
     options: _Options = Field(default_factory=_Options)
     format: Annotated[Constraint | None, PlainValidator(_read_format)] = None
     keep_alive: Annotated[bool, PlainValidator(_read_keep_alive)] = True
     think: Annotated[str | bool | None, PlainValidator(_read_think)] = None
-    logprobs: Flag = False
+    logprobs: bool = False
     top_logprobs: Alternatives = 0
     return_progress: ClassVar = False  # not in this API
     timings_per_token: ClassVar = False
@@ -103,7 +100,7 @@ class _OllamaBody(Body):
     ) -> ChatTask:
         variables: dict[str, Any] = {} if self.think is None else {"enable_thinking": self.think is not False}
         if self.think and not reasoning_tags(model.vocabulary.chat_template):
-            raise bad_field("think", f"think: {model.name!r} does not support thinking")
+            raise FieldError(f"{model.name!r} does not support thinking", "think")
         if isinstance(self.think, str):
             variables["reasoning_effort"] = EFFORTS[self.think]
         return ChatTask(
@@ -119,22 +116,22 @@ class _OllamaBody(Body):
 
 class _CalledFunction(Body):
     name: Name
-    arguments: Schema | None = None
+    arguments: dict[str, Any] | None = None
 
 
 class _Call(Body):
-    id: Text = ""
+    id: str = ""
     function: _CalledFunction
 
 
 class _Message(Body):
     role: Literal["system", "user", "assistant", "tool"]
-    content: Text = ""
+    content: str = ""
     images: _Images = ()
-    thinking: Text = ""
+    thinking: str = ""
     tool_calls: Items[_Call] = ()
-    tool_call_id: Text = ""
-    tool_name: Text = Field("", validation_alias=AliasChoices("tool_name", "name"))
+    tool_call_id: str = ""
+    tool_name: str = Field("", validation_alias=AliasChoices("tool_name", "name"))
 
 
 class _Tool(Body):
@@ -148,13 +145,13 @@ class _OllamaChatBody(_OllamaBody):
 
 
 class _GenerateBody(_OllamaBody):
-    prompt: Text = ""
-    suffix: Text = ""
-    system: Text = ""
-    raw: Flag = False
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    raw: bool = False
     context: Tokens = ()
     images: _Images = ()
-    template: Annotated[Text, refuse("Go templates are not supported; use raw with the whole prompt")] = ""
+    template: Annotated[str, refuse("Go templates are not supported; use raw with the whole prompt")] = ""
 
 
 async def chat(call: Call[_OllamaChatBody]) -> Response:
@@ -224,16 +221,13 @@ def _read_request(call: Call[_GenerateBody]) -> list[Answer]:
     field = "raw" if body.raw else "suffix"
     for name in ("system", "context", "think", *(["suffix"] if body.raw else [])):
         if getattr(body, name):
-            raise bad_field(name, f"{name} cannot be combined with {field}")
+            raise FieldError(f"cannot be combined with {field}", name)
     if body.suffix:
         tokens = fill_in_prompt(model, body.prompt, body.suffix)
     else:
         tokens = read_tokens(model, body.prompt, "prompt")
     logprobs = read_logprobs(body.logprobs, body.top_logprobs)
     return make_text_answers(call, body.options, [tokens], body.format, logprobs=logprobs)
-
-
-# --------------------------------------------------------------------------- the answer
 
 
 class OllamaReply(Reply):

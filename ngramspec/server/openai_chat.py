@@ -15,10 +15,8 @@ from ngramspec.server.body import (
     Body,
     Content,
     FieldError,
-    Flag,
     Items,
     Refusal,
-    Text,
     TextPart,
     check_json,
     describe_value,
@@ -39,8 +37,8 @@ from ngramspec.server.chat import (
     count_prompt,
     free_text,
 )
-from ngramspec.server.generation import Alternatives, Generation, ResponseFormat, Schema, read_logprobs
-from ngramspec.server.json_text import JsonResponse, bad_field, dump_arguments
+from ngramspec.server.generation import Alternatives, Generation, ResponseFormat, read_logprobs
+from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments
 from ngramspec.server.reply import ChunkReply, logprobs_content, prediction_usage, verbose_field
 from ngramspec.server.state import Call
 
@@ -68,17 +66,17 @@ def _read_arguments(value: Any) -> str:
 
 
 class _Function(Body):
-    name: Text
+    name: str
     arguments: Annotated[str, PlainValidator(_read_arguments)] = "{}"
 
 
 class _CustomCall(Body):
-    name: Text
-    input: Text
+    name: str
+    input: str
 
 
 class _Call(Body):
-    id: Text = ""
+    id: str = ""
     function: _Function | None = None
     custom: _CustomCall | None = None
 
@@ -92,16 +90,16 @@ class _Call(Body):
 class _Message(Body):
     role: Literal["system", "user", "assistant", "tool", "developer", "function"]
     content: Content
-    tool_call_id: Text | None = None
-    name: Text | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class _Answer(_Message):
     """A message of the assistant. Servers return reasoning in one of two fields, or in parts of the content."""
 
     content: Annotated[tuple[Any, ...], parts({**TEXT_PARTS, **_ANSWER_PARTS})] = ()
-    refusal: Text = ""
-    reasoning_content: Text | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    refusal: str = ""
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
     tool_calls: Items[_Call] = ()
     function_call: _Function | None = None
 
@@ -120,8 +118,8 @@ class _Tool(Body):
 class _Effort(Body):
     """OpenRouter's `reasoning`."""
 
-    effort: Text = ""
-    enabled: Flag | None = None
+    effort: str = ""
+    enabled: bool | None = None
     max_tokens: Annotated[int, whole()] | None = None
 
 
@@ -136,21 +134,21 @@ class ChatBody(Generation):
     tools: Items[_Tool] = ()
     functions: Items[ToolFields] | None = None  # older form of tools
     tool_choice: ToolChoiceField = Field("auto", validation_alias=AliasChoices("tool_choice", "function_call"))
-    parallel_tool_calls: Flag | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat = ResponseFormat()
-    logprobs: Flag = False
+    logprobs: bool = False
     top_logprobs: Alternatives = 0
     prediction: Prediction | None = None
-    return_drafts: Flag = False
-    add_generation_prompt: Flag | None = None
-    continue_final_message: Flag | None = None
-    chat_template_kwargs: Schema | None = None
+    return_drafts: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Other switches of reasoning override that of the template. Of several, the first has priority.
-    reasoning_effort: Text = ""
+    reasoning_effort: str = ""
     reasoning: _Effort | None = None  # OpenRouter's
     thinking: Thinking | None = None  # Anthropic's
     think: Annotated[str | bool | None, PlainValidator(_read_think)] = None  # Ollama's
-    enable_thinking: Flag | None = None  # Qwen's
+    enable_thinking: bool | None = None  # Qwen's
 
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
@@ -159,9 +157,6 @@ async def chat_completions(call: Call[ChatBody]) -> Response:
 
 async def input_tokens(call: Call[ChatBody]) -> Response:
     return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, read_chat)})
-
-
-# --------------------------------------------------------------------------- the conversation
 
 
 def read_chat(call: Call[ChatBody]) -> ChatTask:
@@ -178,14 +173,13 @@ def read_chat(call: Call[ChatBody]) -> ChatTask:
     if continues_message is None:
         continues_message = can_continue and not wants_new_turn
     if continues_message and not can_continue:
-        problem = "the last message must be an assistant message with text"
-        raise bad_field("continue_final_message", f"continue_final_message: {problem}")
+        raise FieldError("the last message must be an assistant message with text", "continue_final_message")
     if continues_message and len(messages) > 1 and messages[-2]["role"] == "assistant":
         problem = "must not end with two assistant messages, of which one could be continued"
-        raise bad_field("messages", f"messages: {problem}")
+        raise ApiError(400, f"messages: {problem}", param="messages")
     if continues_message and wants_new_turn:
         problem = "cannot be combined with continue_final_message"
-        raise bad_field("add_generation_prompt", f"add_generation_prompt: {problem}")
+        raise ApiError(400, f"add_generation_prompt: {problem}", param="add_generation_prompt")
     toolbox.read_choice(body.tool_choice)
     parallel, reasoning = body.parallel_tool_calls, body.reasoning
     budget = reasoning.max_tokens if reasoning is not None else None
@@ -210,7 +204,7 @@ def _read_variables(body: ChatBody) -> dict[str, Any]:
     try:
         check_variables(variables)
     except ValueError as error:
-        raise bad_field("chat_template_kwargs", f"chat_template_kwargs: {error}") from error
+        raise ApiError(400, f"chat_template_kwargs: {error}", param="chat_template_kwargs") from error
     reasoning, thinking = body.reasoning, body.thinking
     switches = (
         body.reasoning_effort or None,
@@ -262,9 +256,6 @@ def _to_call(call: _Call) -> dict[str, Any]:
         assert call.function is not None
         function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-# --------------------------------------------------------------------------- the answer
 
 
 class ChatReply(ChunkReply):
@@ -356,8 +347,6 @@ class ChatReply(ChunkReply):
             return {"function_call": delta["function"]} if block.call == 0 else {}
         return {"tool_calls": [{"index": block.call, **delta}]}
 
-
-# --------------------------------------------------------------------------- drafts
 
 Span = tuple[int, int]
 """First character of a part of a text, and the first one after it."""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.answer import Answer
-from ngramspec.server.body import Flag, PromptField, Text, check_count, refuse, whole
+from ngramspec.server.body import FieldError, PromptField, check_count, refuse, whole
 from ngramspec.server.generation import (
     Alternatives,
     ResponseFormat,
@@ -22,7 +22,7 @@ from ngramspec.server.generation import (
     read_logprobs,
     read_prompts,
 )
-from ngramspec.server.json_text import Encoded, bad_field, encode_json
+from ngramspec.server.json_text import ApiError, Encoded, encode_json
 from ngramspec.server.limits import MAX_SCORED
 from ngramspec.server.reply import ChunkReply, clamp_logprob, respond, token_text
 from ngramspec.server.state import Call
@@ -38,13 +38,13 @@ _ALTERNATIVES: TypeAdapter[int] = TypeAdapter(Alternatives)
 
 class _CompletionBody(TextGeneration):
     prompt: PromptField | None = None
-    suffix: Text = ""
-    echo: Flag = False
+    suffix: str = ""
+    echo: bool = False
     best_of: Annotated[int, whole()] | None = None
     logprobs: Annotated[int | bool | None, PlainValidator(_read_count)] = None
     top_logprobs: Alternatives = 0
     response_format: ResponseFormat = ResponseFormat()
-    post_sampling_probs: Annotated[Flag, refuse("is not supported here; use /completion")] = False
+    post_sampling_probs: Annotated[bool, refuse("is not supported here; use /completion")] = False
 
 
 async def completions(call: Call[_CompletionBody]) -> Response:
@@ -55,21 +55,21 @@ def _read_request(call: Call[_CompletionBody]) -> CompletionReply:
     """Return a reply with an answer for each choice, grouped by prompt, and the text that `echo` puts before each."""
     body, model = call.body, call.model
     if body.best_of not in (None, body.n):
-        raise bad_field("best_of", "best_of is not supported; remove it or set n")
+        raise ApiError(400, "best_of is not supported; remove it or set n", param="best_of")
     logprobs = read_logprobs(body.logprobs, body.top_logprobs) if isinstance(body.logprobs, bool) else body.logprobs
     scored = body.echo and logprobs is not None
     if scored and body.suffix:
-        raise bad_field("echo", "echo with logprobs cannot be combined with suffix")
+        raise ApiError(400, "echo with logprobs cannot be combined with suffix", param="echo")
     if body.suffix:  # the answer is the text between `prompt` and the suffix, of which nothing is cut
         text = body.prompt.values[0] if body.prompt is not None and not body.prompt.is_list else None
         if not isinstance(text, str):
-            raise bad_field("suffix", "suffix requires a single string as prompt")
+            raise FieldError("requires a single string as prompt", "suffix")
         prompts = [fill_in_prompt(model, text, body.suffix)]
     else:
         prompts = read_prompts(model, body.prompt)
     if scored:
         n_scored = sum(map(len, prompts)) * body.n * (1 + (logprobs or 0))
-        check_count("logprobs", n_scored, MAX_SCORED, "log-probabilities of all prompts")
+        check_count(n_scored, MAX_SCORED, "log-probabilities of all prompts", "logprobs")
     answers = make_text_answers(call, body, prompts, body.response_format.read(), logprobs=logprobs, scored=scored)
     echoes = [""] * len(answers)
     if body.echo and body.prompt is not None:

@@ -30,7 +30,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ngramspec.data import GrammarError
 from ngramspec.grammars.worker import worker
-from ngramspec.server.body import Body, FieldError, Text, describe_value
+from ngramspec.server.body import Body, FieldError, describe_value
 from ngramspec.server.json_text import ApiError, JsonResponse
 from ngramspec.server.limits import MAX_HIGHLIGHTED, MAX_MARKDOWN
 from ngramspec.server.state import Call
@@ -100,7 +100,7 @@ def _read_spans(value: Any) -> tuple[Span, ...]:
 
 
 class _MarkdownBody(Body):
-    text: Text
+    text: str
     drafted: Annotated[tuple[Span, ...], PlainValidator(_read_spans)] = ()
 
 
@@ -108,9 +108,6 @@ async def markdown(call: Call[_MarkdownBody]) -> Response:
     """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
     blocks, last = await asyncio.to_thread(render, call.body.text, sorted(call.body.drafted))
     return JsonResponse({"blocks": blocks, "last": last})
-
-
-# --------------------------------------------------------------------------- Markdown
 
 
 Node = str | list[Any]
@@ -142,9 +139,6 @@ def render(source: str, draft_spans: Sequence[Span] = ()) -> tuple[list[Node], i
         elements.at, elements.end = last, starts[min(end, len(starts) - 1)]
         blocks += elements.convert(block)
     return blocks, last
-
-
-# --------------------------------------------------------------------------- parsing
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
@@ -199,9 +193,6 @@ def _parser() -> MarkdownIt:
 
 
 _PARSER = _parser()
-
-
-# --------------------------------------------------------------------------- elements
 
 
 class _Elements:

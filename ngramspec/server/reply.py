@@ -159,9 +159,6 @@ def merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
                 whole[name] = value
 
 
-# --------------------------------------------------------------------------- the response
-
-
 async def respond(make_reply: Callable[[], Reply]) -> Response:
     """Answer a call with what the requests of its reply generate, as a stream or as a whole.
 
@@ -234,9 +231,6 @@ class _Stream(Response):
                 await send({**body, "body": error_chunk.encode(), "more_body": False})
                 raise
             await send({**body, "body": self._reply.ending.encode(), "more_body": False})
-
-
-# --------------------------------------------------------------------------- usage, timings and logprobs
 
 
 FINGERPRINT = f"b{__version__}-ngramspec"

@@ -20,11 +20,9 @@ from ngramspec.server.body import (
     TEXT_PARTS,
     Body,
     FieldError,
-    Flag,
     Items,
     Name,
     Refusal,
-    Text,
     TextPart,
     check_json,
     join_parts,
@@ -48,7 +46,7 @@ from ngramspec.server.chat import (
     free_text,
     function_name,
 )
-from ngramspec.server.generation import Alternatives, Constraint, Generation, Schema
+from ngramspec.server.generation import Alternatives, Constraint, Generation
 from ngramspec.server.json_text import ApiError, Encoded, JsonResponse, dump_arguments, encode_json
 from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage
 from ngramspec.server.state import Call
@@ -72,11 +70,11 @@ class _Reasoning(Body):
 class _Call(Body):
     call_id: Name
     name: Name
-    namespace: Text | None = None
-    arguments: Annotated[Text, AfterValidator(check_json)]
+    namespace: str | None = None
+    arguments: Annotated[str, AfterValidator(check_json)]
 
 
-_FreeText = Annotated[Text, AfterValidator(lambda text: dump_arguments({"input": text}))]
+_FreeText = Annotated[str, AfterValidator(lambda text: dump_arguments({"input": text}))]
 
 
 class _CustomCall(_Call):
@@ -85,7 +83,7 @@ class _CustomCall(_Call):
 
 class _ShellCall(Body):
     call_id: Name
-    action: Schema
+    action: dict[str, Any]
 
 
 class _Output(Body):
@@ -126,14 +124,6 @@ class _Reference(Body):
     id: Annotated[Any, refuse("this server does not store items; send the item itself")]
 
 
-class _OtherItem(Body):
-    type: Name
-
-    @model_validator(mode="after")
-    def _reject(self) -> _OtherItem:
-        raise FieldError(f"unsupported item type {self.type!r}", "type")
-
-
 _ITEMS: Mapping[str, type[Body]] = {
     "": _Message,
     "message": _Message,
@@ -152,7 +142,8 @@ _ITEMS: Mapping[str, type[Body]] = {
     **dict.fromkeys(("compaction", "compaction_trigger"), Body),
 }
 
-_LIST: TypeAdapter[tuple[Body, ...]] = TypeAdapter(Items[Annotated[Any, tagged("type", _ITEMS, _OtherItem)]])
+_Item = Annotated[Any, tagged("type", _ITEMS, "unsupported item type {!r}")]
+_LIST: TypeAdapter[tuple[Body, ...]] = TypeAdapter(Items[_Item])
 
 
 def _read_input(value: Any) -> tuple[Body, ...]:
@@ -161,8 +152,8 @@ def _read_input(value: Any) -> tuple[Body, ...]:
 
 class _Format(Body):
     type: Literal["text", "json_object", "json_schema"]
-    json_form: Schema | None = Field(None, validation_alias="schema")
-    strict: Flag = False
+    json_form: dict[str, Any] | None = Field(None, validation_alias="schema")
+    strict: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> _Format:
@@ -181,10 +172,10 @@ class _Effort(Body):
 
 class _ResponsesBody(Generation):
     input: Annotated[tuple[Body, ...], PlainValidator(_read_input)]
-    instructions: Text = ""
+    instructions: str = ""
     tools: _Tools = ()
     tool_choice: ToolChoiceField = "auto"
-    parallel_tool_calls: Flag = True
+    parallel_tool_calls: bool = True
     text: _TextForm = _TextForm()
     reasoning: _Effort = _Effort()
     include: Annotated[tuple[str, ...], texts()] = ()
@@ -192,11 +183,11 @@ class _ResponsesBody(Generation):
     stop: Annotated[tuple[str, ...], PlainValidator(lambda _: ())] = ()  # not in this API
     max_tokens: Annotated[int, whole(1)] = Field(-1, validation_alias="max_output_tokens")
     prediction: Prediction | None = None
-    metadata: Schema | None = None
+    metadata: dict[str, Any] | None = None
     previous_response_id: Annotated[Any, _NOT_STORED] = None
     conversation: Annotated[Any, _NOT_STORED] = None
     prompt: Annotated[Any, refuse("this server does not store prompts; send instructions and input")] = None
-    background: Annotated[Flag, refuse("background responses are not supported")] = False
+    background: Annotated[bool, refuse("background responses are not supported")] = False
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -206,9 +197,6 @@ async def responses(call: Call[_ResponsesBody]) -> Response:
 
 async def input_tokens(call: Call[_ResponsesBody]) -> Response:
     return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, read_task)})
-
-
-# --------------------------------------------------------------------------- the conversation
 
 
 def read_task(call: Call[_ResponsesBody]) -> ChatTask:
@@ -268,9 +256,6 @@ def _add_item(transcript: Transcript, item: Body) -> None:
             transcript.add_call(item.call_id, "local_shell", dump_arguments(item.action))
         case _Output():
             transcript.add_result(item.call_id, join_parts(item.output))
-
-
-# --------------------------------------------------------------------------- the answer
 
 
 Event = dict[str, Any]

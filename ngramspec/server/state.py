@@ -84,8 +84,6 @@ class Server:
         return self.model
 
 
-# --------------------------------------------------------------------------- requests
-
 COUNTERS = "ngramspec.counters"
 """Key of a request's counters in its ASGI scope."""
 

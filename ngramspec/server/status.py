@@ -19,9 +19,9 @@ from starlette.responses import PlainTextResponse, Response
 from ngramspec.backend import SequenceModel
 from ngramspec.batching.request import Slot
 from ngramspec.data import TargetError
-from ngramspec.server.body import Body, Items, Text, describe_value
+from ngramspec.server.body import Body, FieldError, Items, describe_value
 from ngramspec.server.generation import Scale, read_scales
-from ngramspec.server.json_text import ApiError, JsonResponse, bad_field
+from ngramspec.server.json_text import ApiError, JsonResponse
 from ngramspec.server.reply import FINGERPRINT, generation_settings
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.storage import atomic_write
@@ -239,9 +239,6 @@ def _metrics(model: ServedModel) -> Iterator[Metric]:
             yield "ngramspec:other_cores", "CPU cores that other programs use.", state.other_cores
 
 
-# --------------------------------------------------------------------------- slots in files
-
-
 _HEAD = struct.Struct("<8s32sIQ")
 """Magic, fingerprint of the model and its settings, checksum of the rest, and number of tokens. The token ids follow,
 with four bytes each, and the result of `SequenceModel.save_state`."""
@@ -252,7 +249,7 @@ _NUMBER = re.compile("[0-9]{1,4}")  # number of a slot in a path
 
 
 class _SlotBody(Body):
-    filename: Text = ""  # not required to erase a slot
+    filename: str = ""  # not required to erase a slot
 
 
 async def slot_action(call: Call[_SlotBody]) -> Response:
@@ -268,10 +265,10 @@ async def slot_action(call: Call[_SlotBody]) -> Response:
         raise ApiError(404, "File Not Found")
     number = int(path)
     if number >= slots:
-        raise bad_field("id_slot", f"id_slot must be 0 to {slots - 1}, got {number}")
+        raise FieldError(f"must be 0 to {slots - 1}, got {number}", "id_slot")
     started_at = time.perf_counter()
     if (action := call.query.get("action", "")) not in _ACTIONS:
-        raise bad_field("action", f"action must be one of {', '.join(_ACTIONS)}, got {describe_value(action)}")
+        raise FieldError(f"must be one of {', '.join(_ACTIONS)}, got {describe_value(action)}", "action")
     fields = await _ACTIONS[action](call, number)
     if action != "erase":
         fields["timings"] = {f"{action}_ms": (time.perf_counter() - started_at) * 1000}
@@ -296,7 +293,7 @@ async def _save(call: Call[_SlotBody], number: int) -> dict[str, Any]:
     try:
         await asyncio.to_thread(write)
     except IsADirectoryError as error:
-        raise bad_field("filename", f"{path.name} is a folder; choose another name") from error
+        raise ApiError(400, f"{path.name} is a folder; choose another name", param="filename") from error
     except OSError as error:
         raise ApiError(500, f"{path.name} cannot be written: {error.strerror}") from error
     return {"filename": path.name, "n_saved": count, "n_written": len(content)}
@@ -307,22 +304,23 @@ async def _restore(call: Call[_SlotBody], number: int) -> dict[str, Any]:
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as error:
-        raise bad_field("filename", f"{path.name} cannot be read: {error.strerror}") from error
+        raise ApiError(400, f"{path.name} cannot be read: {error.strerror}", param="filename") from error
 
     def unpack(sequence: SequenceModel) -> int:
         sequence.clear()
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            raise bad_field("filename", f"{path.name} is not a saved slot")
+            raise ApiError(400, f"{path.name} is not a saved slot", param="filename")
         _, key, checksum, count = _HEAD.unpack_from(content)
         if key != _make_fingerprint(call, sequence):
-            raise bad_field("filename", f"{path.name} was saved with another model, machine, version or settings")
+            problem = "was saved with another model, machine, version or settings"
+            raise ApiError(400, f"{path.name} {problem}", param="filename")
         at = _HEAD.size + 4 * count
         if at > len(content) or _checksum(count, memoryview(content)[_HEAD.size :]) != checksum:
-            raise bad_field("filename", f"{path.name} is damaged")
+            raise ApiError(400, f"{path.name} is damaged", param="filename")
         try:
             sequence.restore(np.frombuffer(content, "<i4", count, _HEAD.size).tolist(), content[at:])
         except TargetError as error:
-            raise bad_field("filename", f"{path.name} does not fit into a slot: {error}") from error
+            raise ApiError(400, f"{path.name} does not fit into a slot: {error}", param="filename") from error
         return int(count)
 
     count = await _run_on_slot(call, number, unpack)
@@ -358,6 +356,6 @@ def _read_path(call: Call[_SlotBody]) -> Path:
     """Return the path of the requested file, which must be directly in the folder."""
     name = call.body.filename
     if name in ("", ".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise bad_field("filename", "filename must be a file name without folders")
+        raise FieldError("must be a file name without folders", "filename")
     assert call.server.slot_folder is not None
     return call.server.slot_folder / name
