@@ -34,9 +34,6 @@ _BILLING = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
 Event = dict[str, Any]
 
-_SIGNATURE = "unsigned"
-"""Signature of thinking blocks. Clients do not send blocks without one back, and the model would lose its reasoning."""
-
 _ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -261,7 +258,8 @@ class MessageReply(Reply):
                     events.append({"type": "content_block_delta", **at, "delta": {"type": delta, field: text}})
             else:
                 if block.kind == "reasoning":
-                    signature = {"type": "signature_delta", "signature": _SIGNATURE}
+                    # Clients do not send blocks without a signature back, and the model would lose its reasoning.
+                    signature = {"type": "signature_delta", "signature": "unsigned"}
                     events.append({"type": "content_block_delta", **at, "delta": signature})
                 events.append({"type": "content_block_stop", **at})
         if answer.done is not None:

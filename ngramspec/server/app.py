@@ -22,29 +22,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
-from ngramspec.server import anthropic, ollama, openai_chat, responses
+from ngramspec.server import (
+    anthropic,
+    embeddings,
+    llama_server,
+    ollama,
+    openai_chat,
+    openai_completions,
+    page,
+    responses,
+    status,
+)
 from ngramspec.server.access import Access, CrossOrigin
 from ngramspec.server.body import B, Body, parse
-from ngramspec.server.embeddings import embedding, embeddings, ollama_embed, ollama_embeddings
 from ngramspec.server.json_text import ApiError, error_body, to_api_error
 from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_PATH, MAX_VALUES
-from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
-from ngramspec.server.ollama import processes, show, tags, version
-from ngramspec.server.openai_chat import chat_completions
-from ngramspec.server.openai_completions import completions
-from ngramspec.server.page import markdown, page
 from ngramspec.server.state import COUNTERS, FORMAT, Call, Counters, Server, error_response
-from ngramspec.server.status import (
-    health,
-    lora_adapters,
-    metrics,
-    model,
-    models,
-    props,
-    scale_lora_adapters,
-    slot_action,
-    slots,
-)
 
 Log = Callable[[Counters], None]
 
@@ -118,39 +111,39 @@ class Endpoint:
 
 
 ENDPOINTS = (
-    Endpoint(("/health", "/v1/health"), health, "GET"),
-    Endpoint(("/v1/models", "/models"), models, "GET"),
-    Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), model, "GET"),
-    Endpoint(("/props",), props, "GET"),
-    Endpoint(("/lora-adapters",), lora_adapters, "GET"),
-    Endpoint(("/lora-adapters",), scale_lora_adapters, list_field="adapters"),
-    Endpoint(("/slots",), slots, "GET"),
-    Endpoint(("/slots/{id_slot}",), slot_action),
-    Endpoint(("/metrics",), metrics, "GET"),
-    Endpoint(("/v1/chat/completions", "/chat/completions"), chat_completions),
+    Endpoint(("/health", "/v1/health"), status.health, "GET"),
+    Endpoint(("/v1/models", "/models"), status.models, "GET"),
+    Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), status.model, "GET"),
+    Endpoint(("/props",), status.props, "GET"),
+    Endpoint(("/lora-adapters",), status.lora_adapters, "GET"),
+    Endpoint(("/lora-adapters",), status.scale_lora_adapters, list_field="adapters"),
+    Endpoint(("/slots",), status.slots, "GET"),
+    Endpoint(("/slots/{id_slot}",), status.slot_action),
+    Endpoint(("/metrics",), status.metrics, "GET"),
+    Endpoint(("/v1/chat/completions", "/chat/completions"), openai_chat.chat_completions),
     Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), openai_chat.input_tokens),
-    Endpoint(("/v1/completions",), completions),
-    Endpoint(("/completion", "/completions"), completion),
-    Endpoint(("/infill",), infill),
-    Endpoint(("/v1/embeddings", "/embeddings"), embeddings),
-    Endpoint(("/embedding",), embedding),
-    Endpoint(("/",), page, "GET"),
-    Endpoint(("/markdown",), markdown),
-    Endpoint(("/tokenize",), tokenize),
-    Endpoint(("/detokenize",), detokenize),
-    Endpoint(("/apply-template",), apply_template),
+    Endpoint(("/v1/completions",), openai_completions.completions),
+    Endpoint(("/completion", "/completions"), llama_server.completion),
+    Endpoint(("/infill",), llama_server.infill),
+    Endpoint(("/v1/embeddings", "/embeddings"), embeddings.embeddings),
+    Endpoint(("/embedding",), embeddings.embedding),
+    Endpoint(("/",), page.page, "GET"),
+    Endpoint(("/markdown",), page.markdown),
+    Endpoint(("/tokenize",), llama_server.tokenize),
+    Endpoint(("/detokenize",), llama_server.detokenize),
+    Endpoint(("/apply-template",), llama_server.apply_template),
     Endpoint(("/v1/messages",), anthropic.messages),
     Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens),
     Endpoint(("/v1/responses", "/responses"), responses.responses),
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
     Endpoint(("/api/chat",), ollama.chat),
     Endpoint(("/api/generate",), ollama.generate_text),
-    Endpoint(("/api/embed",), ollama_embed),
-    Endpoint(("/api/embeddings",), ollama_embeddings),
-    Endpoint(("/api/tags",), tags, "GET"),
-    Endpoint(("/api/ps",), processes, "GET"),
-    Endpoint(("/api/show",), show),
-    Endpoint(("/api/version",), version, "GET"),
+    Endpoint(("/api/embed",), embeddings.ollama_embed),
+    Endpoint(("/api/embeddings",), embeddings.ollama_embeddings),
+    Endpoint(("/api/tags",), ollama.tags, "GET"),
+    Endpoint(("/api/ps",), ollama.processes, "GET"),
+    Endpoint(("/api/show",), ollama.show),
+    Endpoint(("/api/version",), ollama.version, "GET"),
 )
 
 

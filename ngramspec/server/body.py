@@ -144,7 +144,7 @@ def refuse(problem: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _Typed(Body):
+class Typed(Body):
     type: Name
 
 
@@ -157,7 +157,7 @@ def tagged(tag: str, models: Mapping[str, type[Body]], other: type[Body] | str) 
         model = models.get(kind if isinstance(kind, str) else "", other)
         if not isinstance(model, str):
             return model.model_validate(value)
-        raise FieldError(model.format(_Typed.model_validate(value).type), tag)
+        raise FieldError(model.format(Typed.model_validate(value).type), tag)
 
     return PlainValidator(read)
 
@@ -170,7 +170,7 @@ class Refusal(TextPart):
     text: str = Field(validation_alias="refusal")
 
 
-class _OtherPart(_Typed):
+class _OtherPart(Typed):
     @model_validator(mode="after")
     def _reject(self) -> _OtherPart:
         if self.type in ("image", "image_url", "input_image"):  # the status is llama-server's

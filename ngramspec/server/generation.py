@@ -8,13 +8,8 @@ request override the server's defaults:
     request                {"temperature": 0, "bad_words": ["foo"], "repetition_penalty": 1.1}
     Sampling               temperature 0.0, top_k 40, logit_bias ((id of "foo", -inf), ...), repeat_penalty 1.1
 
-Every constraint of the text becomes a grammar for llguidance. These requests have the same effect:
-
-    {"json_schema": {"type": "integer"}}                                                    llama-server
-    {"response_format": {"type": "json_schema", "json_schema": {"schema": {...}}}}          OpenAI
-    {"guided_json": {"type": "integer"}}, {"structured_outputs": {"json": {...}}}           vLLM
-
-A constraint is never ignored: the status is 400 if the server cannot satisfy it.
+Every constraint of the text becomes a grammar for llguidance. None is ignored: the status is 400 if the server cannot
+satisfy it.
 """
 
 from __future__ import annotations
@@ -190,8 +185,6 @@ _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
 _OFF = {f.name: f.default for f in dataclass_fields(Sampling)}
 
-_SAMPLER_CHARACTERS = 1000  # more than the names of all samplers
-
 _LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *NAMED_ONLY), strict=True))
 """llama.cpp's letters for samplers."""
 
@@ -209,7 +202,7 @@ _FORMS: Mapping[str, Any] = {
     "seed": Annotated[int, whole(-1, 2**64 - 1)],  # -1 means a random one
     "samplers": Annotated[
         tuple[str, ...],
-        texts(max_characters=_SAMPLER_CHARACTERS),
+        texts(max_characters=1000),  # more than the names of all samplers
         BeforeValidator(_read_letters),
         AfterValidator(lambda names: parse_samplers(";".join(names))),
     ],

@@ -291,9 +291,6 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n")
-
-
 async def version(call: Call[Body]) -> Response:
     """Return the version of Ollama whose API this is. Clients reject servers with older ones."""
     return JsonResponse({"version": "0.13.0"})
@@ -322,8 +319,8 @@ async def show(call: Call[Body]) -> Response:
     metadata[f"{metadata.get('general.architecture', '')}.context_length"] = model.n_ctx
     if "n_params" in model.meta:
         metadata["general.parameter_count"] = model.meta["n_params"]
-    sampling = {name: getattr(call.server.sampling, name) for name in _PARAMETERS}
-    parameters = {"num_ctx": model.n_ctx, **sampling}
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n")
+    parameters = {"num_ctx": model.n_ctx} | {name: getattr(call.server.sampling, name) for name in names}
     return JsonResponse(
         {
             "modelfile": f"FROM {model.path}\n",

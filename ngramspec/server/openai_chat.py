@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -361,41 +362,25 @@ class DraftedText:
     def __init__(self) -> None:
         self.content_spans: list[Span] = []  # drafted spans of the content
         self._content_length = 0
-        self._text = ""  # text that `_find` has not reached yet
-        self._spans: list[Span] = []  # drafted parts of this text
+        self._text = self._marks = ""  # text that was not found yet, and a "d" for each drafted character of it
 
     def mark(self, answer: Answer) -> list[list[Span]]:
         """Return the drafted spans of the text of each change."""
         for step in answer.steps:
             # Text that a token held back comes out with the next token, and belongs to it.
             for i, text in enumerate(step.pieces):
-                start = len(self._text)
                 self._text += text
-                if text and i < step.accepted:
-                    self._spans.append((start, len(self._text)))
-        result = []
+                self._marks += ("d" if i < step.accepted else " ") * len(text)
+        result = list[list[Span]]()
         for _, block, text, _ in answer.changes:
-            spans = self._find(text)
+            at, spans = self._text.find(text) if text else -1, list[Span]()
+            if at >= 0:
+                end = at + len(text)
+                spans = [match.span() for match in re.finditer("d+", self._marks[at:end])]
+                self._text, self._marks = self._text[end:], self._marks[end:]
             result.append(spans)
             if block.kind == "text":
-                at = self._content_length
-                self.content_spans += [(at + start, at + end) for start, end in spans]
+                before = self._content_length
+                self.content_spans += [(before + start, before + stop) for start, stop in spans]
                 self._content_length += len(text)
         return result
-
-    def _find(self, text: str) -> list[Span]:
-        """Return the drafted spans of the next text; adjacent spans are merged."""
-        at = self._text.find(text)
-        if not text or at < 0:
-            return []
-        end = at + len(text)
-        spans: list[Span] = []
-        for first, last in self._spans:
-            start, stop = max(first, at) - at, min(last, end) - at
-            if spans and spans[-1][1] == start:
-                spans[-1] = (spans[-1][0], stop)
-            elif start < stop:
-                spans.append((start, stop))
-        self._text = self._text[end:]
-        self._spans = [(max(a - end, 0), b - end) for a, b in self._spans if b > end]
-        return spans

@@ -117,7 +117,6 @@ _FORMULA = re.compile(
     r"\$\$.{1,2000}?\$\$|\\\(.{1,2000}?\\\)|\\\[.{1,2000}?\\\]|\$(?![\s$])[^$`\n]{0,2000}?(?<![\s\\])\$(?!\d)",
     re.DOTALL,
 )
-_FORMULA_LINES = 100
 _NEWLINE = re.compile(r"\r\n?|\n")
 _BREAK = re.compile(r"<br\s*/?>")
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
@@ -168,7 +167,7 @@ def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> boo
     closing = {"$$": "$$", "\\[": "\\]"}.get(state.src[first : first + 2])
     if closing is None or state.is_code_block(start):
         return False
-    for line in range(start, min(end, start + _FORMULA_LINES)):
+    for line in range(start, min(end, start + 100)):  # a longer formula is text
         text = state.src[first + 2 if line == start else state.bMarks[line] : state.eMarks[line]].rstrip()
         if line > start and text and state.sCount[line] < state.blkIndent:
             return False

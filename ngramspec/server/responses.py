@@ -24,6 +24,7 @@ from ngramspec.server.body import (
     Name,
     Refusal,
     TextPart,
+    Typed,
     check_json,
     join_parts,
     parts,
@@ -74,11 +75,10 @@ class _Call(Body):
     arguments: Annotated[str, AfterValidator(check_json)]
 
 
-_FreeText = Annotated[str, AfterValidator(lambda text: dump_arguments({"input": text}))]
-
-
 class _CustomCall(_Call):
-    arguments: _FreeText = Field(validation_alias="input")
+    arguments: Annotated[str, AfterValidator(lambda text: dump_arguments({"input": text}))] = Field(
+        validation_alias="input"
+    )
 
 
 class _ShellCall(Body):
@@ -95,15 +95,10 @@ class _Tool(ToolFields):
     type: Literal["function", "custom"]
 
 
-class _HostedTool(Body):
-    """A tool such as web search, which only OpenAI's servers or models provide."""
-
-    type: Name
-
-
 _TOOLS: dict[str, type[Body]] = {"function": _Tool, "custom": _Tool}
 
-_Tools = Items[Annotated[Any, tagged("type", _TOOLS, _HostedTool)]]
+# Others, such as web search, are provided only by OpenAI's servers or models.
+_Tools = Items[Annotated[Any, tagged("type", _TOOLS, Typed)]]
 
 
 class _Namespace(Body):

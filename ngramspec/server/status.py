@@ -160,9 +160,6 @@ _TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
 Metric = tuple[str, str, float | tuple[int, ...]]
 """Name, description and value; a tuple has one value for each position of a draft. Names of counters end in _total."""
 
-_COUNTERS = ("llamacpp:n_tokens_max",)
-"""Counters in llama-server whose names do not end in _total."""
-
 
 async def metrics(call: Call[Body]) -> Response:
     """Return the engine's counters under llama-server's and vLLM's names, in Prometheus' text format."""
@@ -172,7 +169,8 @@ async def metrics(call: Call[Body]) -> Response:
     escaped_name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines: list[str] = []
     for name, description, value in _metrics(model):
-        kind = "counter" if name.endswith("_total") or name in _COUNTERS else "gauge"
+        # One of llama-server's counters has another name.
+        kind = "counter" if name.endswith("_total") or name == "llamacpp:n_tokens_max" else "gauge"
         lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
         # As on the two servers, only vLLM's metrics name the model.
         labels = [f'model_name="{escaped_name}"'] if name.startswith("vllm:") else []
@@ -245,8 +243,6 @@ with four bytes each, and the result of `SequenceModel.save_state`."""
 
 _MAGIC = b"ngslot3\0"
 
-_NUMBER = re.compile("[0-9]{1,4}")  # number of a slot in a path
-
 
 class _SlotBody(Body):
     filename: str = ""  # not required to erase a slot
@@ -261,7 +257,7 @@ async def slot_action(call: Call[_SlotBody]) -> Response:
         raise ApiError(501, "saving slots is disabled; start the server with --slot-save-path FOLDER")
     slots = len(call.model.service.report().slots)
     path = call.query["id_slot"]
-    if not _NUMBER.fullmatch(path):
+    if not re.fullmatch("[0-9]{1,4}", path):
         raise ApiError(404, "File Not Found")
     number = int(path)
     if number >= slots:

@@ -102,15 +102,6 @@ def test_completion_joins_prompt_parts_of_text_and_tokens() -> None:
     assert list(request_of(NATIVE, {"prompt": {"prompt_string": "ab"}}).prompt) == vocabulary.tokenize("ab")
 
 
-def test_completion_options_reach_the_engine() -> None:
-    request = request_of(NATIVE, {"prompt": "x", "cache_prompt": False, "n_predict": -1, "id_slot": 6})
-    assert (request.cache_prompt, request.max_tokens, request.controls) == (False, 512, frozenset())
-    assert request.slot == 2  # Any number selects a slot.
-    assert request_of(NATIVE, {"prompt": "x", "id_slot": -1}).slot is None
-    told, service = ask(NATIVE, {"prompt": "x", "n_predict": 0, "response_fields": [""]})
-    assert (told, service.requests[0].max_tokens) == ({}, 0)  # The request only fills the cache.
-
-
 def sampling_of(body: dict[str, Any], defaults: tuple[Sampling, int] | None = None) -> Sampling:
     server, service = make_server()
     if defaults is not None:
@@ -165,59 +156,6 @@ def test_completion_uses_server_defaults_and_random_seeds() -> None:
     assert sampling_of({"temperature": 0}, defaults).xtc_probability == 0
 
 
-BOGUS = {"type": "json_schema", "json_schema": {"schema": {"type": "bogus"}}}
-WRONG_ALONE = {
-    "messages": ["hi", [3]],
-    "temperature": [-1, "hot", 10**400],
-    "stream": ["yes"],
-    "n": [0],
-    "max_tokens": [True],
-    "stop": [[""], 5],
-    "top_logprobs": [3],
-    "tool_choice": ["required"],
-}
-WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
-    CHATS: [
-        ({}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        *((CHAT | {name: value}, name) for name, values in WRONG_ALONE.items() for value in values),
-        (CHAT | {"response_format": {"type": "xml"}}, "response_format.type"),
-        (CHAT | {"response_format": BOGUS}, "response_format"),
-        (CHAT | {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    ],
-    TEXTS: [
-        ({}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [10**9]}, "prompt"),
-        ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
-        ({"prompt": "x", "suffix": "y", "echo": True, "logprobs": 1}, "echo"),
-        ({"prompt": ["x"] * 100, "n": 100}, "n"),
-    ],
-    NATIVE: [
-        ({"prompt": "x", "logit_bias": [[1, 2, 3]]}, "logit_bias"),
-        ({"prompt": "x", "logit_bias": {"9999999": 1}}, "logit_bias"),
-        ({"prompt": "x", "samplers": ["magic"]}, "samplers"),
-        ({"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "json_schema"),
-        ({"prompt": "x", "n_predict": -2}, "n_predict"),
-        ({"prompt": "x", "temperature": 0, "xtc_probability": 0.5}, "xtc_probability"),
-    ],
-    "/tokenize": [({"content": 5}, "content")],
-    "/detokenize": [({"tokens": [-1]}, "tokens")],
-}
-
-
-@pytest.mark.parametrize("path", WRONG)
-def test_serve_rejects_invalid_fields_by_name(path: str) -> None:
-    for body, param in WRONG[path]:
-        error = get_error(path, body)
-        assert (error["type"], error["code"]) == ("invalid_request_error", 400), body
-        assert error.get("param") == param, body
-        assert param is None or error["message"].startswith(param.split("[")[0]), body
-
-
 @pytest.mark.parametrize("length", [1000, 2_000_000])
 def test_serve_rejects_too_long_prompt_with_known_error_code(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "word " * length
@@ -248,6 +186,10 @@ def test_serve_engine_errors_are_http_errors_before_stream_start() -> None:
                 assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
     response = send(make_server(Script(error=grammar))[0], TEXTS, {"prompt": "x"})
     assert response.json()["error"]["param"] == "grammar"
+    for error, status, kind in ((memory, 500, "api_error"), (ShutdownError("bye"), 503, "overloaded_error")):
+        response = send(make_server(Script(start_error=error))[0], "/v1/messages", CHAT | {"max_tokens": 9})
+        answer = response.json()
+        assert (response.status_code, answer["type"], answer["error"]["type"]) == (status, "error", kind)
     told, _ = ask(CHATS, CHAT | {"stream": True}, Script(error=memory, after=2))
     assert told[1]["choices"][0]["delta"]["content"]
     assert told[-1] == {"error": {"code": 500, "message": "out of memory", "type": "server_error"}}
@@ -367,30 +309,10 @@ def test_metrics_counts_under_names_of_llama_server_and_vllm() -> None:
     assert set(names) <= {"CPU"}  # descriptions are English, without names of classes
 
 
-def test_tokenize_and_detokenize_round_trip_text() -> None:
-    def tokens(**body: Any) -> Any:
-        return ask("/tokenize", body)[0]["tokens"]
-
-    def text(tokens: list[int]) -> Any:
-        return ask("/detokenize", {"tokens": tokens})[0]["content"]
-
-    vocabulary = demo_vocabulary()
-    special = tokens(content="hi <|im_end|>", add_special=True)
-    assert special == vocabulary.tokenize("hi <|im_end|>", special=True)
-    assert text(special).endswith("hi <|im_end|>")
-    plain = tokens(content="hi <|im_end|>", parse_special=False)
-    assert plain == vocabulary.tokenize("hi <|im_end|>", add_bos=False)
-    assert text(plain) == "hi <|im_end|>"
-    assert tokens(content=["hi ", 7, "<|im_end|>"], add_special=True) == [
-        *vocabulary.tokenize("hi "),
-        7,
-        *vocabulary.tokenize("<|im_end|>", special=True, add_bos=False),
-    ]
-    pieces = [one["piece"] for one in tokens(content="é", with_pieces=True)]
-    assert b"".join(bytes(one) if isinstance(one, list) else one.encode() for one in pieces).decode() == "é"
-    # The applied and tokenized template equals the prompt.
-    applied = tokens(content=ask("/apply-template", CHAT)[0]["prompt"], add_special=False)
-    assert applied == vocabulary.chats.tokens(CHAT["messages"])[-len(applied) :]
+def test_applied_template_has_tokens_of_prompt() -> None:
+    prompt = ask("/apply-template", CHAT)[0]["prompt"]
+    applied = ask("/tokenize", {"content": prompt, "add_special": False})[0]["tokens"]
+    assert applied == demo_vocabulary().chats.tokens(CHAT["messages"])[-len(applied) :]
 
 
 def test_request_log_contains_counters_reasons_and_no_client_text() -> None:
@@ -422,12 +344,3 @@ def test_request_log_contains_counters_reasons_and_no_client_text() -> None:
     first, prompt_tokens = entries[0], len(demo_vocabulary().tokenize("secret"))
     assert (first.prompt_tokens, first.cached_tokens, first.tokens, first.draft_tokens) == (prompt_tokens, 2, 7, 2)
     assert "secret" not in repr(entries)
-
-
-def test_chat_completions_sends_incomplete_tool_call_prefix_at_end() -> None:
-    body = CHAT | {"tools": [{"type": "function", "function": {"name": "look"}}]}
-    told, _ = ask(CHATS, body, Script("Hello <tool_"))
-    assert told["choices"][0]["message"]["content"] == "Hello <tool_"
-    streamed, _ = ask(CHATS, body | {"stream": True}, Script("Hello <tool_"))
-    deltas = [chunk["choices"][0]["delta"] for chunk in streamed]
-    assert "".join(delta.get("content") or "" for delta in deltas) == "Hello <tool_"

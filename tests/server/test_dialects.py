@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,22 +144,6 @@ def test_openai_client_accepts_chat_completions_and_completions() -> None:
         assert model.id == "demo"
 
 
-def test_official_clients_fields_reach_the_engine() -> None:
-    with serving("a END b") as (one, other, engine):
-        body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # Older clients have arguments for these.
-        message = one.messages.create(**ASK, stop_sequences=["END"], extra_body=body)
-        likely: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-        response: Any = other.responses.create(**ASK_RESPONSE, **likely)
-        first, second = engine.requests
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
-    sampling = first.sampling
-    assert (first.stop, sampling.temperature, sampling.top_p, sampling.top_k) == (("END",), 0.5, 0.9, 3)
-    tokens = response.output[0].content[0].logprobs
-    assert second.logprobs == 2
-    assert "".join(token.token for token in tokens) == response.output_text == "a END b"
-    assert {(token.logprob, len(token.top_logprobs)) for token in tokens} == {(-0.5, 2)}
-
-
 def test_responses_api_with_schema_and_tools_allows_tool_calls() -> None:
     """Codex always sends tools; its --output-schema applies to the final answer."""
     asked: Any = RESPONSE | {"text": {"format": FORM}}
@@ -218,41 +201,6 @@ def test_official_clients_raise_error_of_failed_stream() -> None:
     assert last.response.error.message == "it broke"
 
 
-def followed(names: Iterable[str], sign: str, piece: str, script: Script) -> list[str]:
-    """Return the names of the events of a stream.
-
-    The engine takes a step at the first sign of life, and ends at the first one after a piece of text.
-    """
-    seen: list[str] = []
-    for name in names:
-        if name == sign:
-            if piece in seen:
-                script.go.release(100)
-            elif sign not in seen:
-                script.go.release()
-        seen.append(name)
-    return seen
-
-
-def test_streams_without_tokens_send_keepalive_events() -> None:
-    with serving("x", ping=0.02) as (one, other, engine):
-        engine.script = script = Script(go=threading.Semaphore(0))
-        with other.responses.stream(**ASK_RESPONSE) as stream:
-            kinds = (str(event.type) for event in stream)
-            seen = followed(kinds, "keepalive", "response.output_text.delta", script)
-            assert stream.get_final_response().output_text == TEXT
-        assert seen[:3] == ["response.created", "response.in_progress", "keepalive"]
-        engine.script = script = Script(go=threading.Semaphore(0))
-        with one.messages.with_streaming_response.create(**ASK, stream=True) as response:
-            lines = (line.removeprefix("event: ") for line in response.iter_lines() if line.startswith("event: "))
-            seen = followed(lines, "ping", "content_block_delta", script)
-        assert seen[:2] == ["message_start", "ping"]
-        assert seen[-1] == "message_stop"
-
-
-# --------------------------------------------------------------------------- the same properties for all chat APIs
-
-
 EACH = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 LOOKS = [format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2)]
 
@@ -281,20 +229,6 @@ def test_stream_equals_whole_answer(dialect: Dialect, answer: tuple[Script, int]
         streamed_calls = streamed_calls[: len(whole.calls)]  # the whole answer omits a call that a limit cut off
     assert streamed[:2] == whole[:2]
     assert (streamed_calls, streamed[3:6]) == (whole.calls, whole[3:6])
-
-
-@EACH
-@pytest.mark.parametrize("stream", [False, True])
-def test_answer_contains_reasoning_text_calls_and_usage(dialect: Dialect, stream: bool) -> None:
-    vocabulary, script = thinking_vocabulary(), Script(TURN, step=3, n_cached=2)
-    turn, engine = dialect.ask(dialect.body(stream=stream), script, vocabulary=vocabulary, n_ctx=2000)
-    assert (turn.reasoning, turn.text) == ("Long thoughts of many words.", "I löok.")
-    assert [(name, json.loads(arguments)) for name, arguments in turn.calls] == [("look", {"at": at}) for at in (1, 2)]
-    assert turn.reason == {"responses": "completed", "messages": "tool_use", "ollama": "stop"}.get(
-        dialect.name, "tool_calls"
-    )
-    n_tokens = len(vocabulary.tokenize(TURN, add_bos=False)) + 1
-    assert turn.usage == (len(engine.requests[0].prompt), 0 if dialect.name == "ollama" else 2, n_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])

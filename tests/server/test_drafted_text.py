@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import BODIES, CHAT, ask, demo_vocabulary, get_error, thinking_vocabulary
+from support.http import BODIES, CHAT, ask, demo_vocabulary, thinking_vocabulary
 
 CHATS = "/v1/chat/completions"
 
@@ -103,10 +103,3 @@ def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream
         assert details["rejected_prediction_tokens"] == len(tokens) - came
     told, service = ask(path, BODIES[path])
     assert (list(service.requests[0].prediction), "accepted_prediction" in str(told)) == ([], False)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_prediction_with_invalid_value_is_rejected_by_field_name(path: str) -> None:
-    for wrong, param in (({"type": "x", "content": ""}, "type"), ({"type": "content"}, "content"), (5, "")):
-        error = get_error(path, BODIES[path] | {"prediction": wrong})
-        assert error["param"] == f"prediction.{param}".removesuffix(".")

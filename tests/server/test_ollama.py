@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import httpx
 import pytest
 from support import http
 from support.fake_embedder import CountingEmbedder
@@ -22,14 +19,12 @@ from support.http import (
     demo_vocabulary,
     get_error,
     make_server,
-    run_server,
     send,
     thinking_vocabulary,
     vocabulary_with,
 )
 from support.model_files import write_vocabulary
 
-from ngramspec.data import TargetError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.state import Server
 
@@ -47,25 +42,6 @@ def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list
     return parts if isinstance(parts, list) else [parts], service
 
 
-# --------------------------------------------------------------------------- answers
-
-
-def test_ollama_chat_stream_sends_keepalive_and_error_as_json_lines() -> None:
-    script = Script("a b c", error=TargetError("it broke"), after=2, go=threading.Semaphore(0))
-    server, _ = make_server(script)
-    server.ping_seconds = 0.02
-    with run_server(server) as address, httpx.stream("POST", f"{address}/api/chat", json=CHAT) as response:
-        parts = []
-        for line in response.iter_lines():
-            parts.append(json.loads(line))
-            script.go.release()  # type: ignore[union-attr]
-    assert (parts[0]["message"]["content"], parts[0]["done"]) == ("", False)
-    assert parts[-1] == {"error": "it broke"}
-
-
-# --------------------------------------------------------------------------- requests
-
-
 @pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
 def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
     path = "/api/chat" if "messages" in body else "/api/generate"
@@ -79,7 +55,6 @@ def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
         assert [allows(service, text) for text in texts] == [True, False]
     for nothing in ({}, {"format": ""}):
         assert ask(path, body | nothing)[1].requests[0].sampling.grammar is None
-    assert get_error(path, body | {"format": "yaml"}).startswith('format must be "json" or a JSON schema')
 
 
 def test_ollama_think_sets_template_variables() -> None:
@@ -95,81 +70,20 @@ def test_ollama_think_sets_template_variables() -> None:
         ):
             _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
             assert service.prompt_text() == text
-        assert get_error(path, body | {"think": "some"}).startswith("think must be one of true, false, low")
-    # Clients recognize these words and retry without the field.
-    assert get_error("/api/chat", CHAT | {"think": True}) == "think: 'demo' does not support thinking"
     ask("/api/chat", CHAT | {"think": False})
 
 
-def test_ollama_generate_formats_prompt_as_chat_and_continues_context() -> None:
-    vocabulary = demo_vocabulary()
-    (whole,), service = ask("/api/generate", PROMPT | {"system": "s", "stream": False})
-    (request,) = service.requests
-    assert list(request.prompt) == vocabulary.chats.tokens([{"role": "system", "content": "s"}, USER])
-    text = vocabulary.tokenize(TEXT, add_bos=False)
-    assert whole["context"][: len(request.prompt) + len(text)] == [*request.prompt, *text]
-    # The next prompt continues the context, without a second start token.
-    _, service = ask("/api/generate", PROMPT | {"context": whole["context"]})
-    assert list(service.requests[0].prompt) == [*whole["context"], *vocabulary.chats.tokens([USER])[1:]]
-
-
-def test_ollama_generate_with_suffix_uses_fill_in_the_middle(tmp_path: Path) -> None:
-    _, service = ask("/api/generate", {"prompt": "a", "suffix": "b"})
-    before, after = (demo_vocabulary().tokenize(text, add_bos=False) for text in "ab")
-    marks = demo_vocabulary().fill_in_tokens
-    assert list(service.requests[0].prompt)[-5:] == [marks.prefix, *before, marks.suffix, *after, marks.middle]
+def test_ollama_generate_with_suffix_requires_fill_in_the_middle(tmp_path: Path) -> None:
     with closing(Vocabulary(write_vocabulary(tmp_path / "plain.gguf", fill_in=False))) as plain:
         error = get_error("/api/generate", {"prompt": "a", "suffix": "b"}, vocabulary=plain)
         assert error.startswith("this model does not support fill-in-the-middle")
         assert "insert" not in send(make_server(vocabulary=plain)[0], "/api/show", {}).json()["capabilities"]
 
 
-# --------------------------------------------------------------------------- errors
-
-
-def test_ollama_api_rejects_invalid_values_by_field_name() -> None:
-    image = {"images": ["aGk="]}
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        ("/api/chat", {"messages": "hi"}, "messages must be a list"),
-        ("/api/chat", {"messages": [{"content": "x"}]}, "messages[0].role is missing"),
-        ("/api/chat", {"messages": [USER | image]}, "messages[0].images: images are not supported"),
-        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
-        ("/api/chat", {"tools": [{"type": "function"}]}, "tools[0].function is missing"),
-        ("/api/chat", {"tools": [{"type": "web"}]}, "tools[0].type must be"),
-        ("/api/generate", image, "images: images are not supported"),
-        ("/api/generate", {"template": "{{ .Prompt }}"}, "template: Go templates are not supported"),
-        ("/api/generate", {"raw": True, "system": "s"}, "system cannot be combined with raw"),
-        ("/api/generate", {"raw": True, "context": [1]}, "context cannot be combined with raw"),
-        ("/api/generate", {"raw": True, "suffix": "s"}, "suffix cannot be combined with raw"),
-        ("/api/generate", {"context": [10**9]}, "context must contain"),
-        ("/api/generate", {"prompt": 5}, "prompt must be a string"),
-    ]
-    common: list[tuple[dict[str, Any], str]] = [
-        ({"options": {"temperature": -1}}, "options.temperature must be"),
-        ({"options": {"num_predict": "x"}}, "options.num_predict must be"),
-        *(({"options": {"min_tokens": value}}, "options.min_tokens must be a whole") for value in (-1, 1.5, "3", True)),
-        ({"options": {"stop_token_ids": [-1]}}, "stop_token_ids must contain"),
-        ({"options": {"lora": [{"id": 0}]}}, "lora: unknown adapter"),
-        ({"options": 5}, "options must be an object"),
-        ({"format": "json", "options": {"grammar": 'root ::= "a"'}}, "grammar cannot be combined with format"),
-        ({"keep_alive": "5 minutes"}, "keep_alive must be a number of seconds"),
-        ({"keep_alive": True}, "keep_alive must be a number of seconds"),
-        ({"stream": "no"}, "stream must be true or false"),
-        ({"top_logprobs": 2}, "top_logprobs requires logprobs"),
-    ]
-    cases += [(path, fields, message) for path in BODIES for fields, message in common]
-    for path, fields, message in cases:
-        assert get_error(path, BODIES[path] | fields).startswith(message), (path, fields)
-    long = {"messages": [USER | {"content": "word " * 4000}]}
-    assert "exceeds the available context size (512 tokens)" in get_error("/api/chat", CHAT | long)
-
-
 def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
-    assert get_error("/api/nothing", {}, 404)
     assert get_error("/api/chat", None, 405, "GET")
-    for path, method in [*((name, "POST") for name in ("pull", "push", "create", "copy")), ("delete", "DELETE")]:
+    for path, method in [*((name, "POST") for name in ("push", "create", "copy")), ("delete", "DELETE")]:
         assert "restart it: ngramspec serve MODEL" in get_error(f"/api/{path}", {"model": "x"}, 501, method)
-    assert "restart it" in get_error("/api/blobs/sha256:29", {}, 501)
     response = send(Server(), "/api/chat", CHAT)
     assert (response.status_code, response.json()) == (503, {"error": "Loading model"})
 
@@ -183,8 +97,6 @@ def test_ollama_api_requires_api_key() -> None:
     assert response.status_code == 200
 
 
-# --------------------------------------------------------------------------- the model and its embeddings
-
 META = {"n_params": 1_540_000_000, "size": 900, "ftype": "Q4_K_M", "n_ctx_train": 9000}
 
 
@@ -195,25 +107,17 @@ def get(path: str, **settings: Any) -> Any:
 
 
 def test_ollama_tags_and_ps_list_the_model() -> None:
+    """The recorded exchanges have the other fields."""
     ((listed,), (loaded,)) = (get(path, meta=META)["models"] for path in ("/api/tags", "/api/ps"))
-    details = {
-        "parent_model": "",
-        "format": "gguf",
-        "family": "llama",
-        "families": ["llama"],
-        "parameter_size": "1.5B",
-        "quantization_level": "Q4_K_M",
-    }
     for entry in (listed, loaded):
-        assert (entry["name"], entry["model"], entry["size"]) == ("demo:latest", "demo:latest", 900)
-        assert entry["details"] == details
+        details = entry["details"]
+        assert (entry["size"], details["parameter_size"], details["quantization_level"]) == (900, "1.5B", "Q4_K_M")
         assert len(bytes.fromhex(entry["digest"])) == 32
     assert listed["digest"] == loaded["digest"]
     # Clients store the capabilities of a model under its digest.
     assert listed["digest"] != get("/api/tags", meta=META, embedder=CountingEmbedder())["models"][0]["digest"]
     assert listed["modified_at"].endswith("Z")
     assert datetime.fromisoformat(listed["modified_at"]) < datetime.fromisoformat(loaded["expires_at"])
-    assert loaded["context_length"] == 512
 
 
 def test_ollama_show_describes_the_model_for_any_name() -> None:
@@ -247,9 +151,6 @@ def test_ollama_version_and_head_requests_succeed() -> None:
     assert (int(major), int(minor)) >= (0, 6)  # Clients reject older versions.
     for path in ("/", "/api/version", "/api/tags"):
         assert send(make_server()[0], path, method="HEAD").status_code == 200
-
-
-# --------------------------------------------------------------------------- embeddings
 
 
 def test_ollama_embed_truncates_long_texts_unless_truncate_is_false() -> None:

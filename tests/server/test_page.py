@@ -39,26 +39,15 @@ CONTRAST = Path(__file__).with_name("contrast.js")
 
 
 class Visit:
-    """The page of a scripted server in a browser.
-
-    Attributes:
-        page: Page object of playwright.
-        service: Scripted engine.
-        address: URL of the page.
-        answer: Answer to the latest question.
-        note: Note below the latest answer.
-        requests: (URL, body) of the page's requests.
-        complaints: Errors in the console, including violations of the policy, and uncaught exceptions.
-        typed: Text entered into dialogs; `None` means that dialogs are cancelled.
-    """
+    """The page of a scripted server in a browser, with its latest answer and the note below it."""
 
     def __init__(self, page: Page, service: FakeService, address: str) -> None:
         self.page, self.service, self.address = page, service, address
         self.answer, self.note = page.locator(".answer").last, page.locator(".note").last
         self.question, self.send, self.error = (page.locator(f"#{id}") for id in ("question", "send", "error"))
-        self.requests: list[tuple[str, str | None]] = []
-        self.complaints: list[str] = []
-        self.typed: str | None = ""
+        self.requests: list[tuple[str, str | None]] = []  # URLs and bodies of the page's requests
+        self.complaints: list[str] = []  # errors in the console, with violations of the policy, and exceptions
+        self.typed: str | None = ""  # text entered into dialogs; `None` means that dialogs are cancelled
         page.on("dialog", lambda box: box.dismiss() if self.typed is None else box.accept(self.typed))
         page.on("request", lambda request: self.requests.append((request.url, request.post_data)))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))

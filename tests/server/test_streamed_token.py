@@ -48,15 +48,7 @@ class Turns:
 
 
 def stream(server: Server, path: str, body: Any, on_chunk: Callable[[bytes], None], profile: Any = None) -> str:
-    """Return the body of a streamed response to a direct call of the application.
-
-    Args:
-        server: The server.
-        path: Path of the request.
-        body: Fields of the request.
-        on_chunk: Function that receives each part of the body.
-        profile: Profiler of the event loop's thread.
-    """
+    """Return the body of a streamed response to a direct call of the application; `profile` is for the event loop."""
     app, raw, parts = make_app(server), json.dumps(body | {"stream": True}).encode(), list[bytes]()
     headers = [(b"host", b"localhost"), (b"content-length", str(len(raw)).encode())]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}

@@ -5,6 +5,8 @@ A silent stream stays open, a request of a disconnected client ends, and no clie
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -122,31 +124,62 @@ async def test_stream_continues_when_other_requests_end_or_fail() -> None:
     assert parse_chunks(rest)[-1]["stop_type"] == "eos"
 
 
-async def test_stream_without_tokens_sends_comments() -> None:
-    begin, go = threading.Event(), threading.Semaphore(1)
-    async with streaming(Script(begin=begin, go=go), "/v1/chat/completions", CHAT, 0.02) as (_, _, lines):
-        seen = [await anext(lines)]
+SIGNS = {
+    "/v1/chat/completions": ([":"], "data: .DONE."),
+    "/v1/messages": (["event: message_start", "event: ping"], "event: message_stop"),
+    "/v1/responses": (
+        ["event: response.created", "event: response.in_progress", "event: keepalive"],
+        "event: response.completed",
+    ),
+    "/api/chat": (['.*"content":"".*"done":false.*'], '.*"done":true.*'),
+}
+"""Patterns of the first events of a stream without tokens, of which the last is the sign of life, and of its end."""
+
+
+@pytest.mark.parametrize("path", SIGNS)
+async def test_stream_without_tokens_sends_signs_of_life(path: str) -> None:
+    signs, end = SIGNS[path]
+    begin, go, seen = threading.Event(), threading.Semaphore(1), list[str]()
+    body = BODIES[path] | {"stream": True}
+    async with streaming(Script(begin=begin, go=go), path, body, 0.02) as (_, _, lines):
+
+        async def read_until(pattern: str) -> None:
+            seen.append(await anext(lines))
+            while not re.fullmatch(pattern, seen[-1]):
+                seen.append(await anext(lines))
+
+        await read_until(signs[-1])
+        names = [line for line in seen if not line.startswith("data: ") and line]
+        assert len(names) == len(signs)
+        assert all(map(re.fullmatch, signs, names))
         begin.set()
-        while not any(chunk["choices"][0]["delta"].get("content") for chunk in parse_chunks(seen[-1])):
-            seen.append(await anext(lines))
-        while seen[-1] != ":":
-            seen.append(await anext(lines))
+        await read_until('.*"H.*')
+        await read_until(signs[-1])
         go.release(100)
         seen += [line async for line in lines]
-    assert seen[0] == ":"
-    assert "data: [DONE]" in seen
-    async with connected(Script()) as (client, _):  # without silence
+    assert any(re.fullmatch(end, line) for line in seen)
+
+
+async def test_stream_without_silence_has_no_comments() -> None:
+    async with connected(Script()) as (client, _):
         assert ":" not in (await client.post("/completion", json=BODY)).text.splitlines()
 
 
-async def test_stream_error_after_comments_is_sent_as_chunk() -> None:
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/completion", {"code": 500, "message": "defect", "type": "server_error"}),
+        ("/api/chat", "defect"),
+    ],
+)
+async def test_stream_error_after_signs_of_life_is_sent_as_chunk(path: str, error: Any) -> None:
     begin = threading.Event()
-    script = Script(begin=begin, error=ValueError("defect"), after=0)
-    async with streaming(script, "/completion", BODY, 0.02) as (_, _, lines):
-        assert await anext(lines) == ":"
+    script, body = Script(begin=begin, error=ValueError("defect"), after=0), BODIES[path] | {"stream": True}
+    async with streaming(script, path, body, 0.02) as (_, _, lines):
+        assert await anext(lines)
         begin.set()
-        rest = "\n".join([line async for line in lines])
-    assert parse_chunks(rest) == [{"error": {"code": 500, "message": "defect", "type": "server_error"}}]
+        rest = [line async for line in lines if "error" in line]
+    assert [json.loads(line.removeprefix("data: ")) for line in rest] == [{"error": error}]
 
 
 async def test_stream_ends_with_final_chunk_when_server_stops() -> None:

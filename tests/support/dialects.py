@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.fake_service import FakeService
 from support.http import make_server, parse_chunks, send
@@ -20,6 +23,7 @@ SCHEMA: Fields = {"type": "object", "properties": {"at": {"type": "integer"}}}
 LOOK: Fields = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits."}
 _MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+_RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 class Turn(NamedTuple):
@@ -124,6 +128,7 @@ def _merge(deltas: list[Fields]) -> Fields:
 
 
 def _read_response(answer: Any) -> Turn:
+    Response.model_validate(answer)
     output, usage = answer["output"], answer["usage"]
     parts = [(item["type"], part) for item in output for part in item.get("content", [])]
     calls = [item for item in output if "call_id" in item]
@@ -140,12 +145,27 @@ def _read_response(answer: Any) -> Turn:
 
 
 def _join_response(text: str) -> Any:
+    """Return the response at the end of a stream; all events before it are as OpenAI's client expects them."""
     events = parse_chunks(text)
-    answer = events[-1]["response"]
-    deltas: dict[int, str] = {}
-    for event in events:
+    answer, last = events[-1]["response"], events[-1]["type"]
+    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
+    ids, deltas = list[str](), dict[int, str]()
+    for number, event in enumerate(events):
+        assert event["sequence_number"] == number
+        state.handle_event(_RESPONSE_EVENT.validate_python(event))
+        if event["type"] == "response.output_item.added":
+            ids.append(event["item"]["id"])
         if event["type"].endswith(".delta"):
-            deltas[event["output_index"]] = deltas.get(event["output_index"], "") + event["delta"]
+            index = event["output_index"]
+            assert event["item_id"] == ids[index]
+            deltas[index] = deltas.get(index, "") + event["delta"]
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert last == f"response.{answer['status']}"
+    items = [event for event in events if "output_item" in event["type"]]
+    assert [(event["type"].rpartition(".")[2], event["output_index"]) for event in items] == [
+        (kind, index) for index in range(len(answer["output"])) for kind in ("added", "done")
+    ]
+    assert [event["item"] for event in items[1::2]] == answer["output"]
     for index, item in enumerate(answer["output"]):
         parts = [part["text"] for part in item.get("content", [])]
         assert deltas.get(index, "") == "".join(parts) + item.get("arguments", item.get("input", ""))

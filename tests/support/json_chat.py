@@ -32,12 +32,6 @@ class Chat:
         server, engine = make_server(script, vocabulary=vocabulary_with(TEMPLATE), n_ctx=n_ctx)
         return send(server, self._path, self._fields | fields), engine
 
-    def get_response(self, script: Any = None, **fields: Any) -> httpx.Response:
-        """Return the response to a request that must succeed."""
-        response, _ = self.ask(script, **fields)
-        assert response.status_code == 200, response.text
-        return response
-
     def template_values(self, **fields: Any) -> dict[str, Any]:
         """Return what the chat template receives for a request with these fields."""
         response, engine = self.ask(**fields)
@@ -52,14 +46,6 @@ class Chat:
     def tools(self, **fields: Any) -> list[dict[str, Any]]:
         """Return the functions that the template receives."""
         return [tool["function"] for tool in self.template_values(**fields)["tools"]]
-
-    def get_error(self, field: str, **fields: Any) -> dict[str, Any]:
-        """Return the error of a request that is rejected because of this field."""
-        response, engine = self.ask(**fields)
-        assert (response.status_code, engine.requests) == (400, []), fields
-        error: dict[str, Any] = response.json()["error"]
-        assert error["message"].startswith(field)
-        return error
 
 
 FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_call>\n{"name": "loo', '{"at": [1]}', "</")

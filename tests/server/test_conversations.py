@@ -1,0 +1,319 @@
+"""Tests of conversations in chat APIs: earlier answers as history, continued messages, and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.dialects import DIALECTS, USER, Dialect
+from support.fake_service import Script
+from support.http import allows, ask, demo_vocabulary, format_tool_call, vocabulary_with
+from support.json_chat import TEMPLATE, Chat
+from support.templates import ONE_CALL
+
+Message = dict[str, Any]
+
+CHATS = "/v1/chat/completions"
+THOUGHT, ONE = "<think>\nPondering.\n</think>\n\n", format_tool_call("look", '{"at": 1}')
+CUSTOM = format_tool_call("patch", '{"input": "x"}')
+ANSWERS = {
+    "text": THOUGHT + "I look.",
+    "nothing": "",
+    "reasoning": "<think>\nPondering.\n</think>",
+    "call": ONE,
+    "calls": f"{THOUGHT}I look.\n{ONE}\n{ONE}\n{CUSTOM}",
+    "invalid arguments": format_tool_call("look", '{"at": "x", "b": [1]}'),
+    "no arguments": format_tool_call("look"),
+    "unknown tool": format_tool_call("other", '{"at": 1}'),
+    "half a call": ONE[:-20],
+    "half a name": ONE[:25],
+    "half a custom call": CUSTOM[:-20],
+}
+
+
+def follow_ups(history: list[Message], results: list[Message]) -> Iterator[tuple[list[Message], bool]]:
+    """Yield what clients send after an answer, and whether that contains the answer."""
+    yield [USER, *history, *results, USER], True
+    yield [USER, *history, USER], True
+    yield [USER, *history], True
+    yield [USER, *history, *results], True
+    yield [USER, *results, USER], False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_every_answer_is_accepted_as_history(dialect: Dialect, name: str, stream: bool) -> None:
+    server, text = {"vocabulary": vocabulary_with(TEMPLATE), "n_ctx": 4000}, ANSWERS[name]
+    is_cut = name.startswith("half")  # the limit cuts the answer there
+    limit = len(vocabulary_with(TEMPLATE).tokenize(text, add_bos=False)) if is_cut else 400
+    script = Script(text or "<|im_end|>", ends=not is_cut)
+    answer, _ = dialect.ask(dialect.body(limit=limit, stream=stream), script, **server)
+    for conversation, has_answer in follow_ups(answer.history, answer.results):
+        _, service = dialect.ask(dialect.body(**{dialect.messages: conversation}), **server)
+        if has_answer:
+            assert ("Pondering." in service.prompt_text()) == ("Pondering." in text), conversation
+
+
+API = Chat("/v1/chat/completions")
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "content", "reasoning"),
+    [
+        ({"content": None, "refusal": "no"}, "no", None),
+        ({"content": "yes", "refusal": None, "annotations": [], "audio": None, "function_call": None}, "yes", None),
+        ({"content": [{"type": "refusal", "refusal": "no"}]}, "no", None),
+        ({"content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, PARTS[0]]}, "a", "hm"),
+        ({"content": [{"type": "thinking", "thinking": PARTS}, PARTS[0]]}, "a", "a\nb"),
+        ({"content": [{"type": "redacted_thinking", "data": "x"}, PARTS[0]]}, "a", None),
+        ({"content": [{"type": "reasoning", "text": "hm"}, *PARTS]}, "a\nb", "hm"),
+        ({"content": "a", "reasoning": "hm", "reasoning_details": [{"type": "reasoning.text"}]}, "a", "hm"),
+        ({"content": "a", "reasoning": "hm", "reasoning_content": "hm"}, "a", "hm"),
+        ({"content": [], "tool_calls": []}, "", None),
+        ({}, "", None),
+    ],
+)
+def test_chat_completions_accepts_answers_of_other_servers(
+    message: Message, content: str, reasoning: str | None
+) -> None:
+    _, answer, _ = API.messages(messages=[USER, {"role": "assistant"} | message, USER])
+    texts = answer["content"] if isinstance(answer["content"], list) else [{"text": answer["content"]}]
+    assert "\n".join(part["text"] for part in texts) == content
+    assert answer.get("reasoning_content") == reasoning
+
+
+@pytest.mark.parametrize(
+    ("fields", "enabled", "effort"),
+    [
+        ({}, True, None),  # the default
+        ({"reasoning_effort": "none"}, False, None),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning": {"enabled": False}}, False, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"think": False}, False, None),
+        ({"enable_thinking": False}, False, None),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, False, None),
+        ({"reasoning_effort": "low"}, True, "low"),
+        ({"reasoning": {"effort": "high", "exclude": False}}, True, "high"),
+        ({"reasoning_effort": "low", "reasoning": {"effort": "none"}, "think": False}, True, "low"),
+        ({"think": "medium"}, True, "medium"),
+        ({"think": None, "thinking": None, "reasoning": None, "enable_thinking": None}, True, None),
+        *(
+            (switch | {"chat_template_kwargs": {"enable_thinking": False}}, True, None)
+            for switch in (
+                {"reasoning": {"enabled": True}},
+                {"thinking": {"type": "enabled"}},
+                {"think": True},
+                {"enable_thinking": True},
+            )
+        ),
+    ],
+)
+def test_chat_completions_switches_reasoning_in_the_form_of_any_server(
+    fields: Message, enabled: bool, effort: str | None
+) -> None:
+    received = API.template_values(messages=[USER], **fields)
+    assert (received["enable_thinking"], received["reasoning_effort"]) == (enabled, effort)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"reasoning": {"max_tokens": 7}}, {"thinking": {"type": "enabled", "budget_tokens": 7}}]
+)
+def test_chat_completions_reads_reasoning_budget_of_other_servers(fields: Message) -> None:
+    response, engine = API.ask(messages=[USER], **fields)
+    assert response.status_code == 200, response.text
+    budget = engine.requests[0].rules.reasoning
+    assert budget is not None
+    assert budget.limit == 7
+
+
+QUESTION = {"role": "user", "content": "2 + 2?"}
+BEGUN = {"role": "assistant", "content": "The answer <|im_end|> is "}
+TURNS: list[dict[str, Any]] = [QUESTION, BEGUN]
+
+
+def prompt_of(path: str, body: dict[str, Any]) -> list[int]:
+    _, service = ask(path, body)
+    return list(service.requests[0].prompt)
+
+
+def test_chat_apis_with_assistant_last_message_continue_its_text() -> None:
+    """Tests of dialects test the endpoints that answer."""
+    vocabulary = demo_vocabulary()
+    expected = vocabulary.chats.tokens([QUESTION]) + vocabulary.tokenize(BEGUN["content"], add_bos=False)
+    vllm = {"continue_final_message": True, "add_generation_prompt": False}
+    assert prompt_of(CHATS, {"messages": TURNS} | vllm) == expected
+    told, _ = ask("/apply-template", {"messages": TURNS})
+    assert told["prompt"].endswith("assistant\nThe answer <|im_end|> is ")
+    counted, _ = ask("/v1/messages/count_tokens", {"messages": TURNS})
+    assert counted["input_tokens"] == len(expected)
+
+
+def test_chat_completions_without_continuation_starts_new_turn() -> None:
+    vocabulary = demo_vocabulary()
+    assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chats.tokens(TURNS)
+    assert prompt_of(CHATS, {"messages": TURNS, "add_generation_prompt": True}) == vocabulary.chats.tokens(TURNS)
+    told, _ = ask("/apply-template", {"messages": [QUESTION], "add_generation_prompt": False})
+    assert told["prompt"] == "<|im_start|>user\n2 + 2?<|im_end|>\n"
+
+
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}<think>[{{ m.reasoning_content }}]</think>{% elif enable_thinking %}<think>{% endif %}"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_continuation_formats_reasoning_as_the_template_does() -> None:
+    def prompt(template: str, **body: Any) -> str:
+        told, _ = ask("/apply-template", {"messages": TURNS} | body, vocabulary=vocabulary_with(template))
+        return str(told["prompt"]).removeprefix("<user>2 + 2?<assistant>")
+
+    said = BEGUN["content"]
+    thinking = [QUESTION, BEGUN | {"reasoning_content": "hm"}]
+    assert prompt(MARKED) == f"<think>{said}"
+    assert prompt(MARKED, chat_template_kwargs={"enable_thinking": False}) == said
+    assert prompt(MARKED, messages=thinking) == f"<think>[hm]</think>{said}"
+    assert prompt(MARKED, messages=[QUESTION, {"role": "assistant", "content": "", "reasoning_content": "hm"}]) == (
+        "<think>[hm"
+    )
+    # This template begins new answers differently from earlier ones.
+    opened = MARKED.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}").replace("[", "").replace("]", "")
+    assert prompt(opened.replace("elif enable_thinking", "elif false")) == f"<think></think>{said}"
+    strict = MARKED.replace("{% for", "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{% for")
+    assert prompt(strict) == said
+
+
+def test_chat_prompt_of_gemma_4_starts_missing_model_turn() -> None:
+    vocabulary = vocabulary_with("{# <|tool_call> #}{{ messages[0].content ~ '<turn|>\\n' }}")
+    prompt = vocabulary.chats.prompt([QUESTION])
+    assert prompt.text == "2 + 2?<turn|>\n<|turn>model\n"
+    assert prompt.opening.endswith("<|turn>model\n")
+    assert vocabulary.chats.prompt([QUESTION], answered=False).text == "2 + 2?<turn|>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "opening", "expected"),
+    [
+        ("", "assistant\n", "text"),
+        ("<think>", "assistant\n", "<think>\nhm\n</think>\n\ntext"),
+        ("<think>", "assistant\n<think>\n", "hm\n</think>\n\ntext"),
+        ("<think>", "assistant<think>", "hm</think>text"),
+        ("[THINK]", "assistant", "[THINK]hm[/THINK]text"),
+        (
+            "<|channel|> <|message|>",
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>text",
+        ),
+    ],
+)
+def test_continuation_without_template_support_formats_reasoning_by_its_markers(
+    template: str, opening: str, expected: str
+) -> None:
+    rejecting = "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}"
+    vocabulary = vocabulary_with(f"{rejecting}{{# {template} #}}{{{{ {opening!r} }}}}")
+    begun = {"role": "assistant", "content": "text", "reasoning_content": "hm"}
+    told, _ = ask("/apply-template", {"messages": [QUESTION, begun]}, vocabulary=vocabulary)
+    assert told["prompt"] == opening + expected
+
+
+LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}}}
+FIND = {"name": "find", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": LOOK}, {"type": "function", "function": FIND}]
+
+
+def allowed(body: dict[str, Any], text: str) -> bool:
+    """Return True if the grammar of a request allows the complete answer."""
+    _, service = ask(CHATS, {"messages": [USER]} | body)
+    return allows(service, text)
+
+
+def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
+    look, find = format_tool_call("look", '{"at": 1}'), format_tool_call("find", "{}")
+    named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}}
+    assert [allowed(named, text) for text in (look, f"{look}\n{look}", find)] == [True, False, False]
+    only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "find"}}]}
+    asked = {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": only}}
+    assert [allowed(asked, text) for text in (find, look)] == [True, False]
+
+
+def test_chat_completions_describes_grammar_of_custom_tool_in_prompt() -> None:
+    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
+    tool = {"type": "custom", "custom": {"name": "patch", "format": lark}}
+    _, service = ask(CHATS, {"messages": [USER], "tools": [tool]})
+    assert "start: /.+/" in service.prompt_text()
+
+
+def test_chat_completions_supports_deprecated_functions_field() -> None:
+    body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}}
+    told, service = ask(CHATS, body, Script(format_tool_call("look", '{"at": 1}'), step=2))
+    assert service.requests[0].sampling.grammar is not None
+    said = told["choices"][0]["message"]
+    result = {"role": "function", "name": "look", "content": "seen"}
+    _, service = ask(CHATS, {"messages": [USER, said, result], "functions": [LOOK]})
+    prompt = service.prompt_text()
+    assert '{"at": 1}' in prompt
+    assert "seen" in prompt
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "look"}}])
+def test_chat_completions_omits_call_truncated_by_token_limit(choice: object) -> None:
+    whole = format_tool_call("look", '{"at": 1}')
+    cut = format_tool_call("look", '{"at": [1, 2, 3]}').partition(", 3")[0]
+    for text, calls in ((cut, 0), (whole + "\n" + cut, 1), (whole, 1)):
+        limit = len(demo_vocabulary().tokenize(text, add_bos=False))
+        body = {"messages": [USER], "tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+        told, _ = ask(CHATS, body, Script(text + " " * 40))
+        (answer,) = told["choices"]
+        assert [call["function"]["arguments"] for call in answer["message"].get("tool_calls", [])] == [
+            '{"at": 1}'
+        ] * calls
+        assert answer["finish_reason"] == "length"
+
+
+def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+
+    def form(strict: bool | None) -> dict[str, Any]:
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}}
+
+    for strict in (None, False):
+        assert [allowed(form(strict), text) for text in ('{"a": [1]}', "{}", '{"a": [1]} ')] == [True, False, False]
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert allowed({"tools": [tool], "tool_choice": "required"}, format_tool_call("f", '{"a": []}'))
+
+
+FUNCTION = {"type": "function", **LOOK}
+CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "max_tokens": 400}
+RESPONSE: dict[str, Any] = {"input": "hi", "tools": [FUNCTION], "max_output_tokens": 400}
+
+
+@pytest.mark.parametrize("source", [None, ONE_CALL])
+def test_cut_answer_as_history_is_accepted(source: str | None) -> None:
+    """A limit may cut the arguments of a call, which streams have sent by then."""
+    whole = format_tool_call("look", '{"at": 123, "b": ["c"]}')
+    vocabulary = demo_vocabulary() if source is None else vocabulary_with(source)
+    for size in range(whole.index("123"), whole.index("</tool_call>"), 2):
+        limit = len(vocabulary.tokenize(whole[:size], add_bos=False))
+        fields = CHAT | {"max_tokens": limit, "stream": True}
+        told, _ = ask(CHATS, fields, Script(whole), vocabulary=vocabulary)
+        calls = [call for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call, call | {"id": "call_2"}]}
+        results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": "failed"} for i in (1, 2)]
+        body = CHAT | {"messages": [USER, turn, *results]}
+        assert "failed" in ask(CHATS, body, vocabulary=vocabulary)[1].prompt_text()
+        item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
+        result = {"type": "function_call_output", "call_id": "c", "output": "failed"}
+        body = RESPONSE | {"input": [USER, item, result]}
+        assert "failed" in ask("/v1/responses", body, vocabulary=vocabulary)[1].prompt_text()
+
+
+def test_responses_api_accepts_namespace_that_ends_with_separator() -> None:
+    tool = {"type": "namespace", "name": "mcp__db__", "description": "", "tools": [FUNCTION]}
+    (shown,) = Chat("/v1/responses", input="hi").tools(tools=[tool])
+    assert shown["name"] == "mcp__db__look"
