@@ -78,10 +78,6 @@ class Answer:
         self.steps: list[Step] = []
         self.is_progress = False  # whether a part of the prompt was evaluated
 
-    def text(self, kind: Kind = "text") -> str:
-        """Return the text of all blocks of a kind."""
-        return "".join([block.text for block in self.blocks if block.kind == kind])
-
     @property
     def calls(self) -> list[Block]:
         """Complete tool calls of an answer that ended; a limit may have cut off the last one."""

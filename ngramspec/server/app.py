@@ -22,21 +22,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
-from ngramspec.server import (
-    anthropic,
-    embeddings,
-    llama_server,
-    ollama,
-    openai_chat,
-    openai_completions,
-    page,
-    responses,
-    status,
-)
+from ngramspec.server import anthropic, embeddings, ollama, openai_chat, openai_completions, page, responses, status
 from ngramspec.server.access import Access, CrossOrigin
 from ngramspec.server.body import B, Body, parse
 from ngramspec.server.json_text import ApiError, error_body, to_api_error
 from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_PATH, MAX_VALUES
+from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.state import COUNTERS, FORMAT, Call, Counters, Server, error_response
 
 Log = Callable[[Counters], None]
@@ -123,15 +114,15 @@ ENDPOINTS = (
     Endpoint(("/v1/chat/completions", "/chat/completions"), openai_chat.chat_completions),
     Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), openai_chat.input_tokens),
     Endpoint(("/v1/completions",), openai_completions.completions),
-    Endpoint(("/completion", "/completions"), llama_server.completion),
-    Endpoint(("/infill",), llama_server.infill),
+    Endpoint(("/completion", "/completions"), completion),
+    Endpoint(("/infill",), infill),
     Endpoint(("/v1/embeddings", "/embeddings"), embeddings.embeddings),
     Endpoint(("/embedding",), embeddings.embedding),
     Endpoint(("/",), page.page, "GET"),
     Endpoint(("/markdown",), page.markdown),
-    Endpoint(("/tokenize",), llama_server.tokenize),
-    Endpoint(("/detokenize",), llama_server.detokenize),
-    Endpoint(("/apply-template",), llama_server.apply_template),
+    Endpoint(("/tokenize",), tokenize),
+    Endpoint(("/detokenize",), detokenize),
+    Endpoint(("/apply-template",), apply_template),
     Endpoint(("/v1/messages",), anthropic.messages),
     Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens),
     Endpoint(("/v1/responses", "/responses"), responses.responses),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import PlainValidator
+from pydantic import AfterValidator, PlainValidator
 from starlette.responses import Response
 
 from ngramspec.chat.families import AnswerParser, answer_grammar, find_open_tag, reasoning_tags
@@ -26,7 +26,7 @@ from ngramspec.server.generation import (
     repeat_with_seeds,
     run_in_worker,
 )
-from ngramspec.server.json_text import ApiError, read_arguments
+from ngramspec.server.json_text import ApiError, dump_arguments, read_arguments
 from ngramspec.server.reply import Reply, respond
 from ngramspec.server.state import UNLIMITED, Call, ServedModel
 
@@ -59,12 +59,6 @@ class ChatTask:
             raise FieldError("requires a call, but there are no tools", "tool_choice")
 
     @property
-    def message_to_continue(self) -> Mapping[str, Any] | None:
-        """Message that the answer continues; `None` if the answer is a separate turn."""
-        message = self.messages[-1] if self.messages and self.continues_message else {}
-        return message if message.get("role") == "assistant" and not message.get("tool_calls") else None
-
-    @property
     def json_form(self) -> Constraint | None:
         return self.constraint if self.constraint is not None and self.constraint.kind == "json" else None
 
@@ -77,8 +71,10 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     """Render and tokenize the prompt of a conversation, with the callable tools and the start of the answer."""
     contents = [message.get("content", "") for message in task.messages]
     model.check_size(sum(len(c) if isinstance(c, str) else sum(len(part["text"]) for part in c) for c in contents))
-    vocabulary, last = model.vocabulary, task.message_to_continue
-    messages = task.messages if last is None else task.messages[:-1]
+    vocabulary, messages = model.vocabulary, [*task.messages]
+    end = messages[-1] if messages and task.continues_message else {}
+    # The answer continues a last message of the assistant.
+    last = messages.pop() if end.get("role") == "assistant" and not end.get("tool_calls") else None
     variables = {**model.variables, **task.variables}
     if (form := task.json_form) is not None and "response_format" in (vocabulary.chat_template or ""):
         variables["response_format"] = form.value or {"type": "object"}
@@ -265,6 +261,10 @@ def _read_tool_choice(value: Any) -> str | ToolChoice:
 
 
 ToolChoiceField = Annotated[str | ToolChoice, PlainValidator(_read_tool_choice)]
+
+
+FreeText = Annotated[str, AfterValidator(lambda text: dump_arguments({"input": text}))]
+"""The input of a custom tool, as the arguments of its function."""
 
 
 class Toolbox:

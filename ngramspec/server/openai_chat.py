@@ -29,6 +29,7 @@ from ngramspec.server.body import (
 from ngramspec.server.chat import (
     NO_REASONING,
     ChatTask,
+    FreeText,
     Prediction,
     Thinking,
     Toolbox,
@@ -40,7 +41,7 @@ from ngramspec.server.chat import (
 )
 from ngramspec.server.generation import Alternatives, Generation, ResponseFormat, read_logprobs
 from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments
-from ngramspec.server.reply import ChunkReply, logprobs_content, prediction_usage, verbose_field
+from ngramspec.server.reply import ChunkReply, logprobs_content, native_answer, prediction_usage
 from ngramspec.server.state import Call
 
 
@@ -73,7 +74,7 @@ class _Function(Body):
 
 class _CustomCall(Body):
     name: str
-    input: str
+    arguments: FreeText = Field(validation_alias="input")
 
 
 class _Call(Body):
@@ -251,12 +252,10 @@ def _to_template(message: _Message, number: int) -> dict[str, Any]:
 
 
 def _to_call(call: _Call) -> dict[str, Any]:
-    if call.custom is not None:
-        function = {"name": call.custom.name, "arguments": dump_arguments({"input": call.custom.input})}
-    else:
-        assert call.function is not None
-        function = {"name": call.function.name, "arguments": call.function.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    function = call.custom or call.function
+    assert function is not None
+    fields = {"name": function.name, "arguments": function.arguments}
+    return {"id": call.id, "type": "function", "function": fields}
 
 
 class ChatReply(ChunkReply):
@@ -311,7 +310,10 @@ class ChatReply(ChunkReply):
                 choice.setdefault("logprobs", {"content": []})
             if self._drafts:
                 choice["drafted"] = self._drafts[answer.number].content_spans
-        return {**self.body, "object": "chat.completion", **verbose_field(self.call, self.answers[0])}
+        body, call = {**self.body, "object": "chat.completion"}, self.call
+        if call.server.is_verbose if call.body.verbose is None else call.body.verbose:
+            body["__verbose"] = native_answer(call, self.answers[0])
+        return body
 
     def _deltas(self, answer: Answer) -> list[dict[str, Any]]:
         """Return the fields of the choice in each event of an event."""

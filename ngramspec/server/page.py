@@ -36,11 +36,6 @@ from ngramspec.server.limits import MAX_HIGHLIGHTED, MAX_MARKDOWN
 from ngramspec.server.state import Call
 
 
-def hash_source(text: str) -> str:
-    """Return the source expression of a text for a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 @cache
 def make_page() -> tuple[str, dict[str, str]]:
     web = files("ngramspec.server").joinpath("web")
@@ -49,7 +44,7 @@ def make_page() -> tuple[str, dict[str, str]]:
     def inline_file(match: re.Match[str]) -> str:
         text = web.joinpath(match["file"]).read_text("utf-8")
         tag = "style" if match["file"].endswith(".css") else "script"
-        hashes[tag].append(hash_source(text))
+        hashes[tag].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
         return f"<{tag}>{text}</{tag}>"
 
     html = web.joinpath("page.html").read_text("utf-8")

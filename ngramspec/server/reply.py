@@ -339,7 +339,7 @@ def native_answer(call: Call[Any], answer: Answer, *, has_prompt: bool = True) -
     model, request, done = call.model, answer.request, answer.done
     assert done is not None
     settings = generation_settings(request.sampling, call.body.max_tokens, request.stop)
-    text = answer.text()
+    text = "".join([block.text for block in answer.blocks if block.kind == "text"])
     return {
         "index": 0,
         "content": text,
@@ -359,13 +359,6 @@ def native_answer(call: Call[Any], answer: Answer, *, has_prompt: bool = True) -
         "tokens_cached": answer.prompt_tokens + max(0, len(answer.tokens) - 1),
         "timings": timings(answer.prompt_tokens, *done[1:]),
     }
-
-
-def verbose_field(call: Call[Any], answer: Answer) -> dict[str, Any]:
-    """Return llama-server's `__verbose` for one answer of another format; empty if it was not requested."""
-    if not (call.server.is_verbose if call.body.verbose is None else call.body.verbose):
-        return {}
-    return {"__verbose": native_answer(call, answer)}
 
 
 def prompt_text(model: ServedModel, tokens: Sequence[int]) -> str:

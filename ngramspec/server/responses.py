@@ -37,6 +37,7 @@ from ngramspec.server.chat import (
     EFFORTS,
     NO_REASONING,
     ChatTask,
+    FreeText,
     Prediction,
     Toolbox,
     ToolChoiceField,
@@ -76,9 +77,7 @@ class _Call(Body):
 
 
 class _CustomCall(_Call):
-    arguments: Annotated[str, AfterValidator(lambda text: dump_arguments({"input": text}))] = Field(
-        validation_alias="input"
-    )
+    arguments: FreeText = Field(validation_alias="input")
 
 
 class _ShellCall(Body):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -18,7 +18,7 @@ from ngramspec.cpu.thread_governor import ThreadState
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.body import Body
+from ngramspec.server.body import B
 from ngramspec.server.json_text import ApiError, JsonResponse, context_length_error, error_body, shutdown_error
 
 EUCLIDEAN = 2  # llama-server's default scaling of embeddings
@@ -118,9 +118,6 @@ class Counters:
         self.draft_tokens += done.stats.drafted
         self.accepted_tokens += done.stats.accepted
         self.decode_seconds += done.seconds
-
-
-B = TypeVar("B", bound=Body)
 
 
 @dataclass
