@@ -21,7 +21,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
-from ngramspec.storage import UTF16, is_utf16, state_folder, utf8
+from ngramspec.storage import FOLDERS, UTF16, is_utf16, utf8
 
 from .console import fail, note
 
@@ -171,7 +171,7 @@ def unquote(text: str) -> str:
 
 
 def _history() -> History:
-    path = state_folder() / "chat_history"
+    path = FOLDERS.user_state_path / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)

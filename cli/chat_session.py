@@ -25,7 +25,7 @@ from ngramspec.models.find import ModelSource
 from ngramspec.sampling.reasoning import budget_for
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, option
 from ngramspec.steps import Stats, Step
-from ngramspec.storage import state_folder
+from ngramspec.storage import FOLDERS
 
 from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView, MemoryTip
@@ -75,7 +75,7 @@ def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
 
 
 def conversation_path() -> Path:
-    return state_folder() / "chat_last.json"
+    return FOLDERS.user_state_path / "chat_last.json"
 
 
 def load_last() -> tuple[Conversation, str]:

@@ -15,7 +15,7 @@ from ngramspec.chat.stream import Delta
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
 from ngramspec.memory.memory import settings_path
 from ngramspec.steps import Stats, Step, StopReason
-from ngramspec.storage import state_folder
+from ngramspec.storage import FOLDERS
 
 from .console import note, print_stdout, printable, stderr, write_stdout
 from .markdown import THEME, MarkdownStream
@@ -166,7 +166,7 @@ class MemoryTip:
         self._runs.update(runs)
         if is_retry or not repeats or len(repeats) < self.SHARE * len(answer) or settings_path().exists():
             return
-        marker = state_folder() / "memory-tip-shown"
+        marker = FOLDERS.user_state_path / "memory-tip-shown"
         # If the marker exists or cannot be written, skip the tip rather than repeat it in every chat.
         with suppress(OSError):
             marker.parent.mkdir(parents=True, exist_ok=True)

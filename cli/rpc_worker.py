@@ -10,7 +10,7 @@ from ngramspec.cpu.cores import usable_cores
 from ngramspec.llama import rpc
 from ngramspec.model_settings import THREADS
 from ngramspec.sampling.settings import allow_int_range, option
-from ngramspec.storage import cache_folder
+from ngramspec.storage import FOLDERS
 
 from .console import FAILED, Terminated, exit_code, note, print_error
 
@@ -37,7 +37,7 @@ def rpc_worker(
     address = rpc.listening_address(host, port)
     folder = None
     if cache:
-        folder = cache_folder("rpc")
+        folder = FOLDERS.user_cache_path / "rpc"
         folder.mkdir(parents=True, exist_ok=True)
     lent = ", ".join(device.description for device in rpc.list_lent_devices())
     note(f"offering {lent} at {address}; press Ctrl-C to stop")

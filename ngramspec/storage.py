@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
@@ -10,32 +9,16 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import platformdirs
+from platformdirs import PlatformDirs
 
 UTF16 = "UTF-16, not UTF-8 text; convert it to UTF-8"
 """Message on UTF-16, which follows "is"."""
 
-
-def cache_folder(kind: str) -> Path:
-    """Return the folder for data that can be computed again, such as measurements."""
-    return Path(platformdirs.user_cache_dir("ngramspec", appauthor=False)) / kind
-
-
-def data_folder(kind: str) -> Path:
-    """Return the folder for data that cannot be computed again: the user's own data."""
-    return Path(platformdirs.user_data_dir("ngramspec", appauthor=False)) / kind
-
-
-def config_folder() -> Path:
-    """Return the folder of the user's settings."""
-    return Path(platformdirs.user_config_dir("ngramspec", appauthor=False))
-
-
-def state_folder() -> Path:
-    """Return the folder for data that is only convenient to keep, such as the history of typed lines."""
-    return Path(platformdirs.user_state_dir("ngramspec", appauthor=False))
+FOLDERS = PlatformDirs("ngramspec", appauthor=False)
+"""The user's folders: `user_cache_path` for data that can be computed again, `user_data_path` for the user's own data,
+`user_config_path` for settings, and `user_state_path` for data that is only convenient to keep."""
 
 
 @contextmanager
@@ -75,11 +58,6 @@ def write_cache(path: Path, text: str) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-
-
-def write_cache_json(path: Path, data: Any) -> None:
-    """Write data to a cache as JSON; ignore errors as `write_cache` does."""
-    write_cache(path, json.dumps(data))
 
 
 def read_cache(path: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
@@ -10,18 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.storage import (
-    atomic_write,
-    cache_folder,
-    config_folder,
-    data_folder,
-    read_cache,
-    state_folder,
-    utf8,
-    write_cache,
-    write_cache_json,
-    write_whole,
-)
+from ngramspec.storage import FOLDERS, atomic_write, read_cache, utf8, write_cache, write_whole
 from ngramspec.tokens import common_prefix
 
 
@@ -29,10 +17,9 @@ def test_user_folders_are_separate_and_below_home(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    folders = [cache_folder("amx"), cache_folder("calibration"), data_folder("memory"), config_folder(), state_folder()]
-    assert len(set(folders)) == 5
-    assert all(folder.is_relative_to(tmp_path) for folder in folders)
-    assert [folder.parts[-2:] for folder in folders[:3]] == [("ngramspec", f.name) for f in folders[:3]]
+    folders = {getattr(FOLDERS, f"user_{kind}_path") for kind in ("cache", "data", "config", "state")}
+    assert len(folders) == 4
+    assert all(folder.is_relative_to(tmp_path) and folder.name == "ngramspec" for folder in folders)
 
 
 def test_write_whole_replaces_file_atomically(tmp_path: Path) -> None:
@@ -75,8 +62,6 @@ def test_keep_creates_folder_and_ignores_write_failure(tmp_path: Path) -> None:
     assert read_cache(path) is None
     write_cache(path, "works")
     assert read_cache(path) == "works"
-    write_cache_json(path, {"works": [True]})
-    assert json.loads(read_cache(path) or "") == {"works": [True]}
     # A failure to store is ignored.
     write_cache(path / "verdict", "works")
     assert read_cache(path / "verdict") is None

@@ -29,7 +29,7 @@ from numpy.random import default_rng
 
 from ngramspec.backend import ExactnessMode, Logits, Model
 from ngramspec.data import TargetError, decode, encode
-from ngramspec.storage import cache_folder, read_cache, write_cache_json
+from ngramspec.storage import FOLDERS, read_cache, write_cache
 
 Exact = Literal["auto", "on", "off"]
 EXACT: tuple[Exact, ...] = ("auto", "on", "off")
@@ -126,7 +126,7 @@ class KernelClasses:
     @classmethod
     def load(cls, target: Model, folder: Path | None = None) -> KernelClasses:
         """Load what is known about `target`; nothing without a fingerprint or a readable file."""
-        folder = folder or cache_folder("calibration")
+        folder = folder or FOLDERS.user_cache_path / "calibration"
         classes = cls(path=folder / f"{target.fingerprint}-kernels.json" if target.fingerprint else None)
         classes._read()
         return classes
@@ -147,7 +147,7 @@ class KernelClasses:
     def _save(self) -> None:
         if self.path is not None:
             self._read()  # another process may have chosen the sizes in the meantime
-            write_cache_json(self.path, encode(replace(self, path=None)))
+            write_cache(self.path, json.dumps(encode(replace(self, path=None))))
 
     def forget(self) -> None:
         self.probe = self.exact_sizes = self.is_chunk_invariant = None
@@ -228,7 +228,7 @@ class ExactnessSelector:
     def __init__(self, model: Any, text: Sequence[int] = (), folder: Path | None = None) -> None:
         self.comparisons = Comparisons()
         self._model, self._text = model, text
-        self._path = (folder or cache_folder("calibration")) / f"{model.identity}-bits.json"
+        self._path = (folder or FOLDERS.user_cache_path / "calibration") / f"{model.identity}-bits.json"
         if model.identity:
             with suppress(OSError, ValueError):
                 self.comparisons = decode(Comparisons, json.loads(read_cache(self._path) or ""))
@@ -289,7 +289,7 @@ class ExactnessSelector:
 
     def _save(self) -> None:
         if self._model.identity:
-            write_cache_json(self._path, encode(self.comparisons))
+            write_cache(self._path, json.dumps(encode(self.comparisons)))
 
     def forget(self) -> None:
         self.comparisons = Comparisons()

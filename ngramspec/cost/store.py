@@ -16,7 +16,7 @@ from typing import Any
 
 from ngramspec.backend import Model
 from ngramspec.cost.times import FEW, SIZES, WINDOW, PassTimes
-from ngramspec.storage import cache_folder, read_cache, write_cache_json
+from ngramspec.storage import FOLDERS, read_cache, write_cache
 
 END = "-times.json"  # end of the names of files
 
@@ -25,7 +25,7 @@ class StoredTimes:
     """The times of the passes of one model, and their file; without a fingerprint nothing is stored."""
 
     def __init__(self, target: Model, folder: Path | None = None) -> None:
-        folder = folder or cache_folder("calibration")
+        folder = folder or FOLDERS.user_cache_path / "calibration"
         self.path = folder / f"{target.fingerprint}{END}" if target.fingerprint else None
         self.times = (_read(self.path) if self.path else None) or PassTimes()
         self._before = self.times.to_json()
@@ -44,7 +44,7 @@ class StoredTimes:
             part = WINDOW / (WINDOW + self.times.pairs - known)
             for size, ratio in self._before["ratios"].items():
                 data["ratios"][size] = round(ratio**part * data["ratios"][size] ** (1.0 - part), 4)
-        write_cache_json(self.path, data)
+        write_cache(self.path, json.dumps(data))
         self._saved_pairs = self.times.pairs
 
     def forget(self) -> None:
@@ -71,7 +71,7 @@ def _read(path: Path) -> PassTimes | None:
 def load_last_times(model: str, folder: Path | None = None) -> PassTimes | None:
     """Return the last stored times of a model, whose fingerprints begin with `model`; `None` if none are stored."""
     newest, found = -math.inf, None
-    for path in (folder or cache_folder("calibration")).glob(f"{model}*{END}"):
+    for path in (folder or FOLDERS.user_cache_path / "calibration").glob(f"{model}*{END}"):
         with suppress(OSError):
             age = path.stat().st_mtime
             if age > newest and (times := _read(path)) is not None:

@@ -34,7 +34,7 @@ from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic, read_edges
 from ngramspec.models.find import demo_model
 from ngramspec.models.gguf import GGUFHeader, read_header
-from ngramspec.storage import cache_folder, read_cache, write_cache
+from ngramspec.storage import FOLDERS, read_cache, write_cache
 
 _FROM_OUTSIDE = (-2, -9, -15)  # signals from outside: SIGINT, SIGKILL (also for lack of RAM), SIGTERM
 _CPU_SECONDS = 60
@@ -61,7 +61,7 @@ def verdict(
     If the cache folder `kind` cannot be written, each call runs the child again. After `patience` seconds the child
     counts as hanging. A verdict `None` of `judge` is not cached, and means "".
     """
-    path = cache_folder(kind) / _digest(about)
+    path = FOLDERS.user_cache_path / kind / _digest(about)
     checksum, _, cached_verdict = (read_cache(path) or "").partition(" ")
     if cached_verdict and checksum == _digest(about + cached_verdict.encode()):
         return cached_verdict

@@ -36,7 +36,7 @@ from ngramspec.model_settings import NO_DEVICE, TUNABLE, LoadSettingsError, Mode
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import ModelSource, remember_file, resolve
 from ngramspec.models.hub import PREFIX, Progress
-from ngramspec.storage import cache_folder
+from ngramspec.storage import FOLDERS
 
 OnNote = Callable[[str], object]
 """Function that receives notes for the user."""
@@ -205,7 +205,7 @@ def _draft_bytes(source: ModelSource, settings: LoadSettings) -> int:
 
 def model_tuning_path(path: Path, settings: ModelSettings) -> Path:
     """Return the path at which `ngramspec tune` saves the fastest settings for a model with these settings."""
-    return cache_folder("tuned") / f"{tuning_key(path, settings)}.json"
+    return FOLDERS.user_cache_path / "tuned" / f"{tuning_key(path, settings)}.json"
 
 
 def apply_tuning(path: Path, settings: LoadSettings, on_note: OnNote) -> tuple[LoadSettings, dict[str, Any]]:

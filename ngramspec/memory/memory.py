@@ -16,7 +16,7 @@ from ngramspec.data import NGramSpecError, get_reason
 from ngramspec.drafting.mixture.drafter import TextIndexSet
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.memory.store import NOTHING, Contents, MemoryFileError, Store
-from ngramspec.storage import config_folder, data_folder, utf8, write_whole
+from ngramspec.storage import FOLDERS, utf8, write_whole
 
 
 class Memory(TextIndexSet):
@@ -72,20 +72,20 @@ def memory_folder(name: str = DEFAULT) -> Path:
             f"{name!r} is not a valid name for a memory: use up to 64 letters, digits, '_', '-' and '.',"
             " and do not begin with '-' or '.'"
         )
-    return data_folder("memory") / name
+    return FOLDERS.user_data_path / "memory" / name
 
 
 def memory_names() -> list[str]:
     """Return the names of the memories that are not empty."""
     try:
-        paths = sorted(data_folder("memory").iterdir())
+        paths = sorted((FOLDERS.user_data_path / "memory").iterdir())
     except OSError:
         return []
     return [path.name for path in paths if _NAME.fullmatch(path.name) and Store.all_in(path)]
 
 
 def settings_path() -> Path:
-    return config_folder() / "config.toml"
+    return FOLDERS.user_config_path / "config.toml"
 
 
 def saves_answers(path: Path | None = None) -> bool:

@@ -16,7 +16,7 @@ from ngramspec.data import ModelError
 from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic, read_edges
 from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import PREFIX, Progress, choose, fetch, is_model, list_cached
-from ngramspec.storage import cache_folder, read_cache, write_cache
+from ngramspec.storage import FOLDERS, read_cache, write_cache
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
@@ -118,7 +118,7 @@ def _packaged_name(path: Path) -> str:
 def converted_path(path: Path) -> Path:
     """Return the path of the copy in `QUANTISATION`, in a folder of the cache for this content. Raises OSError."""
     key = hashlib.blake2b(read_edges(path, path.stat().st_size), digest_size=12).hexdigest()
-    return cache_folder("models") / key / f"{path.name.split('.')[0]}.{QUANTISATION}.gguf"
+    return FOLDERS.user_cache_path / "models" / key / f"{path.name.split('.')[0]}.{QUANTISATION}.gguf"
 
 
 def _smollm_file() -> Path | None:
@@ -151,7 +151,7 @@ def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path
         listed.add(path.resolve())
         if not split or int(split["part"]) == 1:
             yield name, path
-    folder = cache_folder("used")
+    folder = FOLDERS.user_cache_path / "used"
     names = map(read_cache, folder.iterdir() if folder.is_dir() else ())
     for path in sorted({path for name in names if name and (path := Path(name)).is_file()} - listed):
         yield str(path), path
@@ -160,7 +160,7 @@ def list_models(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path
 def remember_file(path: Path) -> None:
     """Remember that a model file has run, so that `list_models` lists it."""
     name = str(path.resolve())
-    entry = cache_folder("used") / hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    entry = FOLDERS.user_cache_path / "used" / hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
     if not entry.exists():
         write_cache(entry, name)
 

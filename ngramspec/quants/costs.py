@@ -31,7 +31,7 @@ from ngramspec.llama.devices import build, gpu_identity
 from ngramspec.llama.weights import Weights
 from ngramspec.quants.models import PROMPT, SyntheticModels
 from ngramspec.quants.shape import Shape, shape_of
-from ngramspec.storage import cache_folder, read_cache, write_cache_json
+from ngramspec.storage import FOLDERS, read_cache, write_cache
 
 SIZES = (1, 2, 4, 8, 16)  # numbers of tokens in the timed passes
 RUN = 3  # passes of one size for each model in a round; the first rebuilds llama.cpp's graph and does not count
@@ -229,12 +229,13 @@ def costs_path(shape: Shape, n_gpu_layers: int) -> Path:
     """Return the file of the costs of a shape; it depends on the build and on the machine."""
     init_backend()
     conditions = f"{shape.text} {build()} {machine.name()}{gpu_identity()} ngl={n_gpu_layers}"
-    return cache_folder("quants") / f"{hashlib.blake2b(conditions.encode(), digest_size=12).hexdigest()}.json"
+    digest = hashlib.blake2b(conditions.encode(), digest_size=12).hexdigest()
+    return FOLDERS.user_cache_path / "quants" / f"{digest}.json"
 
 
 def keep_costs(path: Path, costs: Sequence[QuantCost]) -> None:
     """Store the costs for `quant_note`; errors are ignored."""
-    write_cache_json(path, {"costs": [asdict(cost) for cost in costs]})
+    write_cache(path, json.dumps({"costs": [asdict(cost) for cost in costs]}))
 
 
 def load_costs(path: Path) -> Sequence[QuantCost]:

@@ -181,7 +181,7 @@ def notes() -> list[str]:
 @pytest.fixture
 def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Choose:
     """Return `choose_smollm` for the demo model, on a CPU that prefers Q4_0 and with an empty cache."""
-    monkeypatch.setattr(find, "cache_folder", tmp_path.joinpath)
+    monkeypatch.setattr(find, "FOLDERS", SimpleNamespace(user_cache_path=tmp_path))
     monkeypatch.setattr(devices, "build", lambda: X86)
     monkeypatch.setattr(devices, "devices", list)
     return lambda repack=True: choose_smollm(DEMO, ModelSettings(no_repack=not repack), notes.append)

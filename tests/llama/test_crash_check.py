@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -44,7 +45,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(crash_check, "cache_folder", tmp_path.joinpath)
+    monkeypatch.setattr(crash_check, "FOLDERS", SimpleNamespace(user_cache_path=tmp_path))
     return tmp_path / "trial"
 
 

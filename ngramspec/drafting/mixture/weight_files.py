@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.storage import atomic_write, cache_folder
+from ngramspec.storage import FOLDERS, atomic_write
 
 LAYOUT = 1  # number of the layout, raised when an index gets another meaning: another state, weight set or fact
 # Initial weights of every text, and initial acceptance of the target's predictions; see `answers.py`.
@@ -28,7 +28,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 def folder() -> Path:
     """Return the folder of the user's files."""
-    return cache_folder("judge")
+    return FOLDERS.user_cache_path / "judge"
 
 
 def file_of(vocabulary: bytes) -> Path:
