@@ -84,35 +84,14 @@ class Vocabulary(Tokenizer, Protocol):
 
 
 class Model(Protocol):
-    """A language model with one text in its KV cache. `ModelBase` has defaults for the second half.
+    """A language model with one text in its KV cache. `ModelBase` has defaults for the second half."""
 
-    Attributes:
-        tokens: Token ids in the cache, in order: those of the prompt and appended ones.
-        n_vocab: Length of a row of logits.
-        n_ctx: Maximum number of tokens that may stay in the cache. One pass may exceed it by `max_batch` tokens, which
-            are then rolled back.
-        max_batch: Maximum number of tokens of one `evaluate` of which all but the first can be rolled back.
-        can_rollback: Whether `rollback` can remove tokens; if not, nothing is drafted.
-        replays: Whether a rollback requires a `checkpoint` before the pass, and evaluates tokens again after it.
-        exact_rollback: Whether logits after a rollback are bit for bit those of a cache that never had the tokens.
-        owed: Number of tokens in the cache that the next call evaluates again, before its new ones.
-        fingerprint: Key of everything that measured costs depend on: file, build, machine, settings. With "" they are
-            not stored.
-        returns_early: Whether `submit` returns before the work is done, as on a GPU.
-        leaves: Maximum number of branches in a pass that no other branch extends; 0 if there is no method `ask`.
-    """
-
-    @property
-    def tokens(self) -> list[int]: ...
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    @property
-    def n_ctx(self) -> int: ...
-
-    @property
-    def max_batch(self) -> int: ...
+    tokens: list[int]  # token ids in the cache, in order: those of the prompt and appended ones
+    n_vocab: int  # length of a row of logits
+    # Maximum number of tokens that may stay in the cache. One pass may exceed it by `max_batch` tokens, which are then
+    # rolled back.
+    n_ctx: int
+    max_batch: int  # maximum number of tokens of one `evaluate` of which all but the first can be rolled back
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         """Fill the cache with exactly these tokens, and return the logits after the last one, shape (n_vocab,).
@@ -137,29 +116,22 @@ class Model(Protocol):
     def clear(self) -> None:
         """Empty the cache."""
 
-    @property
-    def can_rollback(self) -> bool: ...
+    can_rollback: bool  # whether `rollback` can remove tokens; if not, nothing is drafted
+    replays: bool  # whether a rollback requires a `checkpoint` before the pass, and evaluates tokens again after it
+    exact_rollback: bool  # whether logits after a rollback are bit for bit those of a cache that never had the tokens
+    returns_early: bool  # whether `submit` returns before the work is done, as on a GPU
+    leaves: int  # maximum number of branches in a pass that no other branch extends; 0 if there is no method `ask`
 
     @property
-    def replays(self) -> bool: ...
+    def owed(self) -> int:
+        """Number of tokens in the cache that the next call evaluates again, before its new ones."""
 
     @property
-    def exact_rollback(self) -> bool: ...
-
-    @property
-    def owed(self) -> int: ...
+    def fingerprint(self) -> str:
+        """Key of all that measured costs depend on (file, build, machine, settings); with "" they are not stored."""
 
     def checkpoint(self) -> None:
         """Save the state, so that `rollback` can return to it until the next checkpoint."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def returns_early(self) -> bool: ...
-
-    @property
-    def leaves(self) -> int: ...
 
 
 class ModelBase:
@@ -262,12 +234,10 @@ class SharedModel(Protocol):
     max_rows: int  # maximum number of rows of logits of a pass
     drafts_alone: bool  # whether a draft can be rolled back only if its pass contained no other sequence
     feeds_head: bool  # see `Runner`
+    returns_early: bool  # see `Model`
 
     @property
     def sequences(self) -> Sequence[SequenceModel]: ...
-
-    @property
-    def returns_early(self) -> bool: ...
 
     def submit_together(self, parts: Sequence[Part]) -> None:
         """Begin the pass of `evaluate_together`. On a GPU it may return before the work is done."""

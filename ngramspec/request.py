@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
+from ngramspec.backend import Model
 from ngramspec.data import PromptError
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules
 
@@ -56,16 +57,15 @@ class Request:
     cache_prompt: bool = True
     scales: tuple[float, ...] | None = None
 
-    def check(self, n_ctx: int, n_vocab: int) -> None:
-        """Raise a PromptError or a ValueError if a model with this context and vocabulary cannot continue the text."""
+    def check(self, model: Model) -> None:
+        """Raise a PromptError or a ValueError if a model cannot continue the text."""
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not self.prompt:
             raise PromptError("the prompt is empty")
-        n_prompt = len(self.prompt)
-        if n_prompt >= n_ctx:
+        if (n_prompt := len(self.prompt)) >= model.n_ctx:
             raise PromptError(
-                f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of {n_ctx}"
+                f"the prompt has {n_prompt} tokens and leaves no room for an answer in the context of {model.n_ctx}"
             )
-        if self.logprobs is not None and not 0 <= self.logprobs <= n_vocab:
-            raise ValueError(f"logprobs must be 0 to {n_vocab}, the size of the vocabulary, got {self.logprobs}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= model.n_vocab:
+            raise ValueError(f"logprobs must be 0 to {model.n_vocab}, the size of the vocabulary, got {self.logprobs}")

@@ -259,14 +259,9 @@ class Engine:
             with self._lock:
                 active = min(self._queue, key=lambda waiting: waiting.turn)
                 self._queue.remove(active)
-            model, request = self._model, active.request
+            request, counts_calls = active.request, self._drafter is not None and self._exactness.max_logit_shift > 0
             try:
-                active.prepare(
-                    self._vocabulary,
-                    n_ctx=self.n_ctx,
-                    n_vocab=model.sequences[0].n_vocab,
-                    counts_calls=self._drafter is not None and self._exactness.max_logit_shift > 0,
-                )
+                active.prepare(self._vocabulary, self._model.sequences[0], counts_calls=counts_calls)
             except (NGramSpecError, ValueError) as error:
                 active.finish(error)
                 continue

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ngramspec.backend import Logits, SequenceModel, Vocabulary
+from ngramspec.backend import Logits, Model, SequenceModel, Vocabulary
 from ngramspec.data import NGramSpecError
 from ngramspec.decoding.text import Drafts, Text
 from ngramspec.request import Request
@@ -115,10 +115,10 @@ class ActiveRequest:
         """End the request before the next pass, with a `Done` event. May be called from any thread."""
         self.cancelled = True
 
-    def prepare(self, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool) -> None:
+    def prepare(self, vocabulary: Vocabulary, model: Model, *, counts_calls: bool) -> None:
         """Check the request, and prepare its text; the arguments and errors are those of `Text`."""
         request = replace(self.request, max_tokens=self.request.max_tokens or 1)
-        text = Text(request, vocabulary, n_ctx=n_ctx, n_vocab=n_vocab, counts_calls=counts_calls)
+        text = Text(request, vocabulary, model, counts_calls=counts_calls)
         self.text = text if self.request.max_tokens else None
 
     def start(self, sequence: SequenceModel, drafts: Drafts, *, aligned: bool, max_chunk: Callable[[], int]) -> None:

@@ -133,15 +133,9 @@ class SpeculativeDecoder:
         # Checked here and not at the first `next`, so that a wrong call fails immediately.
         if request.prediction and self.drafter is not None and self.drafter.prediction is None:
             raise ValueError(f"the drafter {self.drafter.name!r} does not support prediction; use 'mixture'")
-        text = Text(
-            request,
-            self.vocabulary,
-            n_ctx=self.sequence.n_ctx,
-            n_vocab=self.sequence.n_vocab,
-            # If nothing is drafted, or all sizes agree, rounding decides nothing.
-            counts_calls=self.exactness.max_logit_shift > 0 and self.drafter is not None,
-        )
-        return self._run(text, progress)
+        # If nothing is drafted, or all sizes agree, rounding decides nothing.
+        counts_calls = self.exactness.max_logit_shift > 0 and self.drafter is not None
+        return self._run(Text(request, self.vocabulary, self.sequence, counts_calls=counts_calls), progress)
 
     def _prepare_target(self) -> ExactnessMode:
         """Prepare the target for a request, and return how it is decoded."""

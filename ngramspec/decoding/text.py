@@ -160,8 +160,7 @@ class DraftedText:
 class Text(DraftedText):
     """The text that follows a prompt, as far as it is final.
 
-    `n_ctx` is the maximum number of tokens of prompt and text, and `n_vocab` the length of a row of logits. With
-    `counts_calls`, the tokens that rounding could have decided are counted (`Step.close_calls`).
+    With `counts_calls`, the tokens that rounding could have decided are counted (`Step.close_calls`).
 
     Attributes:
         settled: Number of tokens of prompt and text without the last one, which no pass has evaluated yet.
@@ -170,11 +169,9 @@ class Text(DraftedText):
         is_released: Whether the sequence may hold another text, because the request was cancelled.
     """
 
-    def __init__(
-        self, request: Request, vocabulary: Vocabulary, *, n_ctx: int, n_vocab: int, counts_calls: bool = False
-    ) -> None:
-        request.check(n_ctx, n_vocab)
-        room = n_ctx - len(request.prompt)
+    def __init__(self, request: Request, vocabulary: Vocabulary, model: Model, *, counts_calls: bool = False) -> None:
+        request.check(model)
+        room = model.n_ctx - len(request.prompt)
         self.request = request
         self.prompt = list(request.prompt)
         self.settled = len(self.prompt) - 1
@@ -196,7 +193,7 @@ class Text(DraftedText):
         self._recorder: RecordingSampler | None = None
         self._decisions: list[TokenDecision] = []  # since the last step
         self._has_records = counts_calls or request.logprobs is not None or request.return_decisions
-        self.verifier = self._make_verifier(vocabulary, n_vocab, counts_calls)
+        self.verifier = self._make_verifier(vocabulary, model.n_vocab, counts_calls)
 
     def _make_verifier(self, vocabulary: Vocabulary, n_vocab: int, counts_calls: bool) -> Verifier:
         """Return the verifier, with the samplers that apply the request's rules and observe its draws."""

@@ -270,7 +270,7 @@ def make_pass(
     for number in numbers:
         sequence, prompt = model.sequences[number], [number, 1, 2]
         request = Request(prompt, 4 if number else 50)
-        text = Text(request, sequence, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab)
+        text = Text(request, sequence, sequence)
         text.begin(Drafts(Guesser(plain_generate(MockShared(1).sequences[0], prompt, 50, Sampling()))), sequence)
         text.first(sequence.prefill(prompt)[np.newaxis])
         text.drafts.first(text.last)

@@ -149,7 +149,7 @@ def seconds(curve: str, texts: int, split: bool, wrong: int) -> float:
     requests = []
     for sequence in model.sequences:
         request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)
-        request.prepare(sequence, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab, counts_calls=False)
+        request.prepare(sequence, sequence, counts_calls=False)
         text = plain_generate(MockTarget(peak=3.0), [1, sequence.number], tokens, Sampling()) if wrong else []
         request.start(sequence, TextDrafts(Oracle(text, wrong)), aligned=False, max_chunk=lambda: 512)
         while request.reader is not None:

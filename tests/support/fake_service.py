@@ -162,8 +162,10 @@ class FakeService:
             rules=request.rules,
             controls=request.controls,
         )
-        text = Text(scripted_request, self.vocabulary, n_ctx=self.n_ctx, n_vocab=self.vocabulary.n_vocab)
-        text.begin(Drafts(None), ModelBase())
+        model = ModelBase()
+        model.n_ctx, model.n_vocab = self.n_ctx, self.vocabulary.n_vocab
+        text = Text(scripted_request, self.vocabulary, model)
+        text.begin(Drafts(None), model)
         for number, tokens in enumerate(self._steps(script)):
             if script.go is not None:
                 ticket.wait(partial(script.go.acquire, True))
