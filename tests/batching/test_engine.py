@@ -519,11 +519,6 @@ def test_engine_after_losses_elsewhere_drafts_repeated_request_fully() -> None:
     assert repeated == (90, 90, 5)
 
 
-def test_engine_with_other_seed_does_not_draft_earlier_answer() -> None:
-    one, other = [Request(PROMPT, LENGTH, sampling=Sampling(2.0, seed=seed)) for seed in (1, 2)]
-    assert asks(one, other)[1] == (0, 0, LENGTH - 1)
-
-
 def test_engine_with_prediction_drafts_it_from_first_token() -> None:
     answer = plain_generate(MockTarget(VOCABULARY), PROMPT, LENGTH, Sampling())
     predicted, other = asks(Request(PROMPT, LENGTH, prediction=answer), Request([7, 8, 9], LENGTH))

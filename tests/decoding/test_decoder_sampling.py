@@ -39,32 +39,6 @@ def test_decoder_with_coupled_acceptance_drafts_with_noise_of_target() -> None:
     assert (stats.acceptance_rate or 0) > 0.6
 
 
-def test_decoder_with_grammar_sends_only_allowed_tokens(word_vocabulary: Vocabulary) -> None:
-    """Neither coupled nor rejection sends a token that the grammar forbids, and the text always follows the grammar."""
-    grammar = 'root ::= ("a" "b"? | "c")*'
-    prompt = [A, B, C, B, B, A, A, C, B, B, A, B, C, B]  # Its n-grams predict forbidden tokens.
-    sent = forbidden = 0
-    for method in ("coupled", "match", "rejection"):
-        for seed in range(20):
-            mock = make_model(vocabulary=word_vocabulary, words=(A, B, C, END), peak=0.5)
-            decoder = make_decoder(mock, drafter="ngram", policy="fixed", draft_max=4)
-            sampling = Sampling(1.0, seed=seed, grammar=grammar, **OPEN)
-            here = word_vocabulary.grammar(grammar)
-            for step in decoder.generate(
-                prompt, max_tokens=20, sampling=sampling, acceptance=method, return_decisions=True
-            ):
-                unsent = step.verified_draft.tokens[len(step.drafted) :]
-                assert len(unsent) <= (method == "rejection")
-                assert here.count_allowed([*step.drafted, *unsent]) == len(step.drafted)
-                sent += len(step.drafted)
-                forbidden += len(unsent)
-                for token in step.tokens:
-                    assert here.allows(token)
-                    here.accept(token)
-    assert sent > 150
-    assert forbidden > 10
-
-
 @pytest.mark.parametrize("method", ["coupled", "rejection", "match"])
 def test_decoder_with_grammar_drafts_forced_tokens(method: str, word_vocabulary: Vocabulary) -> None:
     """If the grammar allows only one token, the loop drafts it, even if nothing in the context predicts it."""
@@ -79,13 +53,6 @@ def test_decoder_with_grammar_drafts_forced_tokens(method: str, word_vocabulary:
         stats.add(step)
     assert any(step.source == "grammar" for step in steps)
     assert stats.tokens_per_pass > 3
-
-
-def test_generate_rejects_invalid_grammar_immediately(word_vocabulary: Vocabulary) -> None:
-    mock = make_model(vocabulary=word_vocabulary)
-    with pytest.raises(GrammarError, match="does not parse"):
-        make_decoder(mock).generate([1], max_tokens=1, sampling=Sampling(grammar="root ::= ("))
-    assert mock.tokens == []
 
 
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection"])

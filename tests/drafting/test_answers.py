@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import count
 
-import numpy as np
 import pytest
 from support.mock_target import MockTarget, rows_to
 
@@ -89,20 +88,6 @@ def test_answers_that_prove_correct_increase_probability() -> None:
         guesser.record_target_guesses([50], 0, [77])  # The answer after 50 is at the position of 77.
         guesser.accept([len(chances) + 100])
     assert chances[-1] > max(0.5, 1.5 * chances[0])
-
-
-def test_mixture_without_answers_keeps_drafts() -> None:
-    text = [1, 2, 3, 4, 1, 2, 5, 4, 1, 2, 3, 6] * 4
-    one, other = MixtureDrafter(), MixtureDrafter()
-    one.begin(text[:6])
-    other.begin(text[:6])
-    for token in text[6:]:
-        a, b = one.propose(Ask(8, price=FREE)), other.propose(Ask(8, price=DEAR))
-        n = min(len(a), len(b))
-        assert a.tokens[:n] == b.tokens[:n]
-        assert a.acceptance_probs[:n] == b.acceptance_probs[:n]
-        one.observe_logits([0, *a.tokens], np.empty((1 + len(a), 0), np.float32), 0)  # A recording has no logits.
-        assert one.accept([token]) == other.accept([token])
 
 
 @pytest.mark.parametrize("beside_a_model", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,14 +122,3 @@ def test_compiled_mixture_equals_plain_python(seed: int, length: int) -> None:
         assert one.keys() == other.keys()
         for name, values in one.items():
             np.testing.assert_allclose(np.asarray(values), np.asarray(other[name]), rtol=1e-6, atol=1e-9, err_msg=name)
-
-
-@pytest.mark.parametrize(("seed", "length"), MANY)
-def test_compiled_token_index_equals_plain_python(seed: int, length: int) -> None:
-    text = copying(random.Random(seed), 40, 20 * length)
-    kinds = token_index.TokenIndex, PLAIN["token_index"].TokenIndex
-    for indexes in [kind() for kind in kinds], [kind.build(array("i", text), 1 << 12) for kind in kinds]:
-        for index in indexes:
-            index.extend(text)
-        for name in ("tokens", "links", "heads"):
-            assert list(getattr(indexes[0], name)) == list(getattr(indexes[1], name)), name

@@ -166,25 +166,6 @@ def test_predictor_update_keeps_q_of_earlier_draft() -> None:
     assert dict(q) == {2: 0.5, 3: 0.5}
 
 
-@pytest.mark.parametrize("vocabulary", [3, 60, 100_000])
-def test_predictor_tables_keep_within_limits(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "MAX_PAIRS", 200)
-    monkeypatch.setattr(predictor, "MAX_CONTINUATIONS", 20)
-    rng = random.Random(4)
-    p, stream = NGramPredictor(window=64), [rng.randrange(vocabulary) for _ in range(4000)]
-    for at in range(0, 4000, 500):
-        p.update_batch(stream[at : at + 500])
-        for table in p._tables:
-            found = entries(table)
-            assert table.pairs == sum(len(e.counts) for e in found) <= 200
-            assert max(len(e.counts) for e in found) <= 20
-            assert all(e.total == sum(e.counts.values()) for e in found)
-            assert all(e.counts[e.best] == max(e.counts.values()) for e in found)
-            assert vocabulary < 20 or table.pairs > 160  # The table is full, so its limit applied.
-    assert len(p) == 64
-    assert state(p) == state(fed(stream, window=64))  # also if tables overflow in a batch
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

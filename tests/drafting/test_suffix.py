@@ -42,23 +42,6 @@ def longest_match(text: Sequence[int]) -> tuple[int, list[int]]:
 # --------------------------------------------------------------------------- the automaton
 
 
-@given(text=TEXTS)
-def test_suffix_automaton_finds_longest_earlier_suffix(text: list[int]) -> None:
-    automaton = SuffixAutomaton()
-    for n, token in enumerate(text):
-        automaton.extend([token])
-        length, followed = longest_match(text[: n + 1])
-        state = automaton.link[automaton.last]
-        assert automaton.length[state] == length
-        if length:
-            counts = automaton.counts[state]
-            assert set(counts) == set(followed)
-            assert sum(counts.values()) == automaton.total[state]
-            assert all(1 <= counts[t] <= seen for t, seen in Counter(followed).items())
-            assert automaton.latest[state] == followed[-1]
-            assert counts[automaton.best[state]] == max(counts.values())
-
-
 def test_suffix_automaton_with_few_suffix_links_keeps_exact_counts() -> None:
     # The automaton counts along at most MAX_COUNTED suffix links, and texts of this kind have no more.
     rng = random.Random(1)
@@ -151,9 +134,3 @@ def test_suffix_drafter_uses_context_of_any_length() -> None:
         drafter.begin([*text, before, *same])
         found = drafter.propose(Ask(1))
         assert (*found.tokens, *found.match_lengths, *found.context_counts) == draft
-
-
-def test_suffix_drafter_prefers_latest_unless_other_is_clearly_ahead() -> None:
-    drafter = SuffixDrafter()
-    drafter.begin([10, 5, 7, 11, 5, 7, 12, 5, 7, 20, 5, 8, 21, 5, 8, 30, 5])  # 7 three times, then 8 twice
-    assert drafter.propose(Ask(1)).tokens == (8,)
