@@ -15,47 +15,34 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text to continue.
+    """A text to continue."""
 
-    Attributes:
-        prompt: Token ids, at least one, fewer than the context holds.
-        max_tokens: Maximum number of tokens to emit; the end of the context may come first. The engine takes 0, which
-            only fills the cache with the prompt.
-        sampling: How tokens are chosen.
-        acceptance: How drafts are accepted: an `Acceptance`, the name of a method, or a verifier, which has its own
-            sampling.
-        stop: Strings that end the text, which then stops right before them. The name of a control token in one also
-            stands for the token.
-        rules: Where the text may end, which words it may not contain, and how long it may reason.
-        prediction: Token ids of a text that the answer probably copies, such as the file that it changes. It is drafted
-            from first, and a wrong one does not change the text.
-        logprobs: Report the log-probabilities of each emitted token and of this many of the most likely tokens; `None`
-            means no log-probabilities.
-        post_sampling: Report them from the distributions that tokens were drawn from, after all samplers.
-        return_decisions: Report the decision on each token; not available with a verifier.
-        controls: Control tokens whose names are part of the text, for callers that parse them. Others have no text, and
-            tokens that end a text stay hidden.
-        scored: Also report the log-probabilities of the prompt's tokens (engine only).
-        slot: Slot to prefer (engine only); `None` means the one that contains most of the prompt.
-        cache_prompt: Whether tokens of the prompt that a slot already contains may be reused (engine only).
-        scales: Scales of the LoRA adapters (engine only); `None` means those of the engine.
-    """
-
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # token ids, at least one, fewer than the context holds
+    # Maximum number of tokens to emit; the end of the context may come first. The engine takes 0, which only fills the
+    # cache with the prompt.
     max_tokens: int
-    sampling: Sampling = GREEDY
+    sampling: Sampling = GREEDY  # how tokens are chosen
+    # How drafts are accepted: settings, the name of a method, or a verifier, which has its own sampling.
     acceptance: str | Acceptance | Verifier | None = None
+    # Strings that end the text, which then stops right before them. The name of a control token in one also stands for
+    # the token.
     stop: Sequence[str] = ()
-    rules: TextRules = NO_RULES
+    rules: TextRules = NO_RULES  # where the text may end, which words it may not contain, and how long it may reason
+    # Token ids of a text that the answer probably copies, such as the file that it changes. It is drafted from first,
+    # and a wrong one does not change the text.
     prediction: Sequence[int] = ()
+    # Report the log-probabilities of each emitted token and of this many of the most likely tokens; `None`: none.
     logprobs: int | None = None
-    post_sampling: bool = False
-    return_decisions: bool = False
+    post_sampling: bool = False  # report them from the distributions that tokens were drawn from, after all samplers
+    return_decisions: bool = False  # report the decision on each token; not available with a verifier
+    # Control tokens whose names are part of the text, for callers that parse them. Others have no text, and tokens that
+    # end a text stay hidden.
     controls: frozenset[int] = frozenset()
-    scored: bool = False
-    slot: int | None = None
-    cache_prompt: bool = True
-    scales: tuple[float, ...] | None = None
+    # The following are for the engine only.
+    scored: bool = False  # also report the log-probabilities of the prompt's tokens
+    slot: int | None = None  # slot to prefer; `None` means the one that contains most of the prompt
+    cache_prompt: bool = True  # whether tokens of the prompt that a slot already contains may be reused
+    scales: tuple[float, ...] | None = None  # scales of the LoRA adapters; `None` means those of the engine
 
     def check(self, model: Model) -> None:
         """Raise a PromptError or a ValueError if a model cannot continue the text."""

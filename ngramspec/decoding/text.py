@@ -161,12 +161,6 @@ class Text(DraftedText):
     """The text that follows a prompt, as far as it is final.
 
     With `counts_calls`, the tokens that rounding could have decided are counted (`Step.close_calls`).
-
-    Attributes:
-        settled: Number of tokens of prompt and text without the last one, which no pass has evaluated yet.
-        stop: Why the text ended; `None` while it grows.
-        error: What ended the text after the tokens of the last step; `None` if nothing did.
-        is_released: Whether the sequence may hold another text, because the request was cancelled.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, model: Model, *, counts_calls: bool = False) -> None:
@@ -174,12 +168,13 @@ class Text(DraftedText):
         room = model.n_ctx - len(request.prompt)
         self.request = request
         self.prompt = list(request.prompt)
+        # Number of tokens of prompt and text without the last one, which no pass has evaluated yet.
         self.settled = len(self.prompt) - 1
         self.last = self.prompt[-1]
         self.tokens_left = min(request.max_tokens, room)
-        self.stop: StopReason | None = None
-        self.error: NGramSpecError | ValueError | None = None
-        self.is_released = False
+        self.stop: StopReason | None = None  # why the text ended; `None` while it grows
+        self.error: NGramSpecError | ValueError | None = None  # what ended the text after the tokens of the last step
+        self.is_released = False  # whether the sequence may hold another text, because the request was cancelled
         self._limit_reason: StopReason = "length" if request.max_tokens <= room else "context"
         ends, is_eog = request.rules.stop_token_ids, vocabulary.is_eog
         self._ends: TokenTable[bool] = TokenTable(lambda token: token in ends or is_eog(token))
