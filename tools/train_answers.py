@@ -36,7 +36,7 @@ def main() -> None:
     tokens = 0
     for case in prepare(target.vocabulary, load_prompts(options.prompts), options.n + 64, options.c)[0]:
         tokens += sum(len(step.tokens) for step in decoder.generate(case.tokens, max_tokens=options.n))
-    weight_files.save(path, drafter.guesser.answers.correction.global_weights())
+    weight_files.save(path, drafter.guesser.answers.correction.global_weights)
     path.chmod(0o644)  # the file belongs to the package and must be readable for all users
     print(f"{path}: {path.stat().st_size} bytes, from {tokens} tokens")
 

@@ -46,17 +46,17 @@ def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64
     """Return the state learned from the conversations in the format that `weight_files.save` writes."""
     weight_files.START = Path(os.devnull)
     curves = [make_fixed_curve(CURVES[name][0]) for name in CURVE_NAMES]
-    weights = _copy(MixtureDrafter().guesser.global_weights())
+    weights = _copy(MixtureDrafter().guesser.global_weights)
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in weights.items()}
     memory = TextIndexSet()
     for number, conversation in enumerate(conversations):
         # The shared state must suit a drafter without state about tokens, like the first one of a user.
         drafter = MixtureDrafter(memory if number % 2 else None)
-        weight_files.load_into(drafter.guesser.global_weights(), weights)
+        weight_files.load_into(drafter.guesser.global_weights, weights)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
         memory.add_text(conversation.response)
-        weights = _copy(drafter.guesser.global_weights())
+        weights = _copy(drafter.guesser.global_weights)
         if number >= half:
             for name, array in weights.items():
                 total[name] += array

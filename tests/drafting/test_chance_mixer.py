@@ -96,12 +96,12 @@ def test_chance_mixer_equals_its_definition(seed: int) -> None:
         defined.learn(right)
     assert len(defined.odds) > 20
     row = SOURCES + 1
-    shared, last = (o.global_weights()[name] for name in ("first_weights", "last_weights"))
+    shared, last = (o.global_weights[name] for name in ("first_weights", "last_weights"))
     for (k, n), weights in defined.weights.items():
-        held = o.token_weights()["weights"] if k == TOKENS else shared if k < TOKENS else last
+        held = o.token_weights["weights"] if k == TOKENS else shared if k < TOKENS else last
         start = (n + (SETS[0] if k == 1 else 0)) * row
         assert list(held[start : start + row]) == pytest.approx(weights)
-    assert list(o.token_weights()["bias"][:1]) == pytest.approx([defined.biases[FREE_ROOM]])
+    assert list(o.token_weights["bias"][:1]) == pytest.approx([defined.biases[FREE_ROOM]])
 
 
 # --------------------------------------------------------------------------- Correction
@@ -130,7 +130,7 @@ def test_correction_equals_its_definition(seed: int) -> None:
                 heights[place] += 0.1 * (right - expected) * weight / math.sqrt(slopes[place])
     assert len(heights) > 40
     for (fact, at), height in heights.items():
-        held, curve = (o.token_weights(), fact - FREE_CURVES) if fact >= FREE_CURVES else (o.global_weights(), fact)
+        held, curve = (o.token_weights, fact - FREE_CURVES) if fact >= FREE_CURVES else (o.global_weights, fact)
         assert held["height"][curve * POINTS + at] == pytest.approx(height)
         assert held["slope"][curve * POINTS + at] == pytest.approx(slopes[fact, at])
 

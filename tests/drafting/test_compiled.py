@@ -118,7 +118,7 @@ def test_compiled_mixture_equals_plain_python(seed: int, length: int) -> None:
             index.append(token_index.SEAM)
     assert min(drafted, questions, heard) > 50
     for learnt in ("global_weights", "token_weights"):
-        one, other = (getattr(drafter.guesser, learnt)() for drafter in pair.drafters)
+        one, other = (getattr(drafter.guesser, learnt) for drafter in pair.drafters)
         assert one.keys() == other.keys()
         for name, values in one.items():
             np.testing.assert_allclose(np.asarray(values), np.asarray(other[name]), rtol=1e-6, atol=1e-9, err_msg=name)

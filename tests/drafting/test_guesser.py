@@ -373,7 +373,7 @@ def test_pointers_estimate_learns_from_outcomes() -> None:
 
 def test_guesser_includes_pointers_as_candidates() -> None:
     guesser = Guesser()
-    assert any(any(array) for name, array in guesser.global_weights().items() if name.startswith("pointers"))
+    assert any(any(array) for name, array in guesser.global_weights.items() if name.startswith("pointers"))
     guesser.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
     guesser.accept([3, 4])
     guesser.score_position(0)

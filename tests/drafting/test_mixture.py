@@ -147,7 +147,7 @@ def practised(drafter: Any, text: list[int] = TEXT) -> Any:
 
 
 def arrays(drafter: Any) -> dict[str, Any]:
-    return {name: np.array(array, np.float32) for name, array in drafter.guesser.token_weights().items()}
+    return {name: np.array(array, np.float32) for name, array in drafter.guesser.token_weights.items()}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -159,10 +159,10 @@ def test_mixture_begin_resets_to_packaged_estimators() -> None:
     guesser = drafter.guesser
     shipped = weight_files.read(weight_files.START)
     for _ in range(2):
-        assert same({name: np.array(array, np.float32) for name, array in guesser.global_weights().items()}, shipped)
+        assert same({name: np.array(array, np.float32) for name, array in guesser.global_weights.items()}, shipped)
         practised(drafter)
         for name in ("rate", "first_weights", "last_weights", "blend", "bias", "correction_height"):
-            assert not np.array_equal(guesser.global_weights()[name], shipped[name]), name
+            assert not np.array_equal(guesser.global_weights[name], shipped[name]), name
         drafter.begin([])
     # In a first request, a copy of 20 earlier tokens is already likely to continue.
     first = MixtureDrafter()
@@ -264,7 +264,7 @@ def test_mixture_state_excludes_facts_of_token_pairs() -> None:
             beyond |= {fact for fact in facts if fact >= FREE + TOKENS}
     assert n < len(kept) < 8 * n
     assert len(beyond) > n * n / 2
-    about = Guesser().token_weights()
+    about = Guesser().token_weights
     assert {name: len(array) for name, array in about.items()} == {
         "weights": 1024 * 9,
         "bias": TOKENS,
@@ -278,13 +278,13 @@ def test_mixture_beside_starts_fresh_and_leaves_other_unchanged() -> None:
     one = MixtureDrafter()
     other, stranger = one.clone_for_sequence(), MixtureDrafter()
     practised(one)
-    learnt_by_then = {name: np.array(array) for name, array in one.guesser.global_weights().items()}
+    learnt_by_then = {name: np.array(array) for name, array in one.guesser.global_weights.items()}
     for drafter in (other, stranger):
         drafter.begin(TEXT[:50])
-    assert same(dict(other.guesser.global_weights()), dict(stranger.guesser.global_weights()))
+    assert same(dict(other.guesser.global_weights), dict(stranger.guesser.global_weights))
     assert same(arrays(other), arrays(one))
     ours, theirs = other.propose(Ask(8)), stranger.propose(Ask(8))
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     practised(other)
-    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one.guesser.global_weights().items())
+    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one.guesser.global_weights.items())

@@ -18,6 +18,8 @@ cdef class ChanceMixer:
     cdef double[::1] _token_weights
     cdef double[::1] _token_bias
     cdef double[::1] _token_slope
+    cdef readonly dict global_weights
+    cdef readonly dict token_weights
     @cython.locals(
         i=cython.Py_ssize_t, k=cython.Py_ssize_t, w=cython.Py_ssize_t, state=cython.int, fact=cython.int,
         weight=cython.double, x=cython.double
@@ -37,6 +39,8 @@ cdef class Correction:
     cdef double[::1] _slope
     cdef double[::1] _token_height
     cdef double[::1] _token_slope
+    cdef readonly dict global_weights
+    cdef readonly dict token_weights
     @cython.locals(i=cython.Py_ssize_t, at=cython.Py_ssize_t)
     cpdef double estimate(self, Py_ssize_t cell, double p) noexcept
     @cython.locals(i=cython.Py_ssize_t, at=cython.Py_ssize_t)

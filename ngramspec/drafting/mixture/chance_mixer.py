@@ -85,11 +85,10 @@ class ChanceMixer:
         else:
             self._token_weights = sibling._token_weights
             self._token_bias, self._token_slope = sibling._token_bias, sibling._token_slope
-
-    def global_weights(self) -> dict[str, memoryview]:
-        """Return the weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
+        # The weights that do not depend on tokens, and those for single tokens, by name: the arrays themselves, for
+        # reading and writing. Those for two tokens would reveal in a file which tokens followed each other.
         weights, last = memoryview(self._weights), self._first_sets[TOKENS + 1] * (SOURCES + 1)
-        return {
+        self.global_weights = {
             "rate": memoryview(self._rate),
             "seen": memoryview(self._counts),
             "odds": memoryview(self._log_odds),
@@ -99,13 +98,7 @@ class ChanceMixer:
             "bias": memoryview(self._bias),
             "slope": memoryview(self._slope),
         }
-
-    def token_weights(self) -> dict[str, memoryview]:
-        """Return the weights for single tokens, by name: the arrays themselves, for reading and writing.
-
-        Weights for two tokens are omitted, because a file of them would reveal which tokens followed each other.
-        """
-        return {
+        self.token_weights = {
             "weights": memoryview(self._token_weights),
             "bias": memoryview(self._token_bias)[:TOKEN_ROOM],
             "slope": memoryview(self._token_slope)[:TOKEN_ROOM],
@@ -209,14 +202,8 @@ class Correction:
             self._token_slope = array("d", [1.0]) * ((CURVES - FREE_CURVES) * POINTS)
         else:
             self._token_height, self._token_slope = sibling._token_height, sibling._token_slope
-
-    def global_weights(self) -> dict[str, memoryview]:
-        """Return the curves that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
-        return {"height": memoryview(self._height), "slope": memoryview(self._slope)}
-
-    def token_weights(self) -> dict[str, memoryview]:
-        """Return the curves for single tokens, in the same form."""
-        return {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
+        self.global_weights = {"height": memoryview(self._height), "slope": memoryview(self._slope)}
+        self.token_weights = {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
 
     def estimate(self, cell: cython.Py_ssize_t, p: cython.double) -> cython.double:
         """Return the calibrated value of `p`, between 0 and 1 exclusive, given the facts in `cell`."""

@@ -105,12 +105,12 @@ class MixtureDrafter(Drafter):
         self._max_rows, self._row_seconds = 0, 0.0
         self._state_path = state_path
         if state_path is not None:
-            weight_files.load_into(self.guesser.token_weights(), weight_files.read(state_path))
+            weight_files.load_into(self.guesser.token_weights, weight_files.read(state_path))
 
     def save_state(self) -> None:
         """Store the statistics about tokens; if several processes do so, the last one overwrites the others."""
         if self._state_path is not None:
-            weight_files.save(self._state_path, self.guesser.token_weights())
+            weight_files.save(self._state_path, self.guesser.token_weights)
 
     def clone_for_sequence(self) -> Self:
         """Return a drafter for another sequence at the same time; both share memory and statistics about tokens."""

@@ -6,6 +6,8 @@ cdef class Guesser(PositionScorer):
     cdef public int[::1] guesses
     cdef public double[::1] acceptance_probs
     cdef public int pending
+    cdef readonly dict global_weights
+    cdef readonly dict token_weights
     cpdef take_candidate(self, Py_ssize_t at, int c)
     cdef _append(self, Py_ssize_t at, int token, double chance)
     @cython.locals(c=cython.int)

@@ -16,8 +16,6 @@ D has 0.50:
 If one more token must be accepted with a probability of at least 0.3 to pay for its time, the chain ends after D: the
 next token cannot exceed 0.29. When the target emits A, C and E, the mixer and the correction learn that A and C were
 right and D was wrong.
-
-Each guess and each token takes constant time, which does not depend on the length of the context.
 """
 
 from __future__ import annotations
@@ -36,10 +34,6 @@ POSITIONS = cython.declare(cython.int, 64)
 NOWHERE = cython.declare(cython.int, -1)
 
 
-def _join_arrays(mixer: dict[str, memoryview], **parts: dict[str, memoryview]) -> dict[str, memoryview]:
-    return mixer | {f"{part}_{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
-
-
 class Guesser(PositionScorer):
     """Guesses a chain of tokens, and learns from the tokens that the target emits."""
 
@@ -49,27 +43,25 @@ class Guesser(PositionScorer):
         # Entry i is the probability that guess i is right if all before it are.
         self.acceptance_probs = array("d", bytes(8 * POSITIONS))
         self.pending = 0  # length of the chain that waits for its outcome, at most 64
+        # As in `ChanceMixer`, of all parts.
+        corrections = {"correction": self.correction, "pointers": self.pointers.correction}
+        self.global_weights = self.mixer.global_weights | {
+            f"{part}_{name}": array
+            for part, correction in corrections.items()
+            for name, array in correction.global_weights.items()
+        }
+        own = {f"correction_{name}": array for name, array in self.correction.token_weights.items()}
+        self.token_weights = self.mixer.token_weights | own
         self.begin(())
-
-    def global_weights(self) -> dict[str, memoryview]:
-        """Return the weights that do not depend on tokens, by name: the arrays themselves, for reading and writing."""
-        pointers = self.pointers.correction.global_weights()
-        return _join_arrays(self.mixer.global_weights(), correction=self.correction.global_weights(), pointers=pointers)
-
-    def token_weights(self) -> dict[str, memoryview]:
-        """Return the weights for single tokens, by name: the arrays themselves, for reading and writing."""
-        return _join_arrays(self.mixer.token_weights(), correction=self.correction.token_weights())
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request. Statistics about tokens are kept; all other weights are reset to those of the package."""
         token: cython.int
-        weight_files.load_into(self.global_weights(), weight_files.read_packaged(weight_files.START))
+        weight_files.load_into(self.global_weights, weight_files.read_packaged(weight_files.START))
         self.history.clear()
         self.answers.begin()
         self.pointers.begin()
-        weight_files.load_into(
-            self.answers.correction.global_weights(), weight_files.read_packaged(weight_files.ANSWERS)
-        )
+        weight_files.load_into(self.answers.correction.global_weights, weight_files.read_packaged(weight_files.ANSWERS))
         for token in prompt:
             self.history.add(token)
         self._prompt = self.history.size

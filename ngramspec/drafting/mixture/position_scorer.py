@@ -13,9 +13,7 @@ For each position:
 Example: the last two tokens occurred four times before; A followed three times and B once. For A, the source of two
 tokens is in the state "seen 4 times, followed 3 times by this token, and by it last". The mixer estimates 0.70 for A
 and 0.20 for B. The guess is A. Being the maximum of two noisy estimates, its 0.70 is too high on average, and the
-correction returns 0.65.
-
-Each position takes constant time, which does not depend on the length of the context.
+correction returns 0.65. Each position takes constant time, which does not depend on the length of the context.
 """
 
 from __future__ import annotations

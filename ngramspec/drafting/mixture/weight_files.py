@@ -26,14 +26,9 @@ ANSWERS = Path(__file__).with_name("answers.npz")  # output of `tools/train_answ
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
-def folder() -> Path:
-    """Return the folder of the user's files."""
-    return FOLDERS.user_cache_path / "judge"
-
-
 def file_of(vocabulary: bytes) -> Path:
     """Return the user's file for a target's `vocabulary_hash`."""
-    return folder() / f"{vocabulary.hex()}.npz"
+    return FOLDERS.user_cache_path / "judge" / f"{vocabulary.hex()}.npz"
 
 
 def read(path: Path) -> Arrays:
@@ -63,12 +58,9 @@ def load_into(weights: Mapping[str, memoryview], arrays: Arrays) -> None:
             np.asarray(weights[name])[:] = array
 
 
-@cache
-def read_packaged(path: Path) -> Arrays:
-    """Return the contents of a file of the package: START or ANSWERS."""
-    return read(path)
+read_packaged = cache(read)  # for START and ANSWERS, which do not change
 
 
 def files() -> list[Path]:
     """Return the user's files."""
-    return sorted(folder().glob("*.npz"))
+    return sorted((FOLDERS.user_cache_path / "judge").glob("*.npz"))
