@@ -78,29 +78,18 @@ def test_verifier_selects_rule_by_method_and_sampling(sampling: Sampling, how: A
         (Sampling(), Acceptance(typical=True), "typical acceptance requires a temperature above 0"),
         (Sampling(repeat_penalty=2.0), Acceptance(lenience=0.5), "lenience at temperature 0 cannot be combined"),
         (Sampling(logit_bias=((1, 2.0),)), Acceptance(lenience=0.5), "lenience at temperature 0 cannot be combined"),
+        (HOT, {"method": "bold"}, "acceptance must be one of greedy, coupled, match, rejection, got 'bold'"),
+        (HOT, {"lenience": 0.0}, "lenience must be above 0 and at most 1"),
+        *((HOT, {"lenience": wrong}, f"lenience must be .*, got {wrong}") for wrong in (1.1, -1.0, float("nan"))),
+        (HOT, {"lenience": 0.5, "method": "coupled"}, "lenience has no effect with acceptance 'coupled'"),
+        (HOT, {"lenience": 0.5, "method": "match"}, "lenience has no effect with acceptance 'match'"),
+        (HOT, {"typical": True, "lenience": 0.5}, "typical acceptance cannot be combined"),
+        (HOT, {"typical": True, "method": "rejection"}, "typical acceptance cannot be combined"),
     ],
 )
-def test_verifier_rejects_contradictory_settings(sampling: Sampling, how: Any, reason: str) -> None:
+def test_acceptance_rejects_contradictory_settings(sampling: Sampling, how: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as error:
-        verifier(sampling, how)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"method": "bold"}, "acceptance must be one of greedy, coupled, match, rejection, got 'bold'"),
-        ({"lenience": 0.0}, "lenience must be above 0 and at most 1"),
-        *(({"lenience": wrong}, f"lenience must be .*, got {wrong}") for wrong in (1.1, -1.0, float("nan"))),
-        ({"lenience": 0.5, "method": "coupled"}, "lenience has no effect with acceptance 'coupled'"),
-        ({"lenience": 0.5, "method": "match"}, "lenience has no effect with acceptance 'match'"),
-        ({"typical": True, "lenience": 0.5}, "typical acceptance cannot be combined"),
-        ({"typical": True, "method": "rejection"}, "typical acceptance cannot be combined"),
-    ],
-)
-def test_acceptance_rejects_invalid_settings(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason) as error:
-        Acceptance(**settings)
+        verifier(sampling, Acceptance(**how) if isinstance(how, dict) else how)
     assert "\n" not in str(error.value)
 
 

@@ -187,29 +187,20 @@ def test_generate_during_another_generation_raises_in_the_first(tmp_path: Path) 
         ("DRY needs a vocabulary", {"sampling": Sampling(1.0, dry_multiplier=1.0)}),
         ("logprobs must be 0 to 60", {"logprobs": -1}),
         ("logprobs must be 0 to 60", {"logprobs": 61}),
+        ("unknown drafter", {"of_decoder": {"drafter": "psychic"}}),
+        ("unknown policy", {"of_decoder": {"policy": "bold"}}),
+        ("draft_max must be at least 1", {"of_decoder": {"draft_max": 0}}),
+        ("draft_max requires the name of a policy", {"of_decoder": {"policy": FixedPolicy(4), "draft_max": 8}}),
+        ("exact must be one of auto, on, off, got True", {"of_decoder": {"exact": True}}),
     ],
 )
 def test_generate_rejects_invalid_arguments_immediately(reason: str, call: dict[str, Any]) -> None:
-    mock = make_model(n_ctx=40)
-    decoder = SpeculativeDecoder(mock, times=make_fixed_curve({1: 1.0}))
-    with pytest.raises(PromptError if "prompt" in call else ValueError, match=reason):
-        decoder.generate(**{"prompt": [1], "max_tokens": 1, **call})
+    mock, error = make_model(n_ctx=40), PromptError if "prompt" in call else ValueError
+    arguments = {"prompt": [1], "max_tokens": 1, **call}
+    settings = arguments.pop("of_decoder", {})
+    with pytest.raises(error, match=reason):
+        SpeculativeDecoder(mock, times=make_fixed_curve({1: 1.0}), **settings).generate(**arguments)
     assert mock.tokens == mock.batches == []
-
-
-@pytest.mark.parametrize(
-    ("reason", "wrong"),
-    [
-        ("unknown drafter", {"drafter": "psychic"}),
-        ("unknown policy", {"policy": "bold"}),
-        ("draft_max must be at least 1", {"draft_max": 0}),
-        ("draft_max requires the name of a policy", {"policy": FixedPolicy(4), "draft_max": 8}),  # else ignored
-        ("exact must be one of auto, on, off, got True", {"exact": True}),
-    ],
-)
-def test_decoder_rejects_invalid_settings(reason: str, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=reason):
-        SpeculativeDecoder(make_model(), times=make_fixed_curve({1: 1.0}), **wrong)
 
 
 @pytest.mark.parametrize("exact", ["off", "on"])

@@ -189,18 +189,15 @@ def test_mixture_in_new_process_loads_saved_state(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000
 
 
-@pytest.mark.parametrize("step", [30, pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_mixture_with_damaged_state_file_ignores_and_replaces_it(tmp_path: Path, step: int) -> None:
+def test_mixture_with_damaged_state_file_ignores_and_replaces_it(tmp_path: Path) -> None:
     path = tmp_path / "judge.npz"
     learner = practised(MixtureDrafter(state_path=path))
     learner.save_state()
     whole, fresh = path.read_bytes(), arrays(MixtureDrafter())
-    rng = random.Random(1)
+    rng, ignored = random.Random(1), 0
     broken = [whole[:n] for n in (0, 1, 30, len(whole) // 2, len(whole) - 1)]
-    inside = rng.sample(range(len(whole)), 450 // step)
-    for at in [*range(0, 200, step), *inside, *range(len(whole) - 200, len(whole), step)]:
+    for at in [*range(0, 200, 30), *rng.sample(range(len(whole)), 15), *range(len(whole) - 200, len(whole), 30)]:
         broken.append(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
-    ignored = 0
     for raw in broken:
         path.write_bytes(raw)
         found = arrays(MixtureDrafter(state_path=path))
