@@ -5,9 +5,7 @@ A branch is another continuation that is likely, such as ` lazy` after `the quic
 fox`. If the target rejects ` brown` and emits ` lazy`, the row of the branch already shows which token the target emits
 after it. The next draft begins with that token (`MixtureDrafter.known_prefix`), which is nearly certain.
 
-This gains 1.5 to 2.5 % if a drafted token is nearly free, as on some GPUs, and nothing otherwise. A
-`SpeculativeDecoder` uses this loop only if its target can evaluate branches (`BranchingSequence`) and a drafted token
-costs at most `CHEAP`.
+This gains 1.5 to 2.5 % if a drafted token is nearly free, as on some GPUs, and nothing otherwise; see `choose_loop`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ itself, here called an answer. It costs only the time of reading the logits, and
 - *Pooled*: after the same 1 to 4 tokens anywhere, it is used like the continuation of an n-gram in the text.
 
 Both are added to the candidates. Then the log-odds of every candidate are corrected by the previous accuracy of such
-answers (`Correction`). A position without an answer is not changed. Constant time per answer and per position.
+answers (`Correction`). A position without an answer is not changed.
 """
 
 from __future__ import annotations

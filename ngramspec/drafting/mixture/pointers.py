@@ -8,8 +8,6 @@ the last four. Each place predicts the token that is stored there.
 The log-odds of each candidate are corrected (`Correction`) by the accuracy of such places. The correction depends on
 the hits and misses of each place, and on the places that predict this candidate. A position without a prediction is not
 changed.
-
-Constant time per token and per position.
 """
 
 from __future__ import annotations
