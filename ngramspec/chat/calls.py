@@ -9,12 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from ngramspec.chat.stream import (
     PYTHON_STRING,
-    Deltas,
+    Answer,
     Emit,
     Reader,
     Reads,
-    Tool,
-    Tools,
     escape,
     read_literal,
     read_object,
@@ -27,8 +25,8 @@ from ngramspec.grammars.json_schema import find_target
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"id", "type"}
 
-ReadCall = Callable[[Reader, Deltas, Tools], Reads[bool]]
-"""Parser of the text after the start of a call: True if a call began; if not, the reader's position is undefined."""
+ReadCall = Callable[[Answer], Reads[bool]]
+"""Parser of the text after the start of a call: True if a call began; if not, the position is undefined."""
 
 
 def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
@@ -37,20 +35,20 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
     `item` comes before each call, and may also begin a list.
     """
 
-    def read(reader: Reader, answer: Deltas, tools: Tools, *, end: str, has_begun: bool) -> Reads[bool]:
-        if has_begun and not (yield from read_call(reader, answer, tools)):
+    def read(answer: Answer, *, end: str, has_begun: bool) -> Reads[bool]:
+        if has_begun and not (yield from read_call(answer)):
             return False
         while not answer.is_full:
-            before = reader.at
-            marker = yield from reader.skip_space(item, end)
+            before = answer.at
+            marker = yield from answer.skip_space(item, end)
             if marker == item:
-                yield from reader.skip_all(item)
-                if (yield from read_call(reader, answer, tools)):
+                yield from answer.skip_all(item)
+                if (yield from read_call(answer)):
                     has_begun = True
                     continue
-                reader.at = before
+                answer.at = before
             elif has_begun:
-                yield from reader.skip(*([end] if marker else [item, end]))
+                yield from answer.skip(*([end] if marker else [item, end]))
             return has_begun
         return True
 
@@ -58,122 +56,116 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
     return {**parsers, item: partial(read, end=next(iter(ends.values())), has_begun=True)}
 
 
-def make_object_parser(*ends: str, known_only: bool = False) -> ReadCall:
-    """Return a parser of calls that are JSON objects before one of `ends`; for `known_only` see `read_calls`."""
-
-    def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        yield from reader.skip_space()
-        has_begun = yield from read_calls(reader, answer, tools if known_only else None)
-        yield from reader.skip(*ends)
-        return has_begun
-
-    return read
-
-
-def make_named_parser(
-    separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False
-) -> ReadCall:
-    """Return a parser of calls that consist of a name, a separator, and JSON arguments; some may be JSON objects.
+def read_named(
+    answer: Answer,
+    *,
+    separator: str,
+    name: str,
+    end: str = "",
+    fence: str = "",
+    or_objects: bool = False,
+) -> Reads[bool]:
+    """Parse a call that consists of a name, a separator, and JSON arguments, or with `or_objects` of JSON objects.
 
     The group of the pattern `name` is the name. Before `fence`, unless it is "", the name may be after the separator.
     """
-    pattern = re.compile(name, re.DOTALL)
-
-    def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        if or_objects:
-            yield from reader.skip_space()
-            if (yield from reader.peek()) in {"[", "{"}:
-                return (yield from read_calls(reader, answer))
-        before, marker = yield from reader.read_before(separator, *filter(None, ("{", '"', end)))
-        if marker != separator:
-            return False
-        yield from reader.skip_all(separator)
-        in_fence = bool(fence) and (yield from reader.peek()) != "{"
-        if in_fence:
-            before, marker = yield from reader.read_before(fence, "{")
-            reader.at -= marker == "{"
-            yield from reader.skip_space()
-        match = pattern.fullmatch(before.strip())
-        is_complete = (yield from read_arguments(reader, answer, match[1])) if match else None
-        if is_complete is not None:
-            yield from reader.skip(*filter(None, ("```" if in_fence else "", end)))
-        return is_complete is not None
-
-    return read
-
-
-def read_calls(reader: Reader, answer: Deltas, names: Container[str] | None = None) -> Reads[bool]:
-    """Parse a JSON list of calls, or calls with only white space between them; return True if a call began.
-
-    With `names`, an object with another name, without arguments, or with other keys than those of calls is no call.
-    """
-    is_list = bool((yield from reader.take("[")))
-    yield from reader.skip_space()
-    if not (yield from _read_call(reader, answer, names)):
+    if or_objects:
+        yield from answer.skip_space()
+        if (yield from answer.peek()) in {"[", "{"}:
+            return (yield from read_objects(answer))
+    before, marker = yield from answer.read_before(separator, *filter(None, ("{", '"', end)))
+    if marker != separator:
         return False
-    while not answer.is_full:
-        before = reader.at
-        yield from reader.skip_space()
-        if is_list and not (yield from reader.take(",")):
-            yield from reader.take("]")
-            break
-        yield from reader.skip_space()
-        if not (yield from _read_call(reader, answer, names)):
-            reader.at = before
-            break
+    yield from answer.skip_all(separator)
+    in_fence = bool(fence) and (yield from answer.peek()) != "{"
+    if in_fence:
+        before, marker = yield from answer.read_before(fence, "{")
+        answer.at -= marker == "{"
+        yield from answer.skip_space()
+    match = re.fullmatch(name, before.strip(), re.DOTALL)
+    if match is None or (yield from read_arguments(answer, match[1])) is None:
+        return False
+    yield from answer.skip(*filter(None, ("```" if in_fence else "", end)))
     return True
 
 
-def read_arguments(reader: Reader, answer: Deltas, name: str) -> Reads[bool | None]:
+def read_objects(answer: Answer, *, ends: Sequence[str] = (), known_only: bool = False) -> Reads[bool]:
+    """Parse a JSON list of calls, or calls with only white space between them, before one of `ends`.
+
+    With `known_only`, an object with the name of no tool, without arguments, or with other keys than those of calls is
+    no call.
+    """
+    names = answer.tools if known_only else None
+    yield from answer.skip_space()
+    is_list = bool((yield from answer.take("[")))
+    yield from answer.skip_space()
+    if not (yield from _read_call(answer, names)):
+        return False
+    while not answer.is_full:
+        before = answer.at
+        yield from answer.skip_space()
+        if is_list and not (yield from answer.take(",")):
+            yield from answer.take("]")
+            break
+        yield from answer.skip_space()
+        if not (yield from _read_call(answer, names)):
+            answer.at = before
+            break
+    if ends:
+        yield from answer.skip(*ends)
+    return True
+
+
+def read_arguments(answer: Answer, name: str) -> Reads[bool | None]:
     """Begin a call if its arguments come next, and add them to the answer; return whether they are complete.
 
     Arguments are a JSON object, a JSON string that contains one, or null. `None` means that no call began.
     """
-    if (yield from reader.peek()) == "{":
+    if (yield from answer.peek()) == "{":
         answer.begin_call(name)
-        return (yield from read_value(reader, answer.add_arguments))
-    text = (yield from reader.take("null")) or (yield from read_string(reader))
+        return (yield from read_value(answer, answer.add_arguments))
+    text = (yield from answer.take("null")) or (yield from read_string(answer))
     arguments = None if text is None else read_object(text)
     if arguments is not None:
         answer.begin_call(name, to_json(arguments))
     return None if arguments is None else True
 
 
-def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> Reads[bool]:
+def _read_call(answer: Answer, names: Container[str] | None) -> Reads[bool]:
     """Parse a call that is a JSON object; return True if it began."""
     name: str | None = None
     early_arguments: str | None = None  # which came before the name
     has_others = False  # whether there are other keys than those of calls
     has_begun = False
     separator: str | None = ","
-    if not (yield from reader.take("{")):
+    if not (yield from answer.take("{")):
         return False
     while separator == ",":
-        if (yield from reader.skip_space("}")):
+        if (yield from answer.skip_space("}")):
             break
-        before = reader.at
-        key = yield from read_string(reader)
+        before = answer.at
+        key = yield from read_string(answer)
         is_second = key in _ARGUMENTS and (has_begun or early_arguments is not None)
         if is_second:
-            reader.at = before  # they become content, because the first ones were sent already
-        if key is None or is_second or not (yield from reader.skip_space(":")):
+            answer.at = before  # they become content, because the first ones were sent already
+        if key is None or is_second or not (yield from answer.skip_space(":")):
             return has_begun
-        yield from reader.skip_space()
+        yield from answer.skip_space()
         if key == "name" and name is None:
-            name = yield from read_string(reader)
+            name = yield from read_string(answer)
             is_complete = bool(name) and (names is None or name in names)
         elif key in _ARGUMENTS and name is not None and not has_begun:
-            read = yield from read_arguments(reader, answer, name)
+            read = yield from read_arguments(answer, name)
             has_begun, is_complete = read is not None, bool(read)
         else:
             parts: list[str] = []
             has_others = has_others or key not in _KEYS
-            is_complete = (names is None or key in _KEYS) and (yield from read_value(reader, parts.append))
+            is_complete = (names is None or key in _KEYS) and (yield from read_value(answer, parts.append))
             if key in _ARGUMENTS:
                 early_arguments = "".join(parts)
         if not is_complete:
             return has_begun
-        separator = yield from reader.skip_space(",", "}")
+        separator = yield from answer.skip_space(",", "}")
     if has_begun or name is None or (early_arguments is None and (names is not None or has_others)):
         return has_begun
     arguments = read_object(early_arguments or "null")
@@ -186,35 +178,30 @@ def _read_call(reader: Reader, answer: Deltas, names: Container[str] | None) -> 
 # --------------------------------------------------------------------------------------- Python
 
 
-def make_python_parser(end: str, *, known_only: bool = False) -> ReadCall:
-    """Return a parser of calls that are Python expressions or JSON objects; for `known_only` see `read_calls`.
+def read_python(answer: Answer, *, end: str, known_only: bool = False) -> Reads[bool]:
+    """Parse calls that are Python expressions or JSON objects; for `known_only` see `read_objects`.
 
     Calls of other functions than the tools, and with other arguments than named literals, are content.
     """
-    read_objects = make_object_parser(end, known_only=known_only)
-
-    def read(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
-        start = reader.at
-        if (yield from read_objects(reader, answer, tools)):
-            return True
-        reader.at = start
-        # The text is parsed as a whole, because only its end shows that it contains calls.
-        source, marker = yield from reader.read_before(end)
-        calls = list(_split_calls(source))
-        if not any(name in tools and arguments is not None for name, arguments, _ in calls):
-            return False
-        for name, arguments, text in calls:
-            if name in tools and arguments is not None:
-                answer.begin_call(name, to_json(arguments))
-            elif name or marker or not reader.cut:  # otherwise a limit cut this call
-                answer.add_content(text)
-            if answer.is_full:
-                break
-        if marker != "```":
-            yield from reader.skip(end)
+    start = answer.at
+    if (yield from read_objects(answer, ends=(end,), known_only=known_only)):
         return True
-
-    return read
+    answer.at = start
+    # The text is parsed as a whole, because only its end shows that it contains calls.
+    source, marker = yield from answer.read_before(end)
+    calls = list(_split_calls(source))
+    if not any(name in answer.tools and arguments is not None for name, arguments, _ in calls):
+        return False
+    for name, arguments, text in calls:
+        if name in answer.tools and arguments is not None:
+            answer.begin_call(name, to_json(arguments))
+        elif name or marker or not answer.cut:  # otherwise a limit cut this call
+            answer.add_content(text)
+        if answer.is_full:
+            break
+    if marker != "```":
+        yield from answer.skip(end)
+    return True
 
 
 _CALL_START = re.compile(r"[\s,\[]*([^\s()\[\]{},'\"=]+)\(")
@@ -257,24 +244,15 @@ def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
 # Hermes' and Qwen's JSON, Qwen3-Coder's tags, and GLM's keys and values all begin with `<tool_call>`, and models mix
 # the forms, so the text after the tag decides. The tool's schema gives the type of each value in the resulting JSON.
 
-_UNKNOWN = Tool("")
-_MAX_REFERENCES = 32  # within references
-_TEXT = frozenset({"string"})
-_KINDS = {
-    str: _TEXT,
-    bool: frozenset({"boolean"}),
-    type(None): frozenset({"null"}),
-    int: frozenset({"integer", "number"}),
-    list: frozenset({"array"}),
-    dict: frozenset({"object"}),
-}
+_KINDS = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object"}
 _HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
 _QUOTE = '<|"|>'
 _BARE = re.compile(r"[^,}\]<]*")
 _GEMMA_NAME = re.compile(r'[^:,{}\[\]<"]*')
 _GEMMA_MARKS = ("<|tool_call>", "<tool_call|>")
+_HEAD = re.compile(r"[^<>\n]*")
 _NAME = re.compile(r'[^<>"{\n]*')
-_REST = re.compile(r"[^<>\n]*")
+_QUOTED_NAME = re.compile(r'"?([^"{]*)"?')
 _ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
 
 
@@ -298,33 +276,30 @@ _QWEN = Tags(
 _GLM = Tags(("<tool_call>",), "<arg_key>", ("</arg_value>", "</arg_value/>"), _HERMES_ENDS, "</arg_key>", "<arg_value>")
 
 
-def read_hermes(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
+def read_hermes(answer: Answer) -> Reads[bool]:
     """Parse the text after "<tool_call>": JSON, Qwen3-Coder's tags, or the name of a tool and GLM's keys."""
-    yield from reader.skip_space()
-    if (yield from reader.peek()) in {"{", "["}:
-        if not (yield from read_calls(reader, answer)):
-            return False
-        yield from reader.skip(*_HERMES_ENDS)
-        return True
-    if (yield from reader.take("<function=")):
-        return (yield from read_function(reader, answer, tools))
-    name = (yield from reader.run(_NAME)).strip()
-    yield from reader.skip_space()
-    return name in tools and (yield from _read_tagged(reader, answer, name, False, tools[name], _GLM))
+    yield from answer.skip_space()
+    if (yield from answer.peek()) in {"{", "["}:
+        return (yield from read_objects(answer, ends=_HERMES_ENDS))
+    if (yield from answer.take("<function=")):
+        return (yield from read_function(answer))
+    name = (yield from answer.run(_NAME)).strip()
+    yield from answer.skip_space()
+    return name in answer.tools and (yield from _read_tagged(answer, name, False, _GLM))
 
 
-def read_function(reader: Reader, answer: Deltas, tools: Tools, tags: Tags = _QWEN) -> Reads[bool]:
+def read_function(answer: Answer, tags: Tags = _QWEN) -> Reads[bool]:
     """Parse the text after the start of a call: a name and ">", then parameters in tags, or Qwen's all as JSON."""
     marker: str | None = tags.starts[0]
     while marker:
-        yield from reader.skip_all(marker)
-        name, attributes = yield from _read_name(reader)
-        marker = yield from reader.skip_space(marker)
-    if name and tags is _QWEN and (yield from reader.peek()) == "{":
-        yield from read_arguments(reader, answer, name)
-        yield from reader.skip(*tags.ends)
+        yield from answer.skip_all(marker)
+        name, attributes = yield from _read_name(answer)
+        marker = yield from answer.skip_space(marker)
+    if name and tags is _QWEN and (yield from answer.peek()) == "{":
+        yield from read_arguments(answer, name)
+        yield from answer.skip(*tags.ends)
         return True
-    return (yield from _read_tagged(reader, answer, name, attributes is not None, tools.get(name, _UNKNOWN), tags))
+    return (yield from _read_tagged(answer, name, attributes is not None, tags))
 
 
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
@@ -345,104 +320,100 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
 
 def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
     """Parse a name and the attributes up to ">", without which they are `None`."""
-    yield from reader.take('"')
-    name = (yield from reader.run(_NAME)).strip().strip("'")
-    yield from reader.take('"')
-    start = reader.at
-    attributes = yield from reader.run(_REST)
-    if _ATTRIBUTES.fullmatch(attributes) and (yield from reader.take(">")):
-        return name, attributes
-    reader.at = start
-    return name, None
+    start, text = reader.at, (yield from reader.run(_HEAD))
+    match = _QUOTED_NAME.match(text)
+    assert match is not None  # the pattern matches any text
+    attributes = text[match.end() :]
+    if not (_ATTRIBUTES.fullmatch(attributes) and (yield from reader.take(">"))):
+        reader.at = start + match.end()
+        return match[1].strip().strip("'"), None
+    return match[1].strip().strip("'"), attributes
 
 
-def _read_tagged(reader: Reader, answer: Deltas, name: str, is_whole: bool, tool: Tool, tags: Tags) -> Reads[bool]:
+def _read_tagged(answer: Answer, name: str, is_whole: bool, tags: Tags) -> Reads[bool]:
     """Parse parameters in tags as a JSON object, up to the first other text; return True if a call began.
 
     A call begins if a parameter or the end of the call comes next, or the end of the answer after the whole name.
     """
-    marker = yield from reader.take(tags.parameter, *tags.ends)
-    if not name or (marker is None and ((yield from reader.peek()) or reader.cut or not is_whole)):
+    marker = yield from answer.take(tags.parameter, *tags.ends)
+    if not name or (marker is None and ((yield from answer.peek()) or answer.cut or not is_whole)):
         return False
     answer.begin_call(name)
     before = "{"
     while marker == tags.parameter:
-        start = reader.at - len(marker)
-        yield from reader.skip_all(marker)
-        key, types = yield from _read_key(reader, tool, tags)
-        if not (yield from reader.peek()):
-            reader.at = start
+        start = answer.at - len(marker)
+        yield from answer.skip_all(marker)
+        key, types = yield from _read_key(answer, tags)
+        if not (yield from answer.peek()):
+            answer.at = start
             break
-        yield from _read_value(reader, answer, f"{before}{to_json(key)}: ", types, tool, tags)
+        yield from _read_value(answer, f"{before}{to_json(key)}: ", types, tags)
         before = ", "
-        yield from reader.skip_all(*tags.value_ends)
-        marker = yield from reader.take(tags.parameter, *tags.ends)
-    if marker in tags.ends:
+        yield from answer.skip_all(*tags.value_ends)
+        marker = yield from answer.take(tags.parameter, *tags.ends)
+    if marker in tags.ends or not answer.is_cut_off:
         answer.add_arguments("{}" if before == "{" else "}")
-        yield from reader.skip(*tags.ends)
+    if marker in tags.ends:
+        yield from answer.skip(*tags.ends)
     return True
 
 
-def _read_key(reader: Reader, tool: Tool, tags: Tags) -> Reads[tuple[str, frozenset[str] | None]]:
+def _read_key(answer: Answer, tags: Tags) -> Reads[tuple[str, frozenset[str] | None]]:
     """Parse the name of a parameter, up to its value; return its types too."""
     if not tags.name_end:
-        key, attributes = yield from _read_name(reader)
+        key, attributes = yield from _read_name(answer)
         if 'string="true"' in (attributes or ""):  # DeepSeek's attribute
-            return key, _TEXT
+            return key, frozenset({"string"})
     else:
-        key = (yield from reader.run(_NAME)).strip()
-        yield from reader.skip_all(tags.name_end)
-        while (yield from reader.take(tags.value)):
+        key = (yield from answer.run(_NAME)).strip()
+        yield from answer.skip_all(tags.name_end)
+        while (yield from answer.take(tags.value)):
             pass
-    properties = tool.parameters.get("properties")
-    return key, _types_of(properties.get(key) if isinstance(properties, Mapping) else None, tool.parameters)
+    properties = answer.schema.get("properties")
+    return key, _types_of(properties.get(key) if isinstance(properties, Mapping) else None, answer.schema)
 
 
-def _read_value(
-    reader: Reader, answer: Deltas, before: str, types: frozenset[str] | None, tool: Tool, tags: Tags
-) -> Reads[None]:
+def _read_value(answer: Answer, before: str, types: frozenset[str] | None, tags: Tags) -> Reads[None]:
     """Parse a value; `before` comes before it in the JSON."""
-    parts = list[str]()
+    parts, is_text = list[str](), types == {"string"}
     line_end = ""  # a line break that belongs to the value only if more text follows
 
     def push(text: str) -> None:
         nonlocal line_end
         text = line_end + text
         line_end = "\n" if tags.lines and text.endswith("\n") else ""
-        text = text[: len(text) - len(line_end)]
-        if types == _TEXT:
+        text = text.removesuffix(line_end)
+        if is_text:
             answer.add_arguments(escape(text))
         else:
             parts.append(text)
 
-    if types == _TEXT:
+    if is_text:
         answer.add_arguments(f'{before}"')
     if tags.lines:
-        yield from reader.take("\n")
-    while (marker := (yield from reader.read_until((*tags.value_ends, tags.parameter, *tags.ends), push))) is not None:
-        end = reader.at
-        if marker in tags.value_ends:
+        yield from answer.take("\n")
+    while True:
+        marker = yield from answer.read_until((*tags.value_ends, tags.parameter, *tags.ends), push)
+        if marker is None or marker in tags.value_ends:
             break
-        if (yield from _ends_value(reader, marker, tool, tags)):
-            reader.at = end - len(marker)
+        end = answer.at
+        # Another mark ends a value whose closing mark is missing, or is part of the value.
+        if marker == tags.parameter:
+            key, _ = yield from _read_key(answer, tags)
+            properties = answer.schema.get("properties")
+            ends_value = key in properties if properties else key.isidentifier()
+        else:
+            ends_value = bool((yield from answer.skip_space(*tags.ends, *tags.starts)))
+            ends_value = ends_value or not ((yield from answer.peek()) or answer.cut)
+        if ends_value:
+            answer.at = end - len(marker)
             break
-        reader.at = end
+        answer.at = end
         push(marker)
-    if types == _TEXT:
-        answer.add_arguments('"' if marker else "")
-    elif marker or not reader.cut:
+    if is_text:
+        answer.add_arguments('"' if marker or not answer.cut else "")
+    elif marker or not answer.cut:
         answer.add_arguments(before + convert_value("".join(parts), types))
-
-
-def _ends_value(reader: Reader, marker: str, tool: Tool, tags: Tags) -> Reads[bool]:
-    """Return True if a mark ends a value whose closing mark is missing; otherwise the mark is part of the value."""
-    if marker == tags.parameter:
-        key, _ = yield from _read_key(reader, tool, tags)
-        properties = tool.parameters.get("properties")
-        return key in properties if properties else key.isidentifier()
-    if (yield from reader.skip_space(*tags.ends, *tags.starts)):
-        return True
-    return not (yield from reader.peek()) and not reader.cut
 
 
 def convert_value(text: str, types: frozenset[str] | None) -> str:
@@ -459,14 +430,14 @@ def convert_value(text: str, types: frozenset[str] | None) -> str:
 
 
 def _find_types(value: Any) -> frozenset[str]:
-    if isinstance(value, float):
-        return frozenset({"number", "integer"} if value.is_integer() else {"number"})
-    return _KINDS[type(value)]
+    if type(value) in {int, float}:
+        return frozenset({"number", "integer"} if value % 1 == 0 else {"number"})
+    return frozenset({_KINDS[type(value)]})
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
     """Return the types of a parameter by its schema; `None` if that has no type."""
-    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+    if not isinstance(schema, Mapping) or depth > 32:  # of references within references
         return None
     if (target := find_target(schema, root)) is not None:
         return _types_of(target, root, depth + 1)
@@ -486,16 +457,16 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset
 # --------------------------------------------------------------------------- Gemma 4
 
 
-def read_gemma4(reader: Reader, answer: Deltas, tools: Tools) -> Reads[bool]:
+def read_gemma4(answer: Answer) -> Reads[bool]:
     """Parse the text after "<|tool_call>", such as `call:f{key:<|"|>text<|"|>}`."""
-    if not (yield from reader.skip_space("call:")):
+    if not (yield from answer.skip_space("call:")):
         return False
-    name = (yield from reader.run(_GEMMA_NAME)).strip()
-    if not name or (yield from reader.peek()) != "{":
+    name = (yield from answer.run(_GEMMA_NAME)).strip()
+    if not name or (yield from answer.peek()) != "{":
         return False
     answer.begin_call(name)
-    yield from read_value(reader, answer.add_arguments, _read_gemma_key, _read_gemma_leaf)
-    yield from reader.skip(_GEMMA_MARKS[1])
+    yield from read_value(answer, answer.add_arguments, _read_gemma_key, _read_gemma_leaf)
+    yield from answer.skip(_GEMMA_MARKS[1])
     return True
 
 
@@ -511,7 +482,7 @@ def _read_gemma_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]
     if (yield from reader.take(_QUOTE)):
         emit("".join([*held, '"']))
         marker = yield from reader.read_until((_QUOTE, *_GEMMA_MARKS), lambda text: emit(escape(text)))
-        emit('"' if marker else "")
+        emit('"' if marker or not reader.cut else "")
         reader.at -= len(marker) if marker in _GEMMA_MARKS else 0
         return True
     start, word = reader.at, (yield from reader.run(_BARE)).strip()
@@ -531,28 +502,28 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-def read_message(reader: Reader, answer: Deltas, tools: Tools, start: str | None = None) -> Reads[bool]:
+def read_message(answer: Answer, start: str | None = None) -> Reads[bool]:
     """Parse a message after the start of its header: reasoning ("analysis"), a call if it has a recipient, or text."""
-    start = start or (yield from reader.take(TO))
+    start = start or (yield from answer.take(TO))
     if start is None:
         return False
-    header, marker = yield from reader.read_before(_MESSAGE, _START, *_ENDS)
+    header, marker = yield from answer.read_before(_MESSAGE, _START, *_ENDS)
     if marker != _MESSAGE:
         return False
     header = start + header
     recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
     kind: Literal["text", "reasoning"] = "reasoning" if channel and channel[1] == "analysis" else "text"
     if recipient:
-        yield from reader.skip_space()
-        if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
+        yield from answer.skip_space()
+        if not answer.tools or (yield from read_arguments(answer, recipient[1])) is None:
             return False
         if answer.is_full:
             return True
-        yield from reader.skip()
+        yield from answer.skip()
         kind = "text"  # after the JSON
     elif not channel:
         return False
-    marker = yield from reader.read_until((*_ENDS, _CHANNEL, _START), partial(answer.add_content, kind=kind))
+    marker = yield from answer.read_until((*_ENDS, _CHANNEL, _START), partial(answer.add_content, kind=kind))
     if marker in (_CHANNEL, _START):
-        reader.at -= len(marker)
+        answer.at -= len(marker)
     return True

@@ -7,7 +7,7 @@ family's parser reads too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,15 +17,15 @@ from ngramspec.chat.calls import (
     ReadCall,
     make_invoke_parsers,
     make_list_parsers,
-    make_named_parser,
-    make_object_parser,
-    make_python_parser,
     read_function,
     read_gemma4,
     read_hermes,
     read_message,
+    read_named,
+    read_objects,
+    read_python,
 )
-from ngramspec.chat.stream import Delta, Deltas, Reader, Reads, Tool, Tools, to_json
+from ngramspec.chat.stream import Answer, Delta, Reads, Tool, to_json
 from ngramspec.data import GrammarError
 from ngramspec.grammars.json_schema import call_rule, json_rule
 from ngramspec.grammars.lark import Lark, encode_controls, lark, literal
@@ -62,23 +62,32 @@ _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 _DEEPSEEK = make_list_parsers(
     {_DEEPSEEK_LIST: _DEEPSEEK_END},
     _DEEPSEEK_CALL,
-    make_named_parser(_DEEPSEEK_SEPARATOR, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
+    partial(read_named, separator=_DEEPSEEK_SEPARATOR, name="(.+)", end=_DEEPSEEK_CALL_END, fence="```json"),
 )
 _KIMI = make_list_parsers(
     {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
     "<|tool_call_begin|>",
-    make_named_parser("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
+    partial(
+        read_named,
+        separator="<|tool_call_argument_begin|>",
+        name=r"(?:functions\.)?([^\n]+?)(?::\d+)?",
+        end="<|tool_call_end|>",
+    ),
 )
 # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
-_LLAMA = make_object_parser(";", known_only=True)
-_FENCE_CALL = make_object_parser("```", known_only=True)
+_LLAMA = partial(read_objects, ends=(";",), known_only=True)
+_FENCE_CALL = partial(read_objects, ends=("```",), known_only=True)
 
 HERMES_START = "<tool_call>"  # in the answers of all families, except `only_own`
 HERMES = Family("hermes", ((HERMES_START,), ("<tool_calls>",)), {"<tool_calls>": read_hermes})
 _MISTRAL = Family(
     "mistral",
     (("[TOOL_CALLS]", "[ARGS]"),),
-    {"[TOOL_CALLS]": make_named_parser("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True)},
+    {
+        "[TOOL_CALLS]": partial(
+            read_named, separator="[ARGS]", name=r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True
+        )
+    },
     call=("[TOOL_CALLS]%(name)s[ARGS]", ""),
     around=("", "", ""),
     short_ids=True,
@@ -119,7 +128,7 @@ FAMILIES = (
     Family(
         "nemotron-v2",
         (("<TOOLCALL>",),),
-        {"<TOOLCALL>": make_object_parser("</TOOLCALL>")},
+        {"<TOOLCALL>": partial(read_objects, ends=("</TOOLCALL>",))},
         call=('{"name": %(json)s, "arguments": ', "}"),
         around=("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     ),
@@ -127,7 +136,7 @@ FAMILIES = (
     Family(
         "lfm2",
         (("<|tool_call_start|>",), ("List of tools: [",), ("<|tool_list_start|>",)),
-        {"<|tool_call_start|>": make_python_parser("<|tool_call_end|>")},
+        {"<|tool_call_start|>": partial(read_python, end="<|tool_call_end|>")},
     ),
     _MISTRAL,
     replace(
@@ -150,7 +159,7 @@ FAMILIES = (
         "gemma",
         (("<start_of_turn>",),),
         {
-            "```tool_code": make_python_parser("```", known_only=True),
+            "```tool_code": partial(read_python, end="```", known_only=True),
             "```tool_call": _FENCE_CALL,
             "```json": _FENCE_CALL,
         },
@@ -317,69 +326,70 @@ class AnswerParser:
     ) -> None:
         # Whether the answer has ended after a call; `None` if it ends only with the text, as it may have several calls.
         self.ended: bool | None = None if parallel or not tools else False
-        family, known_tools = family_of(template) or HERMES, {tool.name: tool for tool in tools}
-        self._reader, self._answer = Reader(), Deltas(family.short_ids, parallel)
+        family = family_of(template) or HERMES
+        self._answer = Answer({tool.name: tool for tool in tools}, family.short_ids, parallel)
         tags = {} if family.channels else find_reasoning_tags(template)
-        self._reads = _read_answer(self._reader, self._answer, known_tools, family, tags, opening)
+        self._reads = _read_answer(self._answer, family, tags, opening)
 
     def push(self, text: str) -> list[Delta]:
         """Parse a further piece of the answer, including control tokens."""
-        self._reader.feed(text)
+        answer = self._answer
+        answer.text += text
         try:
             next(self._reads)
         except StopIteration:
-            self.ended = self._answer.is_full or self.ended
-            self._answer.end(self._reader.cut, drops_call=bool(self._reader.peek_rest()))
-        return self._answer.drain()
+            self.ended = answer.is_full or self.ended
+            if answer.at == len(answer.text):  # otherwise an incomplete call is dropped, and the space before it
+                answer.add_held_space()
+        return answer.drain()
 
     def finish(self, cut: bool = False) -> list[Delta]:
         """Return the held-back text at the end; `cut`: a limit ended it, so an incomplete call is dropped."""
-        self._reader.ended, self._reader.cut = True, cut
+        self._answer.ended, self._answer.cut = True, cut
         return self.push("")
 
 
-def _read_answer(
-    reader: Reader, answer: Deltas, tools: Tools, family: Family, tags: Mapping[str, str], opening: str
-) -> Reads[None]:
+def _read_answer(answer: Answer, family: Family, tags: Mapping[str, str], opening: str) -> Reads[None]:
     """Parse reasoning, at the beginning or opened by the prompt, then content and calls."""
     tag: str | None = find_open_tag(tags, opening)
     if tag is None and tags:
-        tag = yield from reader.skip_space(*tags)
+        tag = yield from answer.skip_space(*tags)
     if tag is None:
-        reader.at = 0
+        answer.at = 0
     else:
-        yield from reader.read_until((tags[tag],), partial(answer.add_content, kind="reasoning"))
-    if not tools and not family.channels:
-        yield from reader.read_until((), answer.add_content)
+        yield from answer.read_until((tags[tag],), partial(answer.add_content, kind="reasoning"))
+    if not answer.tools and not family.channels:
+        yield from answer.read_until((), answer.add_content)
         return
     starts = family.starts if family.only_own else {HERMES_START: read_hermes, **family.starts}
-    reader.ran_out = False
+    answer.is_cut_off = False
     # If a limit cut the text within a call, the rest of the text belongs to the call.
-    while not (answer.is_full or (reader.cut and reader.ran_out)):
+    while not (answer.is_full or answer.is_cut_off):
         # Calls without a start may only begin here. Calls with a start may begin anywhere after this place.
         if family.bare:
-            before = reader.at
-            if (yield from family.bare(reader, answer, tools)):
+            before = answer.at
+            if (yield from family.bare(answer)):
                 continue
-            reader.at = before
-            if reader.cut and _is_cut_call(reader.peek_rest(), TO if family.channels else "", tools):
+            answer.at = before
+            if answer.cut and _is_cut_call(answer.text[before:], TO if family.channels else "", answer.tools):
                 return
-        while (start := (yield from reader.read_until(starts, answer.add_content))) is not None:
-            before = reader.at - len(start)
-            yield from reader.skip_all(*([] if family.channels else [start]))
-            end = reader.at
-            reader.ran_out = False
-            if (yield from starts[start](reader, answer, tools)):
+        while (start := (yield from answer.read_until(starts, answer.add_content))) is not None:
+            before = answer.at - len(start)
+            yield from answer.skip_all(*([] if family.channels else [start]))
+            end = answer.at
+            answer.is_cut_off = False
+            if (yield from starts[start](answer)):
                 break
-            reader.at = before
-            if reader.cut and _is_cut_call(reader.peek_rest(), start, tools):
+            answer.at = before
+            if answer.cut and _is_cut_call(answer.text[before:], start, answer.tools):
                 return
-            answer.add_content((yield from reader.read(end - before)))
+            answer.at = end
+            answer.add_content(answer.text[before:end])
         else:
             return
 
 
-def _is_cut_call(text: str, start: str, tools: Tools) -> bool:
+def _is_cut_call(text: str, start: str, tools: Iterable[str]) -> bool:
     """Return True if a text would have become a call, with this start or as an object, if a limit had not cut it."""
     if not start:
         match = _CALL_START.match(text)

@@ -32,9 +32,6 @@ class Tool:
     strict: bool = False
 
 
-Tools = Mapping[str, Tool]  # tools that may be called, by their names
-
-
 class Delta(NamedTuple):
     """Addition to an answer by a further piece of the model's text: text, or the start of a call."""
 
@@ -44,99 +41,6 @@ class Delta(NamedTuple):
     call: int = 0  # index of the call in the answer
     id: str = ""  # of a call that begins
     name: str = ""  # name of the tool of a call that begins
-
-
-_ID = string.ascii_letters + string.digits
-
-
-class Deltas:
-    """The deltas of an answer.
-
-    White space is held back, because around calls and reasoning it belongs to the form, and is dropped. Incomplete
-    arguments are completed when something follows, and at the end of an answer that no limit cut.
-    """
-
-    def __init__(self, short_ids: bool = False, parallel: bool = True) -> None:
-        self._deltas: list[Delta] = []
-        self._short_ids, self._parallel = short_ids, parallel
-        self._calls = 0
-        self._arguments: list[str] | None = None  # pieces of the arguments of a call that may grow
-        self._kind: Literal["text", "reasoning"] = "text"
-        self._held_space, self._drops_space = "", False  # after and before text of this kind
-
-    def add_content(self, text: str, kind: Literal["text", "reasoning"] = "text") -> None:
-        if kind != self._kind:
-            self._kind, self._held_space, self._drops_space = kind, "", True
-        text = self._held_space + text
-        if self._drops_space:
-            text = text.lstrip()
-            self._drops_space = not text
-        body = text.rstrip()
-        self._held_space = text[len(body) :]
-        if body:
-            self._add(Delta(kind, body))
-
-    def begin_call(self, name: str, arguments: str = "") -> None:
-        self._kind, self._held_space, self._drops_space = "text", "", True
-        id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
-        self._add(Delta("call", "", self._calls, id_ if self._short_ids else f"call_{id_}", name))
-        self._calls += 1
-        self._arguments = []
-        self.add_arguments(arguments)
-
-    def add_arguments(self, text: str) -> None:
-        if text:
-            if self._arguments is not None:
-                self._arguments.append(text)
-            self._add(Delta("arguments", text, self._calls - 1))
-
-    @property
-    def is_full(self) -> bool:
-        """True if no further call is allowed."""
-        return not self._parallel and self._calls > 0
-
-    def end(self, cut: bool = False, drops_call: bool = False) -> None:
-        """End the answer; `cut`: by a limit, `drops_call`: without an incomplete call and the space before it."""
-        if not cut:
-            self._complete_call()
-        if self._held_space and self._kind == "text" and not drops_call:
-            self._add(Delta("text", self._held_space))
-        self._held_space = ""
-
-    def drain(self) -> list[Delta]:
-        """Return the deltas since the last `drain`; consecutive ones of one kind are joined."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def _complete_call(self) -> None:
-        if self._arguments is not None:
-            text, self._arguments = "".join(self._arguments), None
-            self.add_arguments(find_closers(text))
-
-    def _add(self, delta: Delta) -> None:
-        if self._arguments is not None and delta.kind != "arguments":
-            self._complete_call()
-        last = self._deltas[-1] if self._deltas else None
-        if last is None or last.kind != delta.kind or delta.kind == "call":
-            self._deltas.append(delta)
-        else:  # a call's arguments follow its beginning, so these are of the same call
-            self._deltas[-1] = last._replace(text=last.text + delta.text)
-
-
-_JSON_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*("?)|[\[\]{}]', re.DOTALL)
-
-
-def find_closers(text: str) -> str:
-    """Return the text that completes the start of a JSON object, in which no value is missing."""
-    closers = [] if text else ["}", "{"]
-    for match in _JSON_MARK.finditer(text):
-        if match[0] in {"{", "["}:
-            closers.append("}" if match[0] == "{" else "]")
-        elif match[0] in {"}", "]"}:
-            closers.pop()
-        elif not match[1]:  # a string without an end
-            closers.append('"')
-    return "".join(reversed(closers))
 
 
 # --------------------------------------------------------------------------- input
@@ -169,53 +73,37 @@ class Reader:
     """
 
     def __init__(self) -> None:
+        self.text = ""  # text that has arrived; more may be appended until it has ended
         self.at = 0  # index of the next character; a parser can set it back to read again
         self.ended = False  # whether the text is complete
         self.cut = False  # whether a limit ended the text; an incomplete mark at the end is then dropped
-        self.ran_out = False  # whether a parser needed more text than there is
-        self._text = ""
-
-    def feed(self, piece: str) -> None:
-        self._text += piece
-
-    def peek_rest(self) -> str:
-        """Return the text that has arrived and is unread."""
-        return self._text[self.at :]
+        self.is_cut_off = False  # whether a parser needed text that a limit cut off
 
     def _wait(self) -> Reads[bool]:
         """Wait for more text; return False at its end."""
         if self.ended:
-            self.ran_out = True
+            self.is_cut_off = self.cut
             return False
         yield
         return True
 
-    def peek(self) -> Reads[str]:
-        """Return the next character without reading it; "" at the end."""
-        while self.at == len(self._text):
-            if not (yield from self._wait()):
-                return ""
-        return self._text[self.at]
-
-    def read(self, count: int) -> Reads[str]:
-        """Read and return the next `count` characters; fewer at the end."""
-        while len(self._text) - self.at < count and (yield from self._wait()):
+    def peek(self, count: int = 1) -> Reads[str]:
+        """Return the next characters without reading them; fewer at the end."""
+        while len(self.text) - self.at < count and (yield from self._wait()):
             pass
-        text = self._text[self.at : self.at + count]
-        self.at += len(text)
-        return text
+        return self.text[self.at : self.at + count]
 
     def run(self, characters: re.Pattern[str], emit: Emit = _ignore) -> Reads[str]:
         """Read, emit and return characters while they match; `characters` matches any number of them."""
         start = self.at
         while True:
-            match = characters.match(self._text, self.at)
+            match = characters.match(self.text, self.at)
             end = match.end() if match else self.at
             if end > self.at:
-                emit(self._text[self.at : end])
+                emit(self.text[self.at : end])
                 self.at = end
-            if end < len(self._text) or not (yield from self._wait()):
-                return self._text[start : self.at]
+            if end < len(self.text) or not (yield from self._wait()):
+                return self.text[start : self.at]
 
     def skip_space(self, *literals: str) -> Reads[str | None]:
         """Skip white space; read and return the string that comes next, as `take` does."""
@@ -230,8 +118,8 @@ class Reader:
     def take(self, *literals: str) -> Reads[str | None]:
         """Read and return the longest of several strings that comes next; `None` if no string does."""
         while True:
-            longest = max((word for word in literals if self._text.startswith(word, self.at)), key=len, default=None)
-            rest = self._text[self.at : self.at + max(map(len, literals), default=0)]
+            longest = max((word for word in literals if self.text.startswith(word, self.at)), key=len, default=None)
+            rest = self.text[self.at : self.at + max(map(len, literals), default=0)]
             may_grow = any(len(word) > len(rest) and word.startswith(rest) for word in literals)
             if not may_grow or not (yield from self._wait()):
                 self.at += len(longest or "")
@@ -246,8 +134,8 @@ class Reader:
         while mark := (yield from self.take(*ends)):
             yield from self.run(_CLOSING)
             ends = tuple(end for end in ends if end != "```" or mark != end)
-        if self.ended and any(end.startswith(self.peek_rest()) for end in ends):
-            self.at = len(self._text)
+        if self.ended and any(end.startswith(self.text[self.at :]) for end in ends):
+            self.at = len(self.text)
 
     def read_until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
         """Emit the text before the first of several strings, and read and return that string; `None` if the text ended.
@@ -256,7 +144,7 @@ class Reader:
         """
         whole, partial, longest = _patterns(tuple(markers))
         while True:
-            text, at = self._text, self.at
+            text, at = self.text, self.at
             match, rest = whole.search(text, at), partial.search(text, max(at, len(text) - longest + 1))
             place = len(text) if match is None else match.start()
             stop = place if rest is None or rest.start() > place else rest.start()
@@ -268,7 +156,7 @@ class Reader:
                 self.at = match.end()
                 return match[0]
             if self.ended:  # here without `_wait`, because this runs for every token
-                self.ran_out = True
+                self.is_cut_off = self.cut
                 return None
             yield
 
@@ -276,7 +164,71 @@ class Reader:
         """Return the text before the first of several strings, and that string; see `read_until`."""
         start = self.at
         marker = yield from self.read_until(markers, _ignore)
-        return self._text[start : self.at - len(marker or "")], marker
+        return self.text[start : self.at - len(marker or "")], marker
+
+
+class Answer(Reader):
+    """The text of an answer, the deltas parsed from it, and the tools that it may call, by their names.
+
+    White space is held back, because around calls and reasoning it belongs to the form, and is dropped.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], short_ids: bool, parallel: bool) -> None:
+        super().__init__()
+        self.tools = tools
+        self._deltas: list[Delta] = []
+        self._short_ids, self._parallel = short_ids, parallel
+        self._calls = 0
+        self.schema: Mapping[str, Any] = {}  # of the arguments of the last call
+        self._kind: Literal["text", "reasoning"] = "text"
+        self._held_space, self._drops_space = "", False  # after and before text of this kind
+
+    def add_content(self, text: str, kind: Literal["text", "reasoning"] = "text") -> None:
+        if kind != self._kind:
+            self._kind, self._held_space, self._drops_space = kind, "", True
+        text = self._held_space + text
+        if self._drops_space:
+            text = text.lstrip()
+            self._drops_space = not text
+        body = text.rstrip()
+        self._held_space = text[len(body) :]
+        if body:
+            self._add(Delta(kind, body))
+
+    def begin_call(self, name: str, arguments: str = "") -> None:
+        self.schema = self.tools[name].parameters if name in self.tools else {}
+        self._kind, self._held_space, self._drops_space = "text", "", True
+        id_ = "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9 if self._short_ids else 24))
+        self._add(Delta("call", "", self._calls, id_ if self._short_ids else f"call_{id_}", name))
+        self._calls += 1
+        self.add_arguments(arguments)
+
+    def add_arguments(self, text: str) -> None:
+        if text:
+            self._add(Delta("arguments", text, self._calls - 1))
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further call is allowed."""
+        return not self._parallel and self._calls > 0
+
+    def add_held_space(self) -> None:
+        """Add the white space at the end of the answer, after which no call or reasoning can follow."""
+        if self._held_space and self._kind == "text":
+            self._add(Delta("text", self._held_space))
+        self._held_space = ""
+
+    def drain(self) -> list[Delta]:
+        """Return the deltas since the last `drain`; consecutive ones of one kind are joined."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _add(self, delta: Delta) -> None:
+        last = self._deltas[-1] if self._deltas else None
+        if last is None or last.kind != delta.kind or delta.kind == "call":
+            self._deltas.append(delta)
+        else:  # a call's arguments follow its beginning, so these are of the same call
+            self._deltas[-1] = last._replace(text=last.text + delta.text)
 
 
 # --------------------------------------------------------------------------- JSON
@@ -299,20 +251,65 @@ _PYTHON_PART = re.compile(rf"{PYTHON_STRING}|\b(?:true|false|null)\b", re.DOTALL
 _PYTHON_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
-ReadKey = Callable[["Reader", Emit], Reads[bool]]
-ReadLeaf = Callable[["Reader", Emit, list[str]], Reads[bool]]
+ReadKey = Callable[[Reader, Emit], Reads[bool]]
+ReadLeaf = Callable[[Reader, Emit, list[str]], Reads[bool]]
+
+
+def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
+    if (yield from reader.peek()) != '"':
+        return False
+    reader.at += 1
+    emit('"')
+    while True:
+        yield from reader.run(_PLAIN, emit)
+        character = text = yield from reader.peek()
+        length = len(text)
+        if character == "\\":
+            # An escape is read only when it is complete, so that half an escape is never emitted.
+            text = yield from reader.peek(2)
+            text = (yield from reader.peek(6)) if text == "\\u" else text
+            length = len(text)
+            if _SURROGATE.fullmatch(text):
+                pair = yield from reader.peek(12)
+                is_pair = _PAIR.fullmatch(pair) is not None
+                text, length = (pair, 12) if is_pair else ("\\ufffd", 6)  # many parsers of JSON reject half of a pair
+            if not _ESCAPE.fullmatch(text):
+                text, length = "\\\\", 1
+        elif character != '"':
+            text = escape(character)
+        if reader.is_cut_off and character in {"\\", ""}:
+            return False
+        reader.at += length
+        emit(text or '"')  # the end of the answer closes the string
+        if character in {'"', ""}:
+            return bool(character)
+
+
+def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
+    """Parse and emit a string, number or word after the held text; return True if it is complete."""
+    if (yield from reader.peek()) == '"':
+        emit("".join(held))
+        held.clear()
+        return (yield from _read_string(reader, emit))
+    start, word = reader.at, (yield from reader.run(_WORD))
+    word = _PYTHON_WORDS.get(word, word)
+    if not _SCALAR.fullmatch(word):
+        reader.at = start
+        return False
+    is_number = word not in _JSON_WORDS
+    emit("".join(held) + (to_json(word) if is_number and math.isinf(float(word)) else word))  # too large for a number
+    return True
 
 
 def read_value(
-    reader: Reader, emit: Emit, read_key: ReadKey | None = None, read_leaf: ReadLeaf | None = None
+    reader: Reader, emit: Emit, read_key: ReadKey = _read_string, read_leaf: ReadLeaf = _read_leaf
 ) -> Reads[bool]:
     """Parse and emit a JSON value as far as it is valid; return True if it is complete.
 
-    Commas and keys are emitted with the value after them, so that `find_closers` can complete the emitted text. With
-    other parsers of keys and scalars, the white space between the parts is that of `to_json`.
+    Commas and keys are emitted with the value after them, so that a value that is not valid can be closed, unless a
+    limit cut it. With other parsers of keys and scalars, the white space between the parts is that of `to_json`.
     """
-    brackets, held, is_json = list[str](), list[str](), read_key is None
-    read_key, read_leaf = read_key or _read_string, read_leaf or _read_leaf
+    brackets, held, is_json = list[str](), list[str](), read_key is _read_string
     start = reader.at  # index of the first held character
     expected_part = "value"  # or "item" of a list, "key", ":", ","
     while True:
@@ -322,7 +319,7 @@ def read_value(
             yield from reader.run(SPACE, held.append if is_json else _ignore)
             continue
         if brackets and character == brackets[-1] and expected_part in {"item", "key", ","}:
-            yield from reader.read(1)
+            reader.at += 1
             emit(("".join(held).replace(",", "") if is_json else "") + brackets.pop())
             expected_part = ","
         elif expected_part == "key":
@@ -333,11 +330,13 @@ def read_value(
         elif expected_part in {":", ","}:
             if character != expected_part:
                 break
-            held.append((yield from reader.read(1)) + ("" if is_json else " "))
+            reader.at += 1
+            held.append(character + ("" if is_json else " "))
             expected_part = _NEXT_PARTS.get(expected_part + brackets[-1], "value")
             continue
         elif character in {"{", "["} and len(brackets) < MAX_DEPTH:
-            emit("".join(held) + (yield from reader.read(1)))
+            reader.at += 1
+            emit("".join(held) + character)
             brackets.append("}" if character == "{" else "]")
             expected_part = _NEXT_PARTS["," + brackets[-1]]
         elif (yield from read_leaf(reader, emit, held)):
@@ -348,6 +347,7 @@ def read_value(
         if not brackets:
             return True
     reader.at = start if held else reader.at
+    emit("" if reader.is_cut_off else "".join(reversed(brackets)))
     return False
 
 
@@ -375,12 +375,10 @@ def read_literal(text: str, *, only_json: bool = False) -> Any:
 def complete_object(text: str) -> dict[str, Any] | None:
     """Return the object that a text begins, as far as it is JSON; `None` if it does not begin one."""
     reader, parts = Reader(), list[str]()
-    reader.feed(text.lstrip())
-    reader.ended = True
+    reader.text, reader.ended = text.lstrip(), True
     for _ in read_value(reader, parts.append):
         pass
-    start = "".join(parts)
-    return read_object(start + find_closers(start)) if start.startswith("{") else None
+    return read_object("".join(parts)) if parts[0] == "{" else None
 
 
 def read_object(text: str) -> dict[str, Any] | None:
@@ -403,53 +401,6 @@ def to_json(value: Any) -> str:
 def escape(text: str) -> str:
     """Return a piece of text as part of a JSON string."""
     return to_json(text)[1:-1]
-
-
-def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
-    if (yield from reader.peek()) != '"':
-        return False
-    emit((yield from reader.read(1)))
-    while True:
-        yield from reader.run(_PLAIN, emit)
-        character = yield from reader.peek()
-        if character == '"':
-            emit((yield from reader.read(1)))
-            return True
-        if character == "\\":
-            # An escape is read only when it is complete, so that half an escape is never emitted.
-            start = reader.at
-            text = yield from reader.read(2)
-            text += (yield from reader.read(4)) if text == "\\u" else ""
-            end = reader.at
-            if _SURROGATE.fullmatch(text):
-                text += yield from reader.read(6)
-                if not _PAIR.fullmatch(text):
-                    text, reader.at = "\\ufffd", end  # many parsers of JSON reject half of a pair
-            if reader.cut and reader.ran_out:
-                return False
-            if not _ESCAPE.fullmatch(text):
-                text, reader.at = "\\\\", start + 1
-            emit(text)
-        elif character:
-            emit(escape((yield from reader.read(1))))
-        else:
-            return False
-
-
-def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
-    """Parse and emit a string, number or word after the held text; return True if it is complete."""
-    if (yield from reader.peek()) == '"':
-        emit("".join(held))
-        held.clear()
-        return (yield from _read_string(reader, emit))
-    start, word = reader.at, (yield from reader.run(_WORD))
-    word = _PYTHON_WORDS.get(word, word)
-    if not _SCALAR.fullmatch(word):
-        reader.at = start
-        return False
-    is_number = word not in _JSON_WORDS
-    emit("".join(held) + (to_json(word) if is_number and math.isinf(float(word)) else word))  # too large for a number
-    return True
 
 
 def _to_python(match: re.Match[str]) -> str:
