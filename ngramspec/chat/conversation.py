@@ -9,17 +9,22 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramspec.chat.families import HERMES, family_of, find_open_tag, find_reasoning_tags
-from ngramspec.chat.features import Marks, Message, TemplateFeatures, find_features, openai_tool, split_contents
+from ngramspec.chat.features import (
+    Message,
+    TemplateFeatures,
+    find_features,
+    find_marks,
+    openai_tool,
+    split_contents,
+)
 from ngramspec.chat.stream import Tool, complete_object, read_object, to_json
 from ngramspec.data import NGramSpecError, PromptError, get_reason
 from ngramspec.storage import utf8, write_whole
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Turn(NamedTuple):
@@ -119,7 +124,7 @@ def load(path: Path) -> tuple[Conversation, str]:
         texts = {"reasoning_content": ""} | message if isinstance(message, dict) else {}
         fields = {name: texts.get(name) for name in ("role", "content", "reasoning_content")}
         # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
-        if any(not isinstance(text, str) or _SURROGATE.search(text) for text in fields.values()):
+        if any(not isinstance(text, str) or re.search("[\ud800-\udfff]", text) for text in fields.values()):
             raise NGramSpecError(f'{path}: message {number} requires "role" and "content" strings')
         messages.append(fields)
     has_system = bool(messages) and messages[0]["role"] == "system"
@@ -137,8 +142,6 @@ def load(path: Path) -> tuple[Conversation, str]:
     return Conversation(system, turns), model if isinstance(model, str) else ""
 
 
-# --------------------------------------------------------------------------- templates
-
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
@@ -151,9 +154,7 @@ class ToolTemplate:
     """
 
     def __init__(self, source: str | None, examine: Callable[..., Any]) -> None:
-        self._examine = examine
-        self._family = family_of(source)
-        self._forms = _forms_of(source or "")
+        self._source, self._examine, self._family = source or "", examine, family_of(source)
 
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
@@ -181,8 +182,7 @@ class ToolTemplate:
             turns = _add_description(turns, self._describe(tools), features.system)
         if not features.system:
             turns = _merge_system_message(turns)
-        for form in self._forms:
-            turns = form(turns)
+        turns = _adapt_rare_forms(turns, self._source)
         if not features.strings and "user" in features.parts:
             turns = split_contents(turns)
         shown_tools = tools if features.tools else ()
@@ -197,6 +197,35 @@ class ToolTemplate:
         return TemplateFeatures(
             False, features.system, features.schemas, strings=features.strings, parts=features.parts
         )
+
+    def begin_answer(
+        self, opening: str, reasoning: str, text: str, variables: Mapping[str, Any]
+    ) -> list[tuple[str, bool]]:
+        """Return the pieces of a begun answer after the prompt's `opening`, each with whether it is the template's own.
+
+        Reasoning is dropped if the template has no tags, and continues if `text` is "".
+        """
+        if self._family is not None and self._family.channels:
+            thinking = [("<|channel|>analysis<|message|>", True), (reasoning, False)] if reasoning else []
+            end = [("<|end|><|start|>assistant", True)] if thinking and text else []
+            return [*thinking, *end, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
+        answer: Message = {"role": "assistant", "content": "qtextq"}
+        answer |= {"reasoning_content": "qthoughtq"} if reasoning else {}
+        turns, _ = self.adapt([{"role": "user", "content": "quserq"}, answer], ())
+        if (marks := self._examine(find_marks, turns, variables)) is not None:
+            before, between = marks
+            pieces = [(reasoning, False), *([(between, True)] if text else [])] if reasoning else []
+            return [(before, True), *pieces, (text, False)]
+        tags, pieces = find_reasoning_tags(self._source), list[tuple[str, bool]]()
+        tag, has_line_ends = find_open_tag(tags, opening), opening.endswith("\n")
+        if tag is None and reasoning and tags:
+            tag = next(iter(tags))
+            has_line_ends = tag == "<think>"
+            pieces.append((f"{tag}\n" if has_line_ends else tag, True))
+        if tag is not None:
+            closing = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
+            pieces += [(reasoning, False), *([(closing, True)] if text else [])]
+        return [*pieces, (text, False)]
 
     def _write_calls(self, message: Message) -> Message:
         calls = message.pop("tool_calls", None)
@@ -218,13 +247,19 @@ class ToolTemplate:
 
 def _adapt_calls(turn: Message, features: TemplateFeatures, number: int) -> None:
     """Write the calls and ids of a turn as the template requires them."""
-    if features.short_ids and "tool_call_id" in turn:
-        turn["tool_call_id"] = _shorten_id(turn["tool_call_id"])
-    if not turn.get("tool_calls"):
-        turn.pop("tool_calls", None)
-        return
-    turn.setdefault("content", "")
-    calls, turn["tool_calls"] = turn["tool_calls"], []
+
+    def adapt_id(id_: str) -> str:
+        """Return an id of nine letters and digits, which depends only on the given id, if the template requires it."""
+        if not features.short_ids or (len(id_) == 9 and id_.isalnum()):
+            return id_
+        return hashlib.blake2b(id_.encode()).hexdigest()[:9]
+
+    if "tool_call_id" in turn:
+        turn["tool_call_id"] = adapt_id(turn["tool_call_id"])
+    calls = turn.pop("tool_calls", None) or []
+    if calls:
+        turn.setdefault("content", "")
+        turn["tool_calls"] = []
     for place, call in enumerate(calls):
         function = call["function"]
         arguments = function.get("arguments") or "{}"
@@ -232,8 +267,7 @@ def _adapt_calls(turn: Message, features: TemplateFeatures, number: int) -> None
         if features.arguments == "text":
             is_object = isinstance(arguments, str) and arguments.lstrip().startswith("{") and read_object(arguments)
             value = arguments if is_object else to_json(value)
-        id_ = str(call.get("id") or f"call_{number}_{place}")
-        id_ = _shorten_id(id_) if features.short_ids else id_
+        id_ = adapt_id(str(call.get("id") or f"call_{number}_{place}"))
         function = {"name": function["name"], "arguments": value}
         turn["tool_calls"].append({"id": id_, "type": "function", "function": function})
 
@@ -294,11 +328,6 @@ def _simplify(tool: Tool) -> Tool:
     return replace(tool, parameters=parameters | {"properties": parameters["properties"] or {}})
 
 
-def _shorten_id(id_: str) -> str:
-    """Return an id of nine letters and digits, which depends only on the given id."""
-    return id_ if len(id_) == 9 and id_.isalnum() else hashlib.blake2b(id_.encode()).hexdigest()[:9]
-
-
 def _move_results_to_turns(messages: list[Message]) -> list[Message]:
     """Return messages with results in user turns; consecutive results share a turn with the next user message."""
     turns: list[Message] = []
@@ -335,50 +364,29 @@ def _merge_system_message(messages: list[Message]) -> list[Message]:
     return messages
 
 
-# --------------------------------------------------------------------------- forms that only some templates require
-
-
-def _forms_of(source: str) -> list[Callable[[list[Message]], list[Message]]]:
-    """Return the functions that turn messages in OpenAI's form into those of a template."""
-    forms: list[Callable[[list[Message]], list[Message]]] = []
-    if "You have access to the following functions in JSONSchema format" in source:
-        forms.append(_strip_texts)  # StepFun: leftover white space makes the model reason in circles
-    if re.search(r"""message(\.|\[['"])thinking""", source):
-        forms.append(partial(_copy_reasoning, drops_content="<|channel|>" in source))
-    if all(mark in source for mark in ("[TOOL_CALLS]", "[ARGS]", "block['thinking']")):
-        forms.append(_make_blocks)
-    if "'<|tool_call>call:'" in source and "message['tool_responses']" in source and "'tool_call_id'" not in source:
-        forms.append(_move_results_to_calls)
-    return forms
-
-
-def _strip_texts(messages: list[Message]) -> list[Message]:
+def _adapt_rare_forms(messages: list[Message], source: str) -> list[Message]:
+    """Return messages in the forms that only some templates require."""
+    strips = "You have access to the following functions in JSONSchema format" in source
+    has_thinking = re.search(r"""message(\.|\[['"])thinking""", source) is not None
+    has_blocks = all(mark in source for mark in ("[TOOL_CALLS]", "[ARGS]", "block['thinking']"))
     for message in messages:
-        for key in ("content", "reasoning_content"):
+        for key in ("content", "reasoning_content") if strips else ():
+            # StepFun: leftover white space makes the model reason in circles.
             if isinstance(value := message.get(key), str):
                 message[key] = value.strip()
             elif value:
                 message[key] = [{**part, "text": part["text"].strip()} for part in value]
-    return messages
-
-
-def _copy_reasoning(messages: list[Message], drops_content: bool) -> list[Message]:
-    """Return messages whose reasoning is in "thinking" (LFM2), and replaces the content next to calls (gpt-oss)."""
-    for message in messages:
-        if "reasoning_content" in message:
-            message["thinking"] = message["reasoning_content"]
-            if drops_content and message.get("tool_calls"):
+        if has_thinking and "reasoning_content" in message:
+            message["thinking"] = message["reasoning_content"]  # LFM2 and gpt-oss
+            if "<|channel|>" in source and message.get("tool_calls"):
                 del message["content"]
-    return messages
-
-
-def _make_blocks(messages: list[Message]) -> list[Message]:
-    """Return messages whose reasoning is a block of the content (Ministral 3)."""
-    for message in messages:
-        if message["role"] in ("system", "assistant"):
+        if has_blocks and message["role"] in ("system", "assistant"):
+            # Ministral 3: reasoning is a block of the content.
             content, reasoning = message.get("content", ""), message.pop("reasoning_content", None)
             blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
             message["content"] = [{"type": "thinking", "thinking": reasoning}, *blocks] if reasoning else blocks
+    if "'<|tool_call>call:'" in source and "message['tool_responses']" in source and "'tool_call_id'" not in source:
+        return _move_results_to_calls(messages)
     return messages
 
 
@@ -404,31 +412,3 @@ def _move_results_to_calls(messages: list[Message]) -> list[Message]:
             if call_turn is not None:
                 call_turn.pop("content", None)
     return turns
-
-
-def make_assistant_prefill(
-    template: str | None, opening: str, reasoning: str, text: str, marks: Marks | None = None
-) -> list[tuple[str, bool]]:
-    """Return an answer that was begun, as it continues a prompt: pieces, each with whether it is the template's own.
-
-    Reasoning is dropped if the template has no tags, and continues if `text` is "". `opening` is the end of the prompt.
-    """
-    family, tags = family_of(template), find_reasoning_tags(template)
-    if family is not None and family.channels:
-        thinking = [("<|channel|>analysis<|message|>", True), (reasoning, False)] if reasoning else []
-        end = [("<|end|><|start|>assistant", True)] if thinking and text else []
-        return [*thinking, *end, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
-    if marks is not None:
-        before, between = marks
-        reasoning_pieces = [(reasoning, False), *([(between, True)] if text else [])] if reasoning else []
-        return [(before, True), *reasoning_pieces, (text, False)]
-    tag, pieces = find_open_tag(tags, opening), list[tuple[str, bool]]()
-    has_line_ends = opening.endswith("\n")
-    if tag is None and reasoning and tags:
-        tag = next(iter(tags))
-        has_line_ends = tag == "<think>"
-        pieces.append((f"{tag}\n" if has_line_ends else tag, True))
-    if tag is not None:
-        closing = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
-        pieces += [(reasoning, False), *([(closing, True)] if text else [])]
-    return [*pieces, (text, False)]

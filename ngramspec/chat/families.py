@@ -7,7 +7,7 @@ family's parser reads too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -225,9 +225,6 @@ def find_open_tag(tags: Mapping[str, str], opening: str) -> str | None:
     return next((tag for tag in tags if opening.rstrip().endswith(tag.rstrip())), None)
 
 
-# --------------------------------------------------------------------------- grammars
-
-
 def answer_grammar(
     tools: Sequence[Tool],
     *,
@@ -271,7 +268,7 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
     parameters: dict[str, Any] = {"type": "object", **tool.parameters}
     before, after = family.call
     try:
-        if (key := _KEY_OF_ARGUMENTS.fullmatch(before)) is not None:
+        if (key := re.fullmatch(r'\{"name": %\(json\)s, "([a-z]+)": ', before)) is not None:
             # The call must be one JSON rule, which can be distinguished from a JSON answer by its first property.
             return call_rule(tool.name, key[1], parameters, strict=tool.strict)
         arguments = json_rule(parameters, strict=tool.strict)
@@ -283,9 +280,6 @@ def _call(family: Family, tool: Tool, controls: Mapping[str, int]) -> str:
         for part in re.split(r"(%\((?:name|json)\)s)", before)
     ]
     return " ".join([*parts, arguments, encode_controls(after, controls)])
-
-
-_KEY_OF_ARGUMENTS = re.compile(r'\{"name": %\(json\)s, "([a-z]+)": ')
 
 
 def _make_reasoning_rules(template: str | None, opening: str, controls: Mapping[str, int]) -> list[str]:
@@ -305,13 +299,6 @@ def _make_suffix_rule(name: str, end: str, controls: Mapping[str, int]) -> str:
     if end in controls:
         return f"{name}: /(?s:.*)/ {encode_controls(end, controls)}"
     return f"{name}[suffix={literal(end)}]: /(?s:.*)/"
-
-
-# --------------------------------------------------------------------------- the parser
-
-_CALL_START = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # start of a call without a mark before it
-_SHORT, _NEAR = 12, 80
-"""Number of characters below which a text may still become a call, and number within which a call has its name."""
 
 
 class AnswerParser:
@@ -339,9 +326,9 @@ class AnswerParser:
             next(self._reads)
         except StopIteration:
             self.ended = answer.is_full or self.ended
-            if answer.at == len(answer.text):  # otherwise an incomplete call is dropped, and the space before it
-                answer.add_held_space()
-        return answer.drain()
+            # An incomplete call that is left over is dropped, and the space before it.
+            return answer.drain(is_complete=answer.at == len(answer.text))
+        return answer.drain(is_complete=False)
 
     def finish(self, cut: bool = False) -> list[Delta]:
         """Return the held-back text at the end; `cut`: a limit ended it, so an incomplete call is dropped."""
@@ -389,11 +376,12 @@ def _read_answer(answer: Answer, family: Family, tags: Mapping[str, str], openin
             return
 
 
-def _is_cut_call(text: str, start: str, tools: Iterable[str]) -> bool:
+def _is_cut_call(text: str, start: str, tools: Collection[str]) -> bool:
     """Return True if a text would have become a call, with this start or as an object, if a limit had not cut it."""
     if not start:
-        match = _CALL_START.match(text)
+        match = re.match(r'\s*\{\s*"name"\s*:\s*"([^"]+)', text)
         return match is not None and any(name.startswith(match[1]) for name in tools)
     rest = text.removeprefix(start).strip()
-    is_near = len(rest) < _SHORT or rest[0] in "{[<" or any(name in rest[:_NEAR] for name in tools)
+    # A short text may still become a call, and a longer one has its name near the start.
+    is_near = len(rest) < 12 or rest[0] in "{[<" or any(name in rest[:80] for name in tools)
     return text.startswith(start) and is_near

@@ -51,15 +51,25 @@ class TemplateFeatures(NamedTuple):
 
 def find_features(render: Render) -> TemplateFeatures:
     """Render small conversations to find the features of a template."""
-    strings = "qwordq" in _try_render(render, [{"role": "user", "content": "qwordq"}])
-    in_parts = _shows_parts(render, [{"role": "user"}])
-
-    def adapt(messages: list[Message]) -> list[Message]:
-        return messages if strings or not in_parts else split_contents(messages)
+    needs_parts = False
 
     def show(*messages: Message, **variables: Any) -> str:
-        return _try_render(render, adapt([*messages]), **variables)
+        """Render a conversation; "" if the template rejects it."""
+        turns = split_contents(messages) if needs_parts else [*messages]
+        try:
+            return render({"messages": turns, **template_variables(variables)})
+        except ModelError:
+            return ""
 
+    def shows_parts(*messages: Message, **variables: Any) -> bool:
+        """Return True if the content that a message lacks may be a list of parts."""
+        parts = [{"type": "text", "text": word} for word in ("qwordq", "qmoreq")]
+        text = show(*({"content": parts} | message for message in messages), **variables)
+        # A template that does not know parts writes them like Python, or omits some.
+        return "qwordq" in text and "qmoreq" in text and not any(f"{mark}text{mark}" in text for mark in "'\"")
+
+    strings = "qwordq" in show({"role": "user", "content": "qwordq"})
+    needs_parts = not strings and shows_parts({"role": "user"})
     tool = openai_tool(Tool("qlistq", "about", {"type": "object", "properties": {"qpartq": {"type": "string"}}}))
     tools = "qlistq" in show(_USER, tools=[tool])
     variables: dict[str, Any] = {"tools": [tool]} if tools else {}
@@ -75,13 +85,16 @@ def find_features(render: Render) -> TemplateFeatures:
         effort=show(_USER, reasoning_effort="low") != show(_USER, reasoning_effort="high"),
     )
     features = _find_call_features(features, partial(show, **variables))
-    user = adapt([_USER])
-    turns = {"user": [{"role": "user"}], "system": [{"role": "system"}, *user]}
-    turns["assistant"] = [*user, {"role": "assistant"}, *user]
+    turns = {
+        "user": [{"role": "user"}],
+        "system": [{"role": "system"}, _USER],
+        "assistant": [_USER, {"role": "assistant"}, _USER],
+    }
     if features.arguments is not None and features.results:
-        turns["tool"] = adapt([_USER, _make_call_turn(features.arguments), {**_RESULT, "content": None}])
-    parts = {role for role, messages in turns.items() if _shows_parts(render, messages, **variables)}
-    return features._replace(parts=frozenset(parts))
+        result = {key: value for key, value in _RESULT.items() if key != "content"}
+        turns["tool"] = [_USER, _make_call_turn(features.arguments), result]
+    parts = frozenset(role for role, messages in turns.items() if shows_parts(*messages, **variables))
+    return features._replace(parts=parts)
 
 
 def _find_call_features(features: TemplateFeatures, show: Callable[..., str]) -> TemplateFeatures:
@@ -116,25 +129,6 @@ def split_contents(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _shows_parts(render: Render, messages: Sequence[Message], **variables: Any) -> bool:
-    """Return True if the content that a message lacks may be a list of parts.
-
-    A template that does not know parts writes them like Python, or omits some.
-    """
-    parts = [{"type": "text", "text": word} for word in ("qwordq", "qmoreq")]
-    turns = [message if message.get("content") is not None else {**message, "content": parts} for message in messages]
-    text = _try_render(render, turns, **variables)
-    return "qwordq" in text and "qmoreq" in text and not any(f"{mark}text{mark}" in text for mark in "'\"")
-
-
-def _try_render(render: Render, messages: Sequence[Message], **variables: Any) -> str:
-    """Render a conversation; "" if the template rejects it."""
-    try:
-        return render({"messages": list(messages), **template_variables(variables)})
-    except ModelError:
-        return ""
-
-
 def _make_call_turn(kind: Kind, *names: str, id_: str = "call12345") -> Message:
     """Return a turn that calls functions; the default id has nine characters, which some templates require."""
     calls = [
@@ -155,39 +149,18 @@ def openai_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-# --------------------------------------------------------------------------- begun answers
+def find_marks(render: Render, turns: list[Message], variables: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the texts of a template before the reasoning in `turns[1]`, or before its text, and between the two.
 
-_QUESTION: Message = {"role": "user", "content": "quserq"}
-
-
-Marks = tuple[str, str]
-"""Text of a template before the reasoning, or the text if there is no reasoning, and text between the two."""
-
-
-def make_turns(has_reasoning: bool) -> list[Message]:
-    """Return the conversation whose answer `find_marks` looks at."""
-    answer: Message = {"role": "assistant", "content": "qtextq"}
-    return [_QUESTION, answer | ({"reasoning_content": "qthoughtq"} if has_reasoning else {})]
-
-
-def find_marks(
-    render: Render,
-    question: list[Message],
-    conversation: list[Message],
-    has_reasoning: bool,
-    variables: Mapping[str, Any],
-) -> Marks | None:
-    """Return the marks that a template writes in its last turn; `None` if it begins answers differently.
-
-    `conversation` is `make_turns` in the form that the template requires, and `question` is its first turn.
+    `None` means that the template begins answers differently.
     """
     values = template_variables(variables)
     try:
-        prompt_text = render({**values, "messages": question, "add_generation_prompt": True})
-        full_text = render({**values, "messages": conversation, "add_generation_prompt": False})
+        prompt_text = render({**values, "messages": turns[:1], "add_generation_prompt": True})
+        full_text = render({**values, "messages": turns, "add_generation_prompt": False})
     except ModelError:
         return None
-    pattern = "(quserq.*?)" + ("qthoughtq(.*?)" if has_reasoning else "()") + "qtextq"
+    pattern = "(quserq.*?)" + ("qthoughtq(.*?)" if "qthoughtq" in str(turns) else "()") + "qtextq"
     match, start = re.search(pattern, full_text, re.DOTALL), prompt_text.find("quserq")
     if match is None or start < 0 or not match[1].startswith(prompt_text[start:]):
         return None

@@ -1,4 +1,4 @@
-"""Text that arrives in pieces (`Reader`), JSON in it (`read_value`), and the pieces of an answer (`Delta`, `Deltas`).
+"""Text that arrives in pieces (`Reader`), JSON in it (`read_value`), and the pieces of an answer (`Answer`, `Delta`).
 
 JSON is emitted as far as it is valid, so that a stream can send incomplete arguments: `{"a": "x`, then `y"}`. Mistakes
 of small models are corrected: control characters in strings and backslashes that begin no escape (`"C:\\dir"`) are
@@ -33,17 +33,13 @@ class Tool:
 
 
 class Delta(NamedTuple):
-    """Addition to an answer by a further piece of the model's text: text, or the start of a call."""
+    """Addition to an answer: "text" is content; joined "arguments" of a call are a JSON object."""
 
-    # "text" is content. Joined "arguments" of a call are a JSON object.
     kind: Literal["text", "reasoning", "call", "arguments"]
     text: str = ""
     call: int = 0  # index of the call in the answer
     id: str = ""  # of a call that begins
     name: str = ""  # name of the tool of a call that begins
-
-
-# --------------------------------------------------------------------------- input
 
 
 T = TypeVar("T")
@@ -56,7 +52,7 @@ _CLOSING = re.compile(r"[ \t\r\n}\]]*")
 
 @lru_cache(256)
 def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """Return patterns for a whole marker and for the beginning of one at the end of a text, and the longest length."""
+    """Return patterns of a whole marker, and of the beginning of one at the end of a text, and the longest length."""
     whole = "|".join(map(re.escape, markers)) or "(?!)"
     partial = "|".join(re.escape(marker[:n]) for marker in markers for n in range(1, len(marker))) or "(?!)"
     return re.compile(whole), re.compile(rf"(?:{partial})\Z"), max(map(len, markers), default=1)
@@ -212,14 +208,11 @@ class Answer(Reader):
         """True if no further call is allowed."""
         return not self._parallel and self._calls > 0
 
-    def add_held_space(self) -> None:
-        """Add the white space at the end of the answer, after which no call or reasoning can follow."""
-        if self._held_space and self._kind == "text":
+    def drain(self, is_complete: bool) -> list[Delta]:
+        """Return the deltas since the last `drain`; white space at the end belongs to a complete answer."""
+        if is_complete and self._held_space and self._kind == "text":
             self._add(Delta("text", self._held_space))
-        self._held_space = ""
-
-    def drain(self) -> list[Delta]:
-        """Return the deltas since the last `drain`; consecutive ones of one kind are joined."""
+            self._held_space = ""
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -231,13 +224,8 @@ class Answer(Reader):
             self._deltas[-1] = last._replace(text=last.text + delta.text)
 
 
-# --------------------------------------------------------------------------- JSON
-
+# Pattern of a string in Python, which requires `re.DOTALL`.
 PYTHON_STRING = r"""(?:'{3}.*?'{3}|"{3}.*?"{3}|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
-"""Pattern of a string in Python, which requires `re.DOTALL`."""
-
-MAX_DEPTH = 100  # of lists and objects within each other; templates and many parsers of JSON have a limit
-
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _NEXT_PARTS = {",}": "key", ",]": "item"}  # parts after a comma, by the bracket that ends the list or object
 _WORD = re.compile(r"[A-Za-z0-9+.-]*")
@@ -245,8 +233,7 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\["\\/bfnrt]|(?:\\u[0-9a-fA-F]{4}){1,2}')
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-_JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
-_PYTHON_WORDS = {word: name for name, word in _JSON_WORDS.items()}
+_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
 _PYTHON_PART = re.compile(rf"{PYTHON_STRING}|\b(?:true|false|null)\b", re.DOTALL)
 _PYTHON_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
@@ -292,12 +279,12 @@ def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
         held.clear()
         return (yield from _read_string(reader, emit))
     start, word = reader.at, (yield from reader.run(_WORD))
-    word = _PYTHON_WORDS.get(word, word)
+    word = next((name for name, python in _PYTHON_WORDS.items() if python == word), word)
     if not _SCALAR.fullmatch(word):
         reader.at = start
         return False
-    is_number = word not in _JSON_WORDS
-    emit("".join(held) + (to_json(word) if is_number and math.isinf(float(word)) else word))  # too large for a number
+    is_too_large = word not in _PYTHON_WORDS and math.isinf(float(word))
+    emit("".join(held) + (to_json(word) if is_too_large else word))
     return True
 
 
@@ -334,7 +321,7 @@ def read_value(
             held.append(character + ("" if is_json else " "))
             expected_part = _NEXT_PARTS.get(expected_part + brackets[-1], "value")
             continue
-        elif character in {"{", "["} and len(brackets) < MAX_DEPTH:
+        elif character in {"{", "["} and len(brackets) < 100:  # templates and many parsers of JSON have a limit
             reader.at += 1
             emit("".join(held) + character)
             brackets.append("}" if character == "{" else "]")
@@ -406,7 +393,7 @@ def escape(text: str) -> str:
 def _to_python(match: re.Match[str]) -> str:
     """Return a word or string as Python, in which line breaks and unknown escapes are errors."""
     text = match[0]
-    if text in _JSON_WORDS:
-        return _JSON_WORDS[text]
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
     text = _PYTHON_ESCAPE.sub(lambda escape: escape[0] if escape[1] in "\\'\"abfnrtvxuU" else f"\\{escape[0]}", text)
     return text if text[:3] in {"'''", '"""'} else text.replace("\r", "\\r").replace("\n", "\\n")

@@ -28,15 +28,12 @@ T = TypeVar("T")
 
 Messages = Sequence[Mapping[str, Any]]
 
-_SPACE = " \t\n\v\f\r"  # C's isspace()
-_MEMORY = 2**30  # bytes of address space: Python takes a tenth of it
-_MAX_TEMPLATES = 8  # templates that the child keeps
-
 LARGE = 2**18
 """Size in bytes above which a conversation's variables go to `large_worker`, so that the others need not wait."""
 
-worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
-large_worker = Worker("the chat template", "render", ModelError, memory=_MEMORY)
+# Python takes a tenth of the address space that a child may use.
+worker = Worker("the chat template", "render", ModelError, memory=2**30)
+large_worker = Worker("the chat template", "render", ModelError, memory=2**30)
 
 
 class ChatTemplate:
@@ -86,12 +83,13 @@ class ChatTemplate:
         if prompt.only_own:
             return prompt._replace(tokens=tokenizer.tokenize(text, special=True, add_bos=add_bos))
         tokens, at, before = tokenizer.tokenize("", add_bos=add_bos)[:1], 0, None
+        space = " \t\n\v\f\r"  # C's isspace()
         # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
         for start, end in [*prompt.controls, (len(text), len(text))]:
             control = self._controls.get(text[start:end])
             piece = text[at:start]
-            piece = piece.lstrip(_SPACE) if before is not None and before.rstrip else piece
-            piece = piece.rstrip(_SPACE) if control is not None and control.lstrip else piece
+            piece = piece.lstrip(space) if before is not None and before.rstrip else piece
+            piece = piece.rstrip(space) if control is not None and control.lstrip else piece
             tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
             tokens += [control.token] if control is not None else []
             at, before = end, control
@@ -106,10 +104,7 @@ def _nesting_errors() -> Iterator[None]:
         raise ModelError("the conversation or a variable of the chat template is nested too deeply") from None
 
 
-# --------------------------------------------------------------------------- the child
-
-
-@lru_cache(_MAX_TEMPLATES)
+@lru_cache(8)
 def _load(parts: bytes) -> tuple[Render, LayoutTemplate]:
     source, controls, bos, eos = pickle.loads(parts)
     render = make_render(source, bos, eos)
@@ -124,18 +119,15 @@ def _examine(parts: bytes, function: Callable[..., T], arguments: Sequence[Any],
     return function(_load(parts)[0], *arguments, **keywords)
 
 
-# --------------------------------------------------------------------------- the sandbox
-
 _MAX_CHARACTERS = 2**24  # of a prompt, more than the longest contexts contain
 
+# Calls that may change the values; Transformers forbids them, llama.cpp allows them.
 _CHANGES = re.compile(r"\.(append|clear|extend|insert|pop|popitem|remove|reverse|setdefault|sort|update)\s*\(")
-"""Calls that may change the values; Transformers forbids them, llama.cpp allows them."""
-
+# Checks of Mistral's and gpt-oss' templates that reject empty answers, and reasoning in the content of a message.
 _CHECKS = re.compile(
     r"""\{%-? if \(message\['content'\] is [a-z ]+ or [^%]*message\['tool_calls'\]\|length == 0\) %\}"""
     r"""|\{%-? if "<\|channel\|>[^%]*" in message\.content %\}"""
 )
-"""Checks of Mistral's and gpt-oss' templates that reject empty answers, and reasoning in the content of a message."""
 
 
 def make_render(source: str, bos: str = "", eos: str = "") -> Render:
@@ -196,12 +188,7 @@ def _raise_exception(message: str) -> NoReturn:
     raise ModelError(f"the chat template rejects this conversation: {message}")
 
 
-# --------------------------------------------------------------------------- variables
-
 _RESERVED = ["messages", "tools", "bos_token", "eos_token", "add_generation_prompt", "raise_exception", "strftime_now"]
-_DROPPING = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
-_REASONING = {"preserve_thinking": True} | dict.fromkeys(_DROPPING, False)
-"""Names by which templates know `preserve_reasoning`, and their value if it is true."""
 
 
 def check_variables(variables: Any) -> None:
@@ -228,7 +215,10 @@ def template_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
         "datetime": today.strftime("%b %d %Y"),
         "functions": "",  # FireFunction's template concatenates it
     } | dict(variables)
-    values = {name: value is values["preserve_reasoning"] for name, value in _REASONING.items()} | values
+    # Templates know `preserve_reasoning` by these names.
+    keeps = values["preserve_reasoning"] is True
+    drops = dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), not keeps)
+    values = {"preserve_thinking": keeps, **drops} | values
     if values.get("reasoning_effort") is None:
         values.pop("reasoning_effort", None)
     elif isinstance(effort := values["reasoning_effort"], str):

@@ -10,9 +10,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.chat.conversation import ToolTemplate, make_assistant_prefill
+from ngramspec.chat.conversation import ToolTemplate
 from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
-from ngramspec.chat.features import find_features, find_marks, make_turns
+from ngramspec.chat.features import find_features
 from ngramspec.chat.prompt import ChatPrompt, LayoutTemplate, Render
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import ChatTemplate, check_variables, template_variables
@@ -125,12 +125,10 @@ class ChatFormat:
         self, prompt: ChatPrompt, thoughts: str, text: str, variables: Mapping[str, Any] = MappingProxyType({})
     ) -> ChatPrompt:
         """Return a prompt followed by the beginning of its answer: reasoning, which ends if there is text, and text."""
-        adapt, values = self._tools.adapt, self._variables(variables)
         # A client's string must not become part of the template's own text, in which control tokens are parsed.
-        values = {name: value for name, value in values.items() if not isinstance(value, str | list | dict)}
-        (question, _), (answer, _) = adapt(make_turns(False)[:1], ()), adapt(make_turns(bool(thoughts)), ())
-        marks = self._template.examine(find_marks, question, answer, bool(thoughts), values)
-        pieces = make_assistant_prefill(self._source, prompt.opening, thoughts, text, marks)
+        values = self._variables(variables).items()
+        plain = {name: value for name, value in values if not isinstance(value, str | list | dict)}
+        pieces = self._tools.begin_answer(prompt.opening, thoughts, text, plain)
         opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
         return self._template.extend(prompt, pieces, opening, self._vocabulary)
 
