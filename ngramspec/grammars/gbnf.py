@@ -24,64 +24,42 @@ from typing import NamedTuple
 from ngramspec.data import GrammarError
 from ngramspec.grammars.lark import MAX_SIZE, Lark, lark, literal
 
-LAST = 0x10FFFF
-"""The last code point."""
-
-MAX_BRACKETS = 60
-"""Maximum depth of brackets within each other."""
-
-MAX_DEPTH = 200
-"""Maximum depth of a rule, counting brackets, repetitions and the rules without recursion in it."""
-
-MAX_REPETITIONS = 1_000_000
-"""Maximum bound of a repetition."""
-
-_MAX_LEXEMES = 2000  # maximum number of lexemes that are compared; of more, all are split
+LAST = 0x10FFFF  # the last code point
+MAX_BRACKETS = 60  # within each other
+MAX_DEPTH = 200  # of a rule, counting brackets, repetitions and the rules without recursion in it
+MAX_REPETITIONS = 1_000_000  # maximum bound of a repetition
 
 Ranges = tuple[tuple[int, int], ...]  # code points from and to, both included, ascending
 
 
 @dataclass(slots=True, eq=False)
-class Chars:
-    """One character of a class."""
-
+class Chars:  # one character of a class
     ranges: Ranges
 
 
 @dataclass(slots=True, eq=False)
-class Reference:
-    """A rule by its name."""
-
+class Reference:  # to a rule
     name: str
-    at: int  # index in the text of the grammar
 
 
 @dataclass(slots=True, eq=False)
-class Token:
-    """One token, or any other than this."""
-
+class Token:  # one token, or any other than this
     token: int
     is_negated: bool
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
-    """Parts one after the other."""
-
+class Sequence:  # parts one after the other
     parts: list[Node]
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
-    """One of several."""
-
+class Choice:  # one of several
     options: list[Node]
 
 
 @dataclass(slots=True, eq=False)
-class Repetition:
-    """A part several times; a `maximum` of `None` means no limit, and it is not 0."""
-
+class Repetition:  # a part several times; a `maximum` of `None` means no limit, and it is not 0
     part: Node
     minimum: int
     maximum: int | None
@@ -89,8 +67,7 @@ class Repetition:
 
 Node = Chars | Reference | Token | Sequence | Choice | Repetition
 
-FindToken = Callable[[str], int | None]
-"""Returns the token with a name such as "<think>"."""
+FindToken = Callable[[str], int | None]  # returns the token with a name such as "<think>"
 
 
 def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
@@ -125,16 +102,14 @@ def children(node: Node) -> list[Node]:
     return []
 
 
-NAMED_TOKEN = re.compile(r"<[^>\[\r\n][^>\r\n]*>")
-"""Names that may be those of tokens in a grammar."""
+NAMED_TOKEN = re.compile(r"<[^>\[\r\n][^>\r\n]*>")  # a name that may be that of a token in a grammar
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BOUNDS = re.compile(r"\{\s*(\d{1,18})\s*(?:(,)\s*(\d{1,18})?\s*)?\}")
 _TOKEN = re.compile(r"(!?)<(?:\[(\d{1,9})\]|([^>\r\n]*))>")
-_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
-_SIMPLE = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^"}
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([trn\\\"\[\]^-]))")
 _SUFFIXES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -145,38 +120,32 @@ class _Parser:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
         self._letters: dict[int, Chars] = {}
-        self._references: list[Reference] = []
+        self._places: dict[str, int] = {}  # of the first references to rules
 
     def read_rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
-        self._skip(_SPACE_AND_LINES)
+        self._take(_SPACE_AND_LINES)
         while self._at < len(self._text):
-            name = _NAME.match(self._text, self._at)
-            if name is None:
-                raise self._error("expected the name of a rule")
-            self._at = name.end()
-            self._skip(_SPACE)
-            if not self._text.startswith("::=", self._at):
-                raise self._error("expected ::=")
-            self._at += 3
-            self._skip(_SPACE_AND_LINES)
+            name = self._take(_NAME, "expected the name of a rule")
+            self._take(_SPACE)
+            self._take(re.compile("::="), "expected ::=")
+            self._take(_SPACE_AND_LINES)
             rules[name[0]] = self._choice()
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
                 raise self._error("expected a line end")
-            self._skip(_SPACE_AND_LINES)
+            self._take(_SPACE_AND_LINES)
         if "root" not in rules:
             raise GrammarError("the grammar has no rule named root")
-        for reference in self._references:
-            if reference.name not in rules:
-                place = f"in line {_line(self._text, reference.at)}"
-                raise GrammarError(f"the grammar does not parse: there is no rule {reference.name!r}, {place}")
+        for reference, at in self._places.items():
+            if reference not in rules:
+                what = f"there is no rule {reference!r}, in line {_line(self._text, at)}"
+                raise GrammarError(f"the grammar does not parse: {what}")
         return rules
 
     def _choice(self) -> Node:
         options = [self._sequence()]
-        while self._text.startswith("|", self._at):
-            self._at += 1
-            self._skip(_SPACE_AND_LINES)
+        while self._next_is("|"):
+            self._take(_SPACE_AND_LINES)
             options.append(self._sequence())
         return Choice(options) if len(options) > 1 else options[0]
 
@@ -189,49 +158,39 @@ class _Parser:
         return Sequence(parts) if len(parts) != 1 else parts[0]
 
     def _part(self) -> Node:
-        start, text = self._at, self._text
-        character = text[start]
-        if character == '"':
-            return self._literal()
-        if character == "[":
-            return self._class()
-        if character == ".":
-            self._at += 1
+        start, character = self._at, self._text[self._at]
+        if self._next_is('"'):
+            letters: list[Node] = []
+            while not self._next_is('"'):
+                code = self._character("the text that begins", start)
+                letters.append(self._letters.setdefault(code, Chars(((code, code),))))
+            return Sequence(letters) if len(letters) != 1 else letters[0]
+        if self._next_is("["):
+            return self._class(start)
+        if self._next_is("."):
             return Chars(((0, LAST),))
-        if character == "(":
-            return self._group()
+        if self._next_is("("):
+            return self._group(start)
         if character in "<!":
-            return self._token()
-        name = _NAME.match(text, start)
-        if name is None:
-            what = "expected something to repeat before it" if character in "*+?{" else "unexpected character"
-            raise self._error(what)
-        self._at = name.end()
-        self._references.append(Reference(name[0], start))
-        return self._references[-1]
+            match = self._take(_TOKEN, "expected a token: <[ID]> or <NAME>")
+            token = int(match[2]) if match[2] is not None else self._find_token(f"<{match[3]}>")
+            if token is None:
+                raise self._error("the vocabulary has no such token", start)
+            return Token(token, is_negated=bool(match[1]))
+        what = "expected something to repeat before it" if character in "*+?{" else "unexpected character"
+        name = self._take(_NAME, what)[0]
+        self._places.setdefault(name, start)
+        return Reference(name)
 
-    def _literal(self) -> Node:
-        start = self._at
-        self._at += 1
-        codes: list[int] = []
-        while not self._text.startswith('"', self._at):
-            codes.append(self._character("the text that begins", start))
-        self._at += 1
-        letters: list[Node] = [self._letters.setdefault(code, Chars(((code, code),))) for code in codes]
-        return Sequence(letters) if len(letters) != 1 else letters[0]
-
-    def _class(self) -> Node:
-        start = self._at
-        is_negated = self._text.startswith("[^", start)
-        self._at += 1 + is_negated
+    def _class(self, start: int) -> Node:
+        is_negated = self._next_is("^")
         ranges: list[tuple[int, int]] = []
-        while not self._text.startswith("]", self._at):
+        while not self._next_is("]"):
             low = high = self._character("the class that begins", start)
             if self._text.startswith("-", self._at) and not self._text.startswith("]", self._at + 1):
                 self._at += 1
                 high = self._character("the class that begins", start)
             ranges.append((low, high))
-        self._at += 1
         merged_ranges = _merge(ranges)
         merged_ranges = _complement(merged_ranges) if is_negated else merged_ranges
         if not merged_ranges:
@@ -240,76 +199,65 @@ class _Parser:
 
     def _character(self, what: str, start: int) -> int:
         """Read a character or an escape; `what` and `start` are the element and its place, for error messages."""
-        text, at = self._text, self._at
-        if at >= len(text):
+        at = self._at
+        if at >= len(self._text):
             raise self._error(f"{what} here has no end", start)
-        if text[at] != "\\":
+        if self._text[at] != "\\":
             self._at += 1
-            return ord(text[at])
-        match = _ESCAPE.match(text, at)
-        if match is None or (match[4] is not None and match[4] not in _SIMPLE):
-            raise self._error("unknown escape")
-        self._at = match.end()
+            return ord(self._text[at])
+        match = self._take(_ESCAPE, "unknown escape")
         if match[4] is not None:
-            return ord(_SIMPLE[match[4]])
+            return ord({"t": "\t", "r": "\r", "n": "\n"}.get(match[4], match[4]))
         code = int(match[1] or match[2] or match[3], 16)
         if code > LAST or 0xD800 <= code < 0xE000:
             raise self._error("the escape is not a character", at)
         return code
 
-    def _group(self) -> Node:
-        start = self._at
+    def _group(self, start: int) -> Node:
         self._depth += 1
         if self._depth > MAX_BRACKETS:
             line = _line(self._text, start)
             raise GrammarError(f"the grammar is nested more than {MAX_BRACKETS} brackets deep in line {line}")
-        self._at += 1
-        self._skip(_SPACE_AND_LINES)
+        self._take(_SPACE_AND_LINES)
         node = self._choice()
-        if not self._text.startswith(")", self._at):
+        if not self._next_is(")"):
             raise self._error("expected ')'")
-        self._at += 1
         self._depth -= 1
         return node
 
-    def _token(self) -> Node:
-        start = self._at
-        match = _TOKEN.match(self._text, start)
-        if match is None:
-            raise self._error("expected a token: <[ID]> or <NAME>")
-        self._at = match.end()
-        token = int(match[2]) if match[2] is not None else self._find_token(f"<{match[3]}>")
-        if token is None:
-            raise self._error("the vocabulary has no such token", start)
-        return Token(token, is_negated=bool(match[1]))
-
     def _repeat(self, parts: list[Node]) -> None:
         """Apply the suffixes that follow to the last part."""
-        while self._at < len(self._text) and self._text[self._at] in "*+?{":
-            minimum, maximum = _SUFFIXES.get(self._text[self._at], (-1, None))
+        while self._at < len(self._text) and (suffix := self._text[self._at]) in "*+?{":
             start = self._at
-            self._at += 1
-            if minimum < 0:
-                bounds = _BOUNDS.match(self._text, start)
-                if bounds is None:
-                    raise self._error("expected {N}, {N,} or {N,M}", start)
-                self._at = bounds.end()
+            if suffix == "{":
+                bounds = self._take(_BOUNDS, "expected {N}, {N,} or {N,M}")
                 minimum = int(bounds[1])
                 maximum = int(bounds[3]) if bounds[3] else None if bounds[2] else minimum
+            else:
+                self._at += 1
+                minimum, maximum = _SUFFIXES[suffix]
             if max(minimum, maximum or 0) > MAX_REPETITIONS or (maximum is not None and maximum < minimum):
                 raise self._error(f"the bounds must ascend and be at most {MAX_REPETITIONS:,}", start)
             parts[-1] = Repetition(parts[-1], minimum, maximum) if maximum != 0 else Sequence([])
             self._skip_inside()
 
-    # ------------------------------------------------------------------ places
+    def _next_is(self, mark: str) -> bool:
+        """Return True if a mark comes next, and read it."""
+        is_next = self._text.startswith(mark, self._at)
+        self._at += len(mark) * is_next
+        return is_next
 
-    def _skip(self, what: re.Pattern[str]) -> None:
-        if (match := what.match(self._text, self._at)) is not None:
-            self._at = match.end()
+    def _take(self, pattern: re.Pattern[str], problem: str = "") -> re.Match[str]:
+        """Read and return what a pattern matches, which comes next unless there is a problem."""
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            raise self._error(problem)
+        self._at = match.end()
+        return match
 
     def _skip_inside(self) -> None:
         """Skip white space; within brackets line ends are white space."""
-        self._skip(_SPACE_AND_LINES if self._depth else _SPACE)
+        self._take(_SPACE_AND_LINES if self._depth else _SPACE)
 
     def _error(self, what: str, at: int | None = None) -> GrammarError:
         at = self._at if at is None else at
@@ -338,9 +286,6 @@ def _merge(ranges: Iterable[tuple[int, int]]) -> Ranges:
 def _complement(ranges: Ranges) -> Ranges:
     edges = [-1, *(edge for low, high in ranges for edge in (low, high)), LAST + 1]
     return tuple((low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True) if low + 1 <= high - 1)
-
-
-# --------------------------------------------------------------------------- lexemes
 
 
 class Sets(NamedTuple):
@@ -392,9 +337,9 @@ class _Writer:
         self._split: set[Node | str] = set()  # nodes that are not one lexeme, and rules that are not part of one
         self._joins: dict[Node, bool] = {}  # whether nodes may be lexemes, by what is split now
         self._runs: dict[tuple[Node, ...], Sequence] = {}
-        self._expressions: dict[Node, str] = {}
+        self._expression = cache(self._find_expression)
         self._numbers = {name: number for number, name in enumerate(rules)}
-        self._masks: dict[Ranges, int] = {}
+        self._mask = cache(self._find_mask)
         edges = {0, LAST + 1}
         for node in (node for rule in rules.values() for node in walk(rule)):
             if isinstance(node, Chars):
@@ -421,10 +366,10 @@ class _Writer:
             if depths[name] > MAX_DEPTH:
                 raise GrammarError(f"the grammar's rule {name!r} is nested more than {MAX_DEPTH} deep")
         self._rule_sets = dict.fromkeys(rules, Sets(is_nullable=False))
-        users: dict[str, set[str]] = defaultdict(set)
+        users: dict[str, list[str]] = defaultdict(list)
         for name, inner_names in references.items():
             for inner in inner_names:
-                users[inner].add(name)
+                users[inner].append(name)
         waiting = order[::-1]
         while waiting:
             name = waiting.pop()
@@ -436,7 +381,7 @@ class _Writer:
                 waiting += users[name]
         self._sets = cache(self._find_sets)
 
-    def _find_sets(self, node: Node) -> Sets:
+    def _find_sets(self, node: Node) -> Sets:  # noqa: PLR0911
         match node:
             case Chars(ranges):
                 return Sets(False, self._mask(ranges), size=1)
@@ -449,19 +394,13 @@ class _Writer:
             case Sequence(parts):
                 masks = [self._mask(part.ranges) for part in parts if isinstance(part, Chars)]
                 if masks and len(masks) == len(parts):  # a literal, which may be long
-                    sets = Sets(False, masks[0], reduce(or_, masks[1:], 0), size=len(masks))
-                else:
-                    sets = reduce(Sets.then, map(self._find_sets, parts), Sets())
-                return sets
+                    return Sets(False, masks[0], reduce(or_, masks[1:], 0), size=len(masks))
+                return reduce(Sets.then, map(self._find_sets, parts), Sets())
         return Sets(is_nullable=False)  # of a token
 
-    def _mask(self, ranges: Ranges) -> int:
-        if ranges not in self._masks:
-            places = [(bisect_left(self._edges, low), bisect_left(self._edges, high + 1)) for low, high in ranges]
-            self._masks[ranges] = sum((1 << end) - (1 << start) for start, end in places)
-        return self._masks[ranges]
-
-    # ------------------------------------------------------------------ lexemes
+    def _find_mask(self, ranges: Ranges) -> int:
+        places = [(bisect_left(self._edges, low), bisect_left(self._edges, high + 1)) for low, high in ranges]
+        return sum((1 << end) - (1 << start) for start, end in places)
 
     def write(self) -> Lark:
         while True:
@@ -480,7 +419,7 @@ class _Writer:
         lexemes = [
             (nodes, self._sets(nodes[0]), reduce(or_, (follows[node] for node in nodes))) for nodes in same.values()
         ]
-        if len(lexemes) > _MAX_LEXEMES:
+        if len(lexemes) > 2000:  # too many to compare
             return [node for nodes, sets, _ in lexemes if sets.rest for node in nodes]
         conflicts = [node for nodes, sets, follow in lexemes if follow & sets.more for node in nodes]
         followed = [lexeme for lexeme in lexemes if lexeme[2]]
@@ -545,31 +484,24 @@ class _Writer:
             joined += run
         return joined
 
-    # ------------------------------------------------------------------ the text
-
-    def _expression(self, node: Node) -> str:
+    def _find_expression(self, node: Node) -> str:
         """Return the regular expression of a part without recursion; rules in it are separate terminals."""
-        if (cached_expression := self._expressions.get(node)) is not None:
-            return cached_expression
         match node:
             case Chars(ranges):
-                expression = literal(_letter(node)) if _letter(node) else _class(ranges)
+                return literal(_letter(node)) if _letter(node) else _class(ranges)
             case Reference(name):
-                expression = f"PART_{self._numbers[name]}"
+                return f"PART_{self._numbers[name]}"
             case Sequence(parts):
                 texts: list[str] = []
                 for are_letters, group in groupby(parts, lambda part: bool(_letter(part))):
                     run = list(group)
                     texts += [literal("".join(map(_letter, run)))] if are_letters else map(self._expression, run)
-                expression = f"({' '.join(texts)})" if len(texts) > 1 else "".join(texts) or '""'
+                return f"({' '.join(texts)})" if len(texts) > 1 else "".join(texts) or '""'
             case Choice(options):
-                expression = f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
+                return f"({' | '.join(dict.fromkeys(map(self._expression, options)))})"
             case Repetition(part, minimum, maximum):
-                expression = f"({self._expression(part)}){_bounds(minimum, maximum)}"
-            case _:
-                raise AssertionError(node)
-        self._expressions[node] = expression
-        return expression
+                return f"({self._expression(part)}){_bounds(minimum, maximum)}"
+        raise AssertionError(node)
 
     def _text(self, rule_names: list[str]) -> Lark:
         names = {name: "start" if name == "root" else f"rule_{self._numbers[name]}" for name in rule_names}
@@ -632,16 +564,13 @@ def _letter(node: Node) -> str:
 
 
 def _class(ranges: Ranges) -> str:
-    inner = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in _remove_surrogates(ranges))
-    return f"/[{inner}]/"
-
-
-def _remove_surrogates(ranges: Ranges) -> Iterator[tuple[int, int]]:
-    for low, high in ranges:
-        if low < 0xD800:
-            yield low, min(high, 0xD7FF)
-        if high > 0xDFFF:
-            yield max(low, 0xE000), high
+    parts = [
+        f"\\x{{{max(low, first):X}}}-\\x{{{min(high, last):X}}}"
+        for low, high in ranges
+        for first, last in ((0, 0xD7FF), (0xE000, LAST))  # without surrogates
+        if low <= last and high >= first
+    ]
+    return f"/[{''.join(parts)}]/"
 
 
 def _bounds(minimum: int, maximum: int | None) -> str:

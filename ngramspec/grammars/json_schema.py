@@ -25,54 +25,35 @@ from llguidance import LLMatcher
 from ngramspec.data import GrammarError
 from ngramspec.grammars.lark import Lark, failure, lark
 
-OPTIONS: Mapping[str, Any] = {
-    "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
-    "coerce_one_of": True,
-    "json_allow_general_unicode_escapes": True,
-}
-"""Options of llguidance's JSON compiler."""
-
+# Formats that are enforced.
 FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
-"""Formats that are enforced."""
-
-_SIZES = {
-    "object": ("minProperties", "maxProperties"),
-    "array": ("minItems", "maxItems"),
-    "string": ("minLength", "maxLength"),
-}
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _MAX_INTEGER = 2**63 - 1
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")
+_OPEN_KEYS = ("additionalProperties", "patternProperties")
+# Keywords that are about one type each.
 _TYPES: Mapping[str, frozenset[str]] = {
-    "object": frozenset({"properties", "required", "additionalProperties", "patternProperties", *_SIZES["object"]}),
-    "array": frozenset({"items", "prefixItems", *_SIZES["array"]}),
-    "string": frozenset({"pattern", *_SIZES["string"]}),
+    "object": frozenset({"properties", "required", *_OPEN_KEYS, "minProperties", "maxProperties"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "string": frozenset({"pattern", "minLength", "maxLength"}),
     "number": frozenset({*_BOUNDS, "multipleOf"}),
 }
-"""Keywords that are about one type each."""
-
-_OPEN_KEYS = ("additionalProperties", "patternProperties")
+# Keywords that llguidance does not know, and their values that constrain nothing here.
 _EMPTY: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
     **{"uniqueItems": (False,), "unevaluatedProperties": (False, True), "minContains": (0, 1)},
 }
-"""Keywords that llguidance does not know, and their values that constrain nothing here."""
-
+# Keywords that are left out one group after the other until a schema that is not strict compiles.
 _LENIENT = (
     (),
     ("multipleOf", "patternProperties", "minProperties", "maxProperties"),
     (*_BOUNDS, "minLength", "maxLength", "minItems", "maxItems"),
     ("allOf", "format", "pattern"),
 )
-"""Keywords that are left out one group after the other until a schema that is not strict compiles."""
-
-_JSON = "%json "
-
-MAX_SCHEMAS = 20_000
-"""Maximum number of schemas in one, with those that references repeat."""
+MAX_SCHEMAS = 20_000  # in one, with those that references repeat
 
 
 def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
@@ -80,7 +61,7 @@ def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
 
     An invalid schema raises a GrammarError, and with `strict` also one with unsupported constraints.
     """
-    return _expression(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
+    return "%json " + _to_json(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
 
 
 def call_rule(name: str, key: str, parameters: Mapping[str, Any], *, strict: bool = True) -> str:
@@ -89,7 +70,7 @@ def call_rule(name: str, key: str, parameters: Mapping[str, Any], *, strict: boo
     arguments = {"$id": "arguments:", **_prepare(parameters, strict=strict)}
     properties = {"name": {"const": name}, key: arguments}
     whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    return _expression(whole, strict=strict)
+    return "%json " + _to_json(whole, strict=strict)
 
 
 def _prepare(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
@@ -98,18 +79,27 @@ def _prepare(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     omitted_keys: set[str] = set()
     for group in _LENIENT[:1] if strict else _LENIENT:
         omitted_keys |= {*group}
-        prepared_schema = _Preparation(schema, strict=strict, omitted_keys=omitted_keys).root()
-        text = _expression(prepared_schema, strict=strict).removeprefix(_JSON)
-        if (error := failure(LLMatcher.grammar_from_json_schema(text))) is None:
-            return prepared_schema
-        problem = problem or error
+        try:
+            prepared: dict[str, Any] = _Preparation(schema, strict, omitted_keys).convert(schema, closed=True)
+        except RecursionError as error:
+            raise _make_error("it is nested too deeply") from error
+        prepared.pop("x-guidance", None)
+        if (problem_here := failure(LLMatcher.grammar_from_json_schema(_to_json(prepared, strict=strict)))) is None:
+            return prepared
+        problem = problem or problem_here
     raise _make_error(problem or "it is too large")
 
 
-def _expression(schema: Mapping[str, Any], *, strict: bool) -> str:
+def _to_json(schema: Mapping[str, Any], *, strict: bool) -> str:
+    options = {
+        "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
+        "coerce_one_of": True,
+        "json_allow_general_unicode_escapes": True,
+        "lenient": not strict,
+    }
     try:
         # As the last key: llguidance puts the last one in its place, and takes the order of properties from the keys.
-        return _JSON + json.dumps({**schema, "x-guidance": {**OPTIONS, "lenient": not strict}})
+        return json.dumps({**schema, "x-guidance": options})
     except (TypeError, ValueError, RecursionError) as error:
         raise _make_error(f"it is nested too deeply, or is not JSON: {error}") from error
 
@@ -165,19 +155,11 @@ def _find_problem(key: str, value: Any) -> str | None:
 class _Preparation:
     """One pass over a schema that brings it into the form for llguidance; `omitted_keys`: keywords to remove."""
 
-    def __init__(self, root: Mapping[str, Any], *, strict: bool, omitted_keys: set[str]) -> None:
+    def __init__(self, root: Mapping[str, Any], strict: bool, omitted_keys: set[str]) -> None:
         self._root, self._strict, self._omitted_keys = root, strict, omitted_keys
         self._count = 0
 
-    def root(self) -> dict[str, Any]:
-        try:
-            prepared_schema: dict[str, Any] = self._schema(self._root, closed=True)
-        except RecursionError as error:
-            raise _make_error("it is nested too deeply") from error
-        prepared_schema.pop("x-guidance", None)
-        return prepared_schema
-
-    def _schema(self, schema: Any, *, closed: bool) -> Any:
+    def convert(self, schema: Any, *, closed: bool) -> Any:
         """Prepare a schema; anything else that the user put there is left to llguidance, which rejects it.
 
         `closed` allows only the named properties, but not in a part of a conjunction, whose other parts name further.
@@ -189,15 +171,14 @@ class _Preparation:
             raise _make_error(f"it consists of more than {MAX_SCHEMAS:,} schemas")
         if not closed and (target := find_target(schema, self._root)) is not None:
             schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
-            return self._schema(schema, closed=False)
+            return self.convert(schema, closed=False)
         self._check_circle(schema)
         keywords = {key: value for key, value in schema.items() if self._is_kept(key, value)}
         inner_closed = closed and self._is_alone(keywords)
         prepared_schema = {key: self._value(key, value, closed=inner_closed) for key, value in keywords.items()}
-        if _CHOICES.isdisjoint(keywords) and (
-            kind := next((kind for kind in _TYPES if _TYPES[kind] & keywords.keys()), None)
-        ):
-            prepared_schema["type"] = kind
+        if keywords.keys().isdisjoint({*_IN_PLACE, "type", "const", "enum"}):
+            kinds = [kind for kind in _TYPES if _TYPES[kind] & keywords.keys()]
+            prepared_schema |= {"type": kinds[0]} if kinds else {}
         self._fit_bounds(prepared_schema)
         if "prefixItems" in keywords:
             prepared_schema.setdefault("items", False)
@@ -207,12 +188,10 @@ class _Preparation:
 
     def _value(self, key: str, value: Any, *, closed: bool) -> Any:
         if key in _MAPS and isinstance(value, Mapping):
-            return {name: self._schema(inner, closed=True) for name, inner in value.items()}
+            return {name: self.convert(inner, closed=True) for name, inner in value.items()}
         if key in (*_LISTS, *_SINGLE) and isinstance(value, list):
-            return [self._schema(inner, closed=closed or key not in _IN_PLACE) for inner in value]
-        if key in _SINGLE:
-            return self._schema(value, closed=True)
-        return value
+            return [self.convert(inner, closed=closed or key not in _IN_PLACE) for inner in value]
+        return self.convert(value, closed=True) if key in _SINGLE else value
 
     def _is_kept(self, key: str, value: Any) -> bool:
         if key == "format":
@@ -249,8 +228,6 @@ class _Preparation:
                 schema[key] = sign * (int(rounded) if is_integer else rounded)
         if isinstance(length := schema.get("maxLength"), int) and length >= 2**32:
             del schema["maxLength"]
-
-    # ------------------------------------------------------------------ objects
 
     @staticmethod
     def _is_alone(schema: Mapping[str, Any]) -> bool:
@@ -294,8 +271,6 @@ class _Preparation:
                     waiting += reversed(inner)
             waiting.append(find_target(part, self._root))
 
-    # ------------------------------------------------------------------ references
-
     def _check_circle(self, schema: Mapping[str, Any]) -> None:
         """Refuse a reference that leads to itself, which llguidance takes for a grammar without any text."""
         visited, part = set[int](), schema
@@ -304,6 +279,3 @@ class _Preparation:
                 raise _make_error(f"{schema['$ref']} refers to itself")
             visited.add(id(target))
             part = target
-
-
-_CHOICES = frozenset({*_IN_PLACE, "type", "const", "enum"})

@@ -13,17 +13,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from ngramspec.data import GrammarError
 
-# Any tokenization of the text is accepted, as without a grammar, and not only the tokenizer's own.
-_HEADER = '%llguidance {"no_forcing": true}'
-
+# The limits of llguidance on the size of a grammar and on the work for one token are its defaults.
 LIMITS = LLParserLimits(verbose_errors=False)
-"""The limits of llguidance on the size of a grammar and on the work for one token: its defaults."""
+MAX_SIZE = 2_000_000  # maximum length of a grammar in characters
 
-MAX_SIZE = 2_000_000
-"""Maximum length of a grammar in characters."""
-
-
-_STACK = 512 * 2**20  # bytes of address space; a chain in a grammar of `MAX_SIZE` fits
 _lock = threading.Lock()
 
 T = TypeVar("T")
@@ -40,7 +33,8 @@ class Lark(str):
 
 def lark(*rules: str) -> Lark:
     """Return the grammar with these rules; one of them is `start`."""
-    return Lark("\n".join([_HEADER, *rules, ""]))
+    # Any tokenization of the text is accepted, as without a grammar, and not only the tokenizer's own.
+    return Lark("\n".join(['%llguidance {"no_forcing": true}', *rules, ""]))
 
 
 def literal(text: str) -> str:
@@ -88,7 +82,7 @@ def run_on_deep_stack(call: Callable[[], T]) -> T:
     """
     with ThreadPoolExecutor(1, "grammar") as executor:
         with _lock:  # the size belongs to all threads that start meanwhile
-            before = threading.stack_size(_STACK)
+            before = threading.stack_size(512 * 2**20)  # a chain in a grammar of `MAX_SIZE` fits
             try:
                 result = executor.submit(call)
             finally:

@@ -17,7 +17,6 @@ from ngramspec.grammars.lark import Lark, compile_lark
 from ngramspec.worker import Worker
 
 worker = Worker("the grammar", "prepare", GrammarError, cache=8 * 2**20)
-"""The worker of this process; its child starts with the first call."""
 
 
 def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
@@ -36,10 +35,8 @@ def _tokenizer(n_vocab: int) -> LLTokenizer:
 
     class Bytes:
         bos_token_id, eos_token_id = None, 255
-
-        def __init__(self) -> None:
-            self.tokens = [bytes([i]) if i < 255 else b"\xff[%d]" % i for i in range(max(n_vocab, 256))]
-            self.special_token_ids: list[int] = []
+        tokens = tuple(bytes([i]) if i < 255 else b"\xff[%d]" % i for i in range(max(n_vocab, 256)))
+        special_token_ids = ()
 
         def __call__(self, text: bytes) -> list[int]:
             return [*text]
