@@ -14,8 +14,8 @@ import typer
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
 from ngramspec.chat.families import AnswerParser, find_open_tag, reasoning_tags
-from ngramspec.chat.features import Message
 from ngramspec.chat.stream import Delta
+from ngramspec.chat.template import Message
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.data import NGramSpecError, encode
 from ngramspec.instruments.trace import TraceHeader, TraceWriter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -30,10 +30,7 @@ ReadCall = Callable[[Answer], Reads[bool]]
 
 
 def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -> dict[str, ReadCall]:
-    """Return the parsers of lists of calls by their openings, which `ends` maps to closings.
-
-    `item` comes before each call, and may also begin a list.
-    """
+    """Return parsers of lists of calls by opening; `ends` has the closings. An `item`, before a call, may begin one."""
 
     def read(answer: Answer, *, end: str, has_begun: bool) -> Reads[bool]:
         if has_begun and not (yield from read_call(answer)):
@@ -57,13 +54,7 @@ def make_list_parsers(ends: Mapping[str, str], item: str, read_call: ReadCall) -
 
 
 def read_named(
-    answer: Answer,
-    *,
-    separator: str,
-    name: str,
-    end: str = "",
-    fence: str = "",
-    or_objects: bool = False,
+    answer: Answer, *, separator: str, name: str, end: str = "", fence: str = "", or_objects: bool = False
 ) -> Reads[bool]:
     """Parse a call that consists of a name, a separator, and JSON arguments, or with `or_objects` of JSON objects.
 
@@ -95,11 +86,10 @@ def read_objects(answer: Answer, *, ends: Sequence[str] = (), known_only: bool =
     With `known_only`, an object with the name of no tool, without arguments, or with other keys than those of calls is
     no call.
     """
-    names = answer.tools if known_only else None
     yield from answer.skip_space()
     is_list = bool((yield from answer.take("[")))
     yield from answer.skip_space()
-    if not (yield from _read_call(answer, names)):
+    if not (yield from _read_call(answer, known_only)):
         return False
     while not answer.is_full:
         before = answer.at
@@ -108,7 +98,7 @@ def read_objects(answer: Answer, *, ends: Sequence[str] = (), known_only: bool =
             yield from answer.take("]")
             break
         yield from answer.skip_space()
-        if not (yield from _read_call(answer, names)):
+        if not (yield from _read_call(answer, known_only)):
             answer.at = before
             break
     if ends:
@@ -131,51 +121,45 @@ def read_arguments(answer: Answer, name: str) -> Reads[bool | None]:
     return None if arguments is None else True
 
 
-def _read_call(answer: Answer, names: Container[str] | None) -> Reads[bool]:
+def _read_call(answer: Answer, known_only: bool) -> Reads[bool]:
     """Parse a call that is a JSON object; return True if it began."""
     name: str | None = None
     early_arguments: str | None = None  # which came before the name
-    has_others = False  # whether there are other keys than those of calls
-    has_begun = False
-    separator: str | None = ","
-    if not (yield from answer.take("{")):
-        return False
+    has_begun = has_others = False  # whether there are other keys than those of calls
+    separator = "," if (yield from answer.take("{")) else None
     while separator == ",":
         if (yield from answer.skip_space("}")):
             break
         before = answer.at
         key = yield from read_string(answer)
         is_second = key in _ARGUMENTS and (has_begun or early_arguments is not None)
-        if is_second:
-            answer.at = before  # they become content, because the first ones were sent already
         if key is None or is_second or not (yield from answer.skip_space(":")):
+            # Second arguments become content, because the first ones were sent already.
+            answer.at = before if is_second else answer.at
             return has_begun
         yield from answer.skip_space()
         if key == "name" and name is None:
             name = yield from read_string(answer)
-            is_complete = bool(name) and (names is None or name in names)
+            is_complete = bool(name) and (name in answer.tools or not known_only)
         elif key in _ARGUMENTS and name is not None and not has_begun:
             read = yield from read_arguments(answer, name)
             has_begun, is_complete = read is not None, bool(read)
         else:
             parts: list[str] = []
             has_others = has_others or key not in _KEYS
-            is_complete = (names is None or key in _KEYS) and (yield from read_value(answer, parts.append))
+            is_complete = (key in _KEYS or not known_only) and (yield from read_value(answer, parts.append))
             if key in _ARGUMENTS:
                 early_arguments = "".join(parts)
         if not is_complete:
             return has_begun
         separator = yield from answer.skip_space(",", "}")
-    if has_begun or name is None or (early_arguments is None and (names is not None or has_others)):
+    if has_begun or name is None or (early_arguments is None and (known_only or has_others)):
         return has_begun
     arguments = read_object(early_arguments or "null")
     if arguments is None:
         return False
     answer.begin_call(name, to_json(arguments))
     return True
-
-
-# --------------------------------------------------------------------------------------- Python
 
 
 def read_python(answer: Answer, *, end: str, known_only: bool = False) -> Reads[bool]:
@@ -206,8 +190,6 @@ def read_python(answer: Answer, *, end: str, known_only: bool = False) -> Reads[
 
 _CALL_START = re.compile(r"[\s,\[]*([^\s()\[\]{},'\"=]+)\(")
 _CALL_MARK = re.compile(rf"{PYTHON_STRING}|[()\[\]{{}},]", re.DOTALL)
-_CALL_END = re.compile(r"[\s,\]]*")
-_NAMED = re.compile(r"\s*([^\s=]+)\s*=(.*)", re.DOTALL)
 
 
 def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
@@ -226,20 +208,17 @@ def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]
             break
         yield match[1], _read_named(pieces), source[match.start(1) : start]
         at = start
-    end = _CALL_END.match(source, at)
-    if end is not None and end.end() < len(source):
-        yield "", None, source[end.end() :]
+    if rest := re.sub(r"^[\s,\]]*", "", source[at:]):
+        yield "", None, rest
 
 
 def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
-    matches = [_NAMED.fullmatch(piece) for piece in pieces if piece.strip()]
+    matches = [re.fullmatch(r"\s*([^\s=]+)\s*=(.*)", piece, re.DOTALL) for piece in pieces if piece.strip()]
     try:
         return {match[1]: read_literal(match[2]) for match in matches if match} if all(matches) else None
     except ValueError:
         return None
 
-
-# --------------------------------------------------------------------------------------- parameters in tags
 
 # Hermes' and Qwen's JSON, Qwen3-Coder's tags, and GLM's keys and values all begin with `<tool_call>`, and models mix
 # the forms, so the text after the tag decides. The tool's schema gives the type of each value in the resulting JSON.
@@ -247,13 +226,9 @@ def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
 _KINDS = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object"}
 _HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
 _QUOTE = '<|"|>'
-_BARE = re.compile(r"[^,}\]<]*")
-_GEMMA_NAME = re.compile(r'[^:,{}\[\]<"]*')
+_GEMMA_NAME = r'[^:,{}\[\]<"]'
 _GEMMA_MARKS = ("<|tool_call>", "<tool_call|>")
-_HEAD = re.compile(r"[^<>\n]*")
-_NAME = re.compile(r'[^<>"{\n]*')
-_QUOTED_NAME = re.compile(r'"?([^"{]*)"?')
-_ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")*\s*')
+_NAME = r'[^<>"{\n]'
 
 
 class Tags(NamedTuple):
@@ -320,11 +295,11 @@ def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
 
 def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
     """Parse a name and the attributes up to ">", without which they are `None`."""
-    start, text = reader.at, (yield from reader.run(_HEAD))
-    match = _QUOTED_NAME.match(text)
+    start, text = reader.at, (yield from reader.run(r"[^<>\n]"))
+    match = re.match(r'"?([^"{]*)"?', text)
     assert match is not None  # the pattern matches any text
     attributes = text[match.end() :]
-    if not (_ATTRIBUTES.fullmatch(attributes) and (yield from reader.take(">"))):
+    if not (re.fullmatch(r'(?:\s+[\w-]+="[^"]*")*\s*', attributes) and (yield from reader.take(">"))):
         reader.at = start + match.end()
         return match[1].strip().strip("'"), None
     return match[1].strip().strip("'"), attributes
@@ -454,9 +429,6 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset
     return None
 
 
-# --------------------------------------------------------------------------- Gemma 4
-
-
 def read_gemma4(answer: Answer) -> Reads[bool]:
     """Parse the text after "<|tool_call>", such as `call:f{key:<|"|>text<|"|>}`."""
     if not (yield from answer.skip_space("call:")):
@@ -485,7 +457,7 @@ def _read_gemma_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]
         emit('"' if marker or not reader.cut else "")
         reader.at -= len(marker) if marker in _GEMMA_MARKS else 0
         return True
-    start, word = reader.at, (yield from reader.run(_BARE)).strip()
+    start, word = reader.at, (yield from reader.run(r"[^,}\]<]")).strip()
     if not word or (reader.cut and not (yield from reader.peek())):
         reader.at = start
         return False
@@ -493,13 +465,9 @@ def _read_gemma_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]
     return True
 
 
-# --------------------------------------------------------------------------------------- gpt-oss
-
 TO = " to="  # before the recipient of a call, also without a channel before it
 _CHANNEL, _START, _MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
-_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def read_message(answer: Answer, start: str | None = None) -> Reads[bool]:
@@ -511,7 +479,8 @@ def read_message(answer: Answer, start: str | None = None) -> Reads[bool]:
     if marker != _MESSAGE:
         return False
     header = start + header
-    recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
+    recipient = re.search(r"\bto=(?:functions\.)?([^\s<]+)", header)
+    channel = re.search(r"<\|channel\|>\s*(\w+)", header)
     kind: Literal["text", "reasoning"] = "reasoning" if channel and channel[1] == "analysis" else "text"
     if recipient:
         yield from answer.skip_space()

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramspec.chat.families import HERMES, family_of, find_open_tag, find_reasoning_tags
-from ngramspec.chat.features import (
+from ngramspec.chat.stream import Tool, complete_object, read_object, to_json
+from ngramspec.chat.template import (
     Message,
     TemplateFeatures,
     find_features,
@@ -22,7 +23,6 @@ from ngramspec.chat.features import (
     openai_tool,
     split_contents,
 )
-from ngramspec.chat.stream import Tool, complete_object, read_object, to_json
 from ngramspec.data import NGramSpecError, PromptError, get_reason
 from ngramspec.storage import utf8, write_whole
 
@@ -142,9 +142,6 @@ def load(path: Path) -> tuple[Conversation, str]:
     return Conversation(system, turns), model if isinstance(model, str) else ""
 
 
-_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
-
-
 class ToolTemplate:
     """A chat template in Jinja, and its support for tools.
 
@@ -161,7 +158,8 @@ class ToolTemplate:
     ) -> tuple[list[Message], list[Any] | None]:
         """Return messages in OpenAI's form and tools as the template requires them; `None` if it receives no tools."""
         features = self.features
-        turns = [{key: m[key] for key in _FIELDS if m.get(key) is not None} for m in messages]
+        fields = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+        turns = [{key: m[key] for key in fields if m.get(key) is not None} for m in messages]
         has_calls = bool(tools) or any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
         renders_calls = features.arguments and features.results and features.tools
         keeps_parts = features.system and (renders_calls or not has_calls)
@@ -205,27 +203,28 @@ class ToolTemplate:
 
         Reasoning is dropped if the template has no tags, and continues if `text` is "".
         """
-        if self._family is not None and self._family.channels:
-            thinking = [("<|channel|>analysis<|message|>", True), (reasoning, False)] if reasoning else []
-            end = [("<|end|><|start|>assistant", True)] if thinking and text else []
-            return [*thinking, *end, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
         answer: Message = {"role": "assistant", "content": "qtextq"}
         answer |= {"reasoning_content": "qthoughtq"} if reasoning else {}
         turns, _ = self.adapt([{"role": "user", "content": "quserq"}, answer], ())
-        if (marks := self._examine(find_marks, turns, variables)) is not None:
+        before = between = ""  # the reasoning, and between it and the text
+        if self._family is not None and self._family.channels:
+            final = "<|channel|>final<|message|>"
+            before = "<|channel|>analysis<|message|>" if reasoning else final if text else ""
+            between = f"<|end|><|start|>assistant{final}" if reasoning else ""
+        elif (marks := self._examine(find_marks, turns, variables)) is not None:
             before, between = marks
-            pieces = [(reasoning, False), *([(between, True)] if text else [])] if reasoning else []
-            return [(before, True), *pieces, (text, False)]
-        tags, pieces = find_reasoning_tags(self._source), list[tuple[str, bool]]()
-        tag, has_line_ends = find_open_tag(tags, opening), opening.endswith("\n")
-        if tag is None and reasoning and tags:
-            tag = next(iter(tags))
-            has_line_ends = tag == "<think>"
-            pieces.append((f"{tag}\n" if has_line_ends else tag, True))
-        if tag is not None:
-            closing = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
-            pieces += [(reasoning, False), *([(closing, True)] if text else [])]
-        return [*pieces, (text, False)]
+        else:
+            tags, has_line_ends = find_reasoning_tags(self._source), opening.endswith("\n")
+            tag = find_open_tag(tags, opening)
+            if tag is None and reasoning and tags:
+                tag = next(iter(tags))
+                has_line_ends = tag == "<think>"
+                before = f"{tag}\n" if has_line_ends else tag
+            if tag is None:
+                reasoning = ""
+            else:
+                between = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
+        return [(before, True), (reasoning, False), (between if text else "", True), (text, False)]
 
     def _write_calls(self, message: Message) -> Message:
         calls = message.pop("tool_calls", None)

@@ -21,15 +21,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema.
-
-    If `strict` is false, the grammar of forced calls ignores the parts of the schema that no grammar can express.
-    """
+    """A function that the model may call; `parameters` is a JSON schema."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = False
+    strict: bool = False  # if false, forced calls ignore the parts of the schema that no grammar can express
 
 
 class Delta(NamedTuple):
@@ -46,8 +43,7 @@ T = TypeVar("T")
 Reads = Generator[None, None, T]
 Emit = Callable[[str], None]
 
-SPACE = re.compile(r"[ \t\r\n]*")
-_CLOSING = re.compile(r"[ \t\r\n}\]]*")
+SPACE = r"[ \t\r\n]"
 
 
 @lru_cache(256)
@@ -89,11 +85,11 @@ class Reader:
             pass
         return self.text[self.at : self.at + count]
 
-    def run(self, characters: re.Pattern[str], emit: Emit = _ignore) -> Reads[str]:
-        """Read, emit and return characters while they match; `characters` matches any number of them."""
-        start = self.at
+    def run(self, characters: str, emit: Emit = _ignore) -> Reads[str]:
+        """Read, emit and return all characters of a class (a pattern) that come next."""
+        start, pattern = self.at, re.compile(f"{characters}*")
         while True:
-            match = characters.match(self.text, self.at)
+            match = pattern.match(self.text, self.at)
             end = match.end() if match else self.at
             if end > self.at:
                 emit(self.text[self.at : end])
@@ -122,14 +118,12 @@ class Reader:
                 return longest
 
     def skip(self, *ends: str) -> Reads[None]:
-        """Skip white space, closing brackets and several strings, or the beginning of one at the end of the text.
-
-        Repetitions are skipped too, except of fences, because a second fence begins something.
-        """
-        yield from self.run(_CLOSING)
+        """Skip white space, closing brackets and several strings, or the beginning of one at the end of the text."""
+        closing = r"[ \t\r\n}\]]"
+        yield from self.run(closing)
         while mark := (yield from self.take(*ends)):
-            yield from self.run(_CLOSING)
-            ends = tuple(end for end in ends if end != "```" or mark != end)
+            yield from self.run(closing)
+            ends = tuple(end for end in ends if end != "```" or mark != end)  # a second fence begins something
         if self.ended and any(end.startswith(self.text[self.at :]) for end in ends):
             self.at = len(self.text)
 
@@ -164,10 +158,7 @@ class Reader:
 
 
 class Answer(Reader):
-    """The text of an answer, the deltas parsed from it, and the tools that it may call, by their names.
-
-    White space is held back, because around calls and reasoning it belongs to the form, and is dropped.
-    """
+    """The text of an answer, the deltas parsed from it, and the tools that it may call, by their names."""
 
     def __init__(self, tools: Mapping[str, Tool], short_ids: bool, parallel: bool) -> None:
         super().__init__()
@@ -177,7 +168,8 @@ class Answer(Reader):
         self._calls = 0
         self.schema: Mapping[str, Any] = {}  # of the arguments of the last call
         self._kind: Literal["text", "reasoning"] = "text"
-        self._held_space, self._drops_space = "", False  # after and before text of this kind
+        # White space after and before text of this kind: around calls and reasoning it belongs to the form.
+        self._held_space, self._drops_space = "", False
 
     def add_content(self, text: str, kind: Literal["text", "reasoning"] = "text") -> None:
         if kind != self._kind:
@@ -226,16 +218,8 @@ class Answer(Reader):
 
 # Pattern of a string in Python, which requires `re.DOTALL`.
 PYTHON_STRING = r"""(?:'{3}.*?'{3}|"{3}.*?"{3}|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
-_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _NEXT_PARTS = {",}": "key", ",]": "item"}  # parts after a comma, by the bracket that ends the list or object
-_WORD = re.compile(r"[A-Za-z0-9+.-]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r'\\["\\/bfnrt]|(?:\\u[0-9a-fA-F]{4}){1,2}')
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
-_PYTHON_PART = re.compile(rf"{PYTHON_STRING}|\b(?:true|false|null)\b", re.DOTALL)
-_PYTHON_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 ReadKey = Callable[[Reader, Emit], Reads[bool]]
@@ -248,7 +232,7 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
     reader.at += 1
     emit('"')
     while True:
-        yield from reader.run(_PLAIN, emit)
+        yield from reader.run(r'[^"\\\x00-\x1f]', emit)
         character = text = yield from reader.peek()
         length = len(text)
         if character == "\\":
@@ -256,11 +240,11 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
             text = yield from reader.peek(2)
             text = (yield from reader.peek(6)) if text == "\\u" else text
             length = len(text)
-            if _SURROGATE.fullmatch(text):
+            if re.fullmatch(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}", text):
                 pair = yield from reader.peek(12)
-                is_pair = _PAIR.fullmatch(pair) is not None
+                is_pair = re.fullmatch(r"\\u.[89abAB]..\\u[dD][c-fC-F][0-9a-fA-F]{2}", pair) is not None
                 text, length = (pair, 12) if is_pair else ("\\ufffd", 6)  # many parsers of JSON reject half of a pair
-            if not _ESCAPE.fullmatch(text):
+            if not re.fullmatch(r'\\["\\/bfnrt]|(?:\\u[0-9a-fA-F]{4}){1,2}', text):
                 text, length = "\\\\", 1
         elif character != '"':
             text = escape(character)
@@ -278,9 +262,9 @@ def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
         emit("".join(held))
         held.clear()
         return (yield from _read_string(reader, emit))
-    start, word = reader.at, (yield from reader.run(_WORD))
+    start, word = reader.at, (yield from reader.run("[A-Za-z0-9+.-]"))
     word = next((name for name, python in _PYTHON_WORDS.items() if python == word), word)
-    if not _SCALAR.fullmatch(word):
+    if not re.fullmatch(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null", word):
         reader.at = start
         return False
     is_too_large = word not in _PYTHON_WORDS and math.isinf(float(word))
@@ -302,7 +286,7 @@ def read_value(
     while True:
         start = start if held else reader.at
         character = yield from reader.peek()
-        if character and SPACE.fullmatch(character) and brackets:
+        if re.match(SPACE, character) and brackets:
             yield from reader.run(SPACE, held.append if is_json else _ignore)
             continue
         if brackets and character == brackets[-1] and expected_part in {"item", "key", ","}:
@@ -353,7 +337,8 @@ def read_literal(text: str, *, only_json: bool = False) -> Any:
         except ValueError:
             if only_json:
                 raise
-            value = ast.literal_eval(_PYTHON_PART.sub(_to_python, text.strip()))
+            pattern = rf"(?s){PYTHON_STRING}|\b(?:true|false|null)\b"
+            value = ast.literal_eval(re.sub(pattern, _to_python, text.strip()))
         return json.loads(json.dumps(value, allow_nan=False))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError("not a literal") from error
@@ -395,5 +380,5 @@ def _to_python(match: re.Match[str]) -> str:
     text = match[0]
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
-    text = _PYTHON_ESCAPE.sub(lambda escape: escape[0] if escape[1] in "\\'\"abfnrtvxuU" else f"\\{escape[0]}", text)
+    text = re.sub(r"(?s)\\([^\\'\"abfnrtvxuU])|\\.", lambda escape: f"\\{escape[0]}" if escape[1] else escape[0], text)
     return text if text[:3] in {"'''", '"""'} else text.replace("\r", "\\r").replace("\n", "\\n")

@@ -6,16 +6,15 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.chat.conversation import ToolTemplate
 from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
-from ngramspec.chat.features import find_features
-from ngramspec.chat.prompt import ChatPrompt, LayoutTemplate, Render
+from ngramspec.chat.prompt import ChatPrompt, LayoutTemplate
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import ChatTemplate, check_variables, template_variables
+from ngramspec.chat.template import ChatTemplate, check_variables, find_features, template_variables
 from ngramspec.data import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tokens import Control
@@ -26,7 +25,6 @@ CHATML = (
 )
 """Template of models that have none."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -55,8 +53,8 @@ class BuiltinTemplate(ChatTemplate):
     def lay_out(self, values: Mapping[str, Any]) -> ChatPrompt:
         return self._layouts.lay_out(values)
 
-    def examine(self, function: Callable[Concatenate[Render, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        return function(self._render, *arguments, **named)
+    def examine(self, function: Callable[..., T], *arguments: Any) -> T:
+        return function(self._render, *arguments)
 
     def _render(self, values: Mapping[str, Any]) -> str:
         messages = [(message["role"], message.get("content", "")) for message in values["messages"]]

@@ -1,7 +1,4 @@
-"""Files of a memory: the search for text files that the user wrote, and their tokens, which a single update stores.
-
-The search leaves out ignored files (.gitignore) and probable secrets.
-"""
+"""Files of a memory: the search for text files, without ignored ones and probable secrets, and their tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 import numpy as np
 from pathspec import GitIgnoreSpec
@@ -24,15 +22,13 @@ from ngramspec.storage import is_utf16, utf8
 from ngramspec.tokens import Tokenizer
 
 MAX_BYTES = 8 << 20  # maximum size of a file; larger ones are skipped, because they are data, logs or dumps
-PIECE = 1 << 16
-"""Maximum number of characters tokenized at once, because time or stack of some tokenizers grows more than linearly."""
+PIECE = 1 << 16  # characters tokenized at once: time or stack of some tokenizers grows more than linearly
 
 BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8 text, convert to UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
 IN_GITIGNORE, LINK, SECRET = "in .gitignore", "symbolic link", "looks like a secret"
 
-VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
-
+# Patterns, as in .gitignore, of files and folders whose names suggest passwords and keys.
 _SECRET_NAMES = """
 .env .env.* !.env.example !.env.sample !.env.template .envrc .netrc _netrc .npmrc .pypirc .pgpass .my.cnf .htpasswd
 .git-credentials .dockercfg .docker/config.json .kube/config .aws/ .azure/ .gnupg/ .ssh/ .password-store/
@@ -40,13 +36,10 @@ _SECRET_NAMES = """
 credentials.json secrets.json secrets.toml secrets.yaml secrets.yml *.tfstate *.tfvars service-account*.json
 client_secret*.json
 """
-"""Patterns, as in .gitignore, of files and folders whose names suggest passwords and keys."""
-
 _SECRETS = GitIgnoreSpec.from_lines(_SECRET_NAMES.split())
 
 Times = tuple[int, int]  # size of a file in bytes, and its time of modification in nanoseconds
-_Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
-"""Rules of the .gitignore files that apply, outermost first, each with its folder."""
+_Rules = tuple[tuple[Path, GitIgnoreSpec], ...]  # of .gitignore files, outermost first, each with its folder
 
 
 def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
@@ -86,7 +79,7 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
             child = folder / entry.name
             try:
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if is_folder and entry.name in VERSION_CONTROL:
+                if is_folder and entry.name in {".git", ".hg", ".svn"}:
                     continue
                 if reason := LINK if entry.is_symlink() else _reason(child, rules, folder=is_folder):
                     reasons[child] = reason
@@ -118,23 +111,20 @@ def _rules_above(folder: Path) -> _Rules:
 
 
 def _read_rules(folder: Path, file: Path) -> _Rules:
+    """Return the rules in a file, without lines that are not valid patterns, which git skips too."""
     try:
         lines = file.read_bytes().decode("utf-8-sig", "surrogateescape").splitlines() if file.is_file() else []
     except OSError:
         return ()
-    lines = [line for line in lines if _is_pattern(line)]
-    return ((folder, GitIgnoreSpec.from_lines(lines)),) if lines else ()
+    patterns: list[str] = []
+    for line in lines:
+        with suppress(ValueError, re.error):
+            if line.strip() and not line.startswith("#") and len(GitIgnoreSpec.from_lines([line])) == 1:
+                patterns.append(line)
+    return ((folder, GitIgnoreSpec.from_lines(patterns)),) if patterns else ()
 
 
-def _is_pattern(line: str) -> bool:
-    """Return True if a line is a valid pattern; like git, the callers skip other lines."""
-    try:
-        return bool(line.strip()) and not line.startswith("#") and len(GitIgnoreSpec.from_lines([line])) == 1
-    except (ValueError, re.error):
-        return False
-
-
-def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> str | None:
+def _reason(path: Path, rules: _Rules, *, folder: bool) -> str | None:
     """Return the reason to skip `path`, by the innermost rule that matches and by its name; `None` to include it."""
     for base, spec in reversed(rules):
         is_ignored = spec.check_file(path.relative_to(base).as_posix() + "/" * folder).include
@@ -145,10 +135,7 @@ def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: 
     return SECRET if _SECRETS.match_file("/".join(path.parts[-2:]) + "/" * folder) else None
 
 
-@dataclass(frozen=True, slots=True)
-class AddResult:
-    """Result of adding files."""
-
+class AddResult(NamedTuple):
     new: int  # number of files, like the next three
     changed: int
     unchanged: int
@@ -158,12 +145,7 @@ class AddResult:
 
 
 def add_files(
-    store: Store,
-    tokenizer: Tokenizer,
-    paths: Sequence[Path],
-    *,
-    threads: int = 1,
-    progress: Progress | None = None,
+    store: Store, tokenizer: Tokenizer, paths: Sequence[Path], *, threads: int = 1, progress: Progress | None = None
 ) -> AddResult:
     """Add files and folders to a memory; `progress` is called with the bytes done and the bytes in all.
 
@@ -176,13 +158,13 @@ def add_files(
     reasons: dict[Path, str] = {}
     for root in roots:
         try:
-            files, skipped = find_files(root)
+            root_times, root_reasons = find_files(root)
         except FileNotFoundError:
             raise MemoryFileError(f"{root}: no such file or folder") from None
         except OSError as error:
             raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
-        times |= files
-        reasons |= skipped
+        times |= root_times
+        reasons |= root_reasons
     # One root may be a file that is skipped in another root.
     reasons = {path: reason for path, reason in reasons.items() if path not in times}
     fresh = {path: file_times for path, file_times in times.items() if stored_times.get(path) != file_times}
@@ -194,21 +176,15 @@ def add_files(
             documents[path] = result
     for root in roots:
         if not any(path.is_relative_to(root) for path in times.keys() - reasons.keys()):
-            counts = Counter(reason for path, reason in reasons.items() if path.is_relative_to(root))
-            raise MemoryFileError(f"{root}: no text files to add{list_skipped(counts)}")
+            skipped = Counter(reason for path, reason in reasons.items() if path.is_relative_to(root))
+            raise MemoryFileError(f"{root}: no text files to add{list_skipped(skipped)}")
     removals = {path for path in stored_times if _is_gone(path, times, reasons, roots)}
     if documents or removals:
         # The newest files come last, because chains begin there.
         store.update(lambda before: [*_without(before, {*documents, *removals}), *documents.values()])
     n_changed = sum(path in stored_times for path in documents)
-    return AddResult(
-        new=len(documents) - n_changed,
-        changed=n_changed,
-        unchanged=len(times) - len(fresh),
-        removed=len(removals),
-        tokens=total(documents.values()),
-        skipped=Counter(reasons.values()),
-    )
+    counts = (len(documents) - n_changed, n_changed, len(times) - len(fresh), len(removals))
+    return AddResult(*counts, total(documents.values()), Counter(reasons.values()))
 
 
 def remove_files(store: Store, path: Path) -> int:
@@ -268,21 +244,11 @@ def _tokenize(path: Path, times: Times, tokenizer: Tokenizer, stop: Event) -> Do
         return NOT_UTF8
     if text is None:
         return BINARY
-    tokens = array("i")
-    for piece in _pieces(text):
-        if stop.is_set():
-            break
-        tokens.extend(tokenizer.tokenize(piece, add_bos=False))
-    return Document("file", str(path), np.array(tokens, np.int32), *times)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most PIECE characters, which end at the end of a line if possible."""
-    start = 0
-    while start < len(text):
+    tokens, start = array("i"), 0
+    while start < len(text) and not stop.is_set():
         end = start + PIECE
-        if end < len(text):
-            line = text.rfind("\n", start, end) + 1
-            end = line if line > start else end
-        yield text[start:end]
+        line_end = text.rfind("\n", start, end) + 1 if end < len(text) else 0
+        end = line_end if line_end > start else end
+        tokens.extend(tokenizer.tokenize(text[start:end], add_bos=False))
         start = end
+    return Document("file", str(path), np.array(tokens, np.int32), *times)

@@ -1,7 +1,6 @@
-"""`Memory`: texts that a drafter searches in addition to the context, and that can include saved answers.
+"""`Memory`: texts that a drafter searches in addition to the context, in a folder with a file for each tokenizer.
 
-Each memory is a folder under the user's data folder, with a file for each tokenizer (`ngramspec.memory.store`). A TOML
-file in the user's configuration folder can contain `save_answers = true`, so that answers are saved.
+A TOML file in the user's configuration folder can contain `save_answers = true`, so that answers are saved.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ def _indexes(contents: Contents) -> list[TokenIndex]:
 
 
 DEFAULT = "default"
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -98,11 +96,9 @@ def write_save_answers(value: bool, path: Path | None = None) -> None:
     path = path or settings_path()
     text, _ = _read_settings(path)
     line = f"save_answers = {str(value).lower()}"
-    text, count = re.subn(
-        r"^[ \t]*(\"?)save_answers\1[ \t]*=[ \t]*(true|false)", line, text, count=1, flags=re.MULTILINE
-    )
-    if not count:
-        text = f"{line}\n{text}"
+    pattern = re.compile(r"^[ \t]*(\"?)save_answers\1[ \t]*=[ \t]*(true|false)", re.MULTILINE)
+    text, count = pattern.subn(line, text, count=1)
+    text = text if count else f"{line}\n{text}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path = path.resolve()  # replaces the file that a link points to, and not the link
@@ -140,9 +136,8 @@ def open_memory(
     """
     keep = keep and saves_answers()
     folder = memory_folder(name or DEFAULT)
-    stores = Store.all_in(folder)
     store = Store(folder, vocabulary_hash, path.name)
-    if not stores and name is None and not keep:
+    if name is None and not keep and not Store.all_in(folder):
         return Memory(store=store)
     try:
         contents = store.read()

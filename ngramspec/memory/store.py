@@ -37,16 +37,10 @@ from ngramspec.storage import atomic_write
 VERSION = 1
 MAX_TOKENS = 2**31 - 1
 
-PATIENCE = 60.0
-"""Seconds to wait for another process that writes; writing the largest memory takes a few seconds."""
-
+PATIENCE = 60.0  # seconds to wait for another process that writes; writing the largest memory takes a few
 TURN = 0.2  # seconds of one wait, after which Ctrl-C has an effect
-
-LONG_JOURNAL = 1 << 17
-"""Number of tokens above which answers move to the index file; indexing them takes each process a few milliseconds."""
-
-MAX_ANSWER_TOKENS = 1 << 24
-"""Maximum number of tokens of remembered answers, about 200 MB with their index; the oldest answers are dropped."""
+LONG_JOURNAL = 1 << 17  # tokens above which answers move to the index file; indexing them takes a few milliseconds
+MAX_ANSWER_TOKENS = 1 << 24  # about 200 MB with their index; the oldest answers are dropped
 
 _NAME = re.compile(r"[0-9a-f]{32}\.memory")
 _TABLES = (
@@ -63,29 +57,26 @@ class MemoryFileError(NGramSpecError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a memory."""
+    """A file that was added to a memory, or an answer that was remembered."""
 
-    kind: Literal["file", "answer"]  # kind of document: a file that was added, or an answer that was remembered
-    name: str  # name of the document: the file's absolute path, or the answer's date and time
-    tokens: Ints  # tokens of the document
-    # These are the file's size in bytes and time of modification (nanoseconds) when it was read; 0 for an answer.
-    size: int = 0
-    mtime: int = 0
+    kind: Literal["file", "answer"]
+    name: str  # the file's absolute path, or the answer's date and time
+    tokens: Ints
+    size: int = 0  # the file's size in bytes when it was read
+    mtime: int = 0  # the file's time of modification in nanoseconds
     id: int = 0  # id in the store, in the order of adding; 0 means not stored yet
 
 
 def total(documents: Iterable[Document]) -> int:
-    """Return the number of tokens in all documents."""
+    """Return the number of tokens."""
     return sum(len(document.tokens) for document in documents)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of a store."""
-
-    generation: str = ""  # generation that changes with the contents of `index`; "" means that there is no file yet
+    generation: str = ""  # changes with the contents of `index`; "" means that there is no file yet
     model: str = ""  # model with whose tokenizer the tokens were made
-    index: TokenIndex | None = None  # index of all documents except `answers`; mapped, and private to the process
+    index: TokenIndex | None = None  # of all documents except `answers`; mapped, and private to the process
     answers: Sequence[Document] = ()  # answers that were remembered after the index was built
 
 
@@ -111,7 +102,6 @@ class Store:
         return [cls(folder, bytes.fromhex(name)) for name in names]
 
     def read(self) -> Contents:
-        """Read the current contents."""
         with self._read_transaction() as db:
             if db is None:
                 return NOTHING
@@ -128,7 +118,6 @@ class Store:
             return [] if db is None else _documents(db)
 
     def generation(self) -> str:
-        """Return the current `Contents.generation`."""
         with self._read_transaction() as db:
             return "" if db is None else str(db.execute("SELECT generation FROM memory").fetchone()[0])
 
@@ -212,9 +201,7 @@ class Store:
 
     @contextmanager
     def _convert_errors(self, what: Literal["read", "write"]) -> Iterator[None]:
-        """Convert errors of the block to MemoryFileError."""
-        path = self.path
-        suffix = "; the memory is unchanged" if what == "write" else ""
+        path, suffix = self.path, "; the memory is unchanged" if what == "write" else ""
         try:
             yield
         except OSError as error:
@@ -295,12 +282,10 @@ def _drop_oldest_answers(documents: Sequence[Document]) -> list[Document]:
     return result[::-1]
 
 
-# --------------------------------------------------------------------------- the index file
-# The file contains a block with a header in JSON, then three arrays of int32: the tokens, the links, the heads. The
-# tokens of each document are followed by one seam, so that no context extends into the next document. The arrays are
-# used in the mapped file. The checksum is the BLAKE2b of the sums of the 64-bit words of each 4096 bytes: numpy
+# The index file contains a block with a header in JSON, then three arrays of int32: the tokens, the links, the heads.
+# The tokens of each document are followed by one seam, so that no context extends into the next document. The arrays
+# are used in the mapped file. The checksum is the BLAKE2b of the sums of the 64-bit words of each 4096 bytes: numpy
 # computes it as fast as RAM is read.
-
 _BLOCK = 4096
 
 

@@ -16,10 +16,9 @@ from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 """Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
 
-_EDGE = 1 << 16
 _A, _B = ".lora_a", ".lora_b"
+# ggml types of an adapter: F32, F16, BF16, and quantised types that every backend can multiply.
 _MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
-"""ggml types of an adapter: F32, F16, BF16, and quantised types that every backend can multiply."""
 
 
 def has_gguf_magic(path: Path) -> bool:
@@ -36,9 +35,9 @@ def has_gguf_magic(path: Path) -> bool:
 def read_edges(path: Path, size: int) -> bytes:
     """Return the first and the last bytes of a file of that size, which identify it."""
     with path.open("rb") as file:
-        first = file.read(_EDGE)
-        file.seek(max(0, size - _EDGE))
-        return first + file.read(_EDGE)
+        first = file.read(1 << 16)
+        file.seek(max(0, size - (1 << 16)))
+        return first + file.read(1 << 16)
 
 
 def check_model_file(path: Path) -> GGUFHeader:

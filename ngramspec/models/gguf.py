@@ -73,8 +73,6 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """Contents of the header."""
-
     tensors: int  # number of tensors in the file
     metadata: Mapping[str, Scalar]  # values that are strings, numbers or booleans; no arrays (vocabulary, merges)
     vocabulary: bytes  # hash of the vocabulary (16 bytes): of the texts of all its tokens, each with its length

@@ -18,21 +18,15 @@ from ngramspec.models.gguf import read_header
 
 PREFIX = "hf:"
 
-PREFERRED_QUANTS = ("Q4_K_M", "Q8_0")
-"""Default quantisations in order of preference, as in llama.cpp's `common/download.cpp`."""
-
-Progress = Callable[[str, int, int | None], None]
-"""Function for the progress of a download: (file name, bytes so far, bytes in all or None if unknown)."""
-
+PREFERRED_QUANTS = ("Q4_K_M", "Q8_0")  # in order of preference, as in llama.cpp's `common/download.cpp`
+Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None if unknown)
 _NAME = re.compile(PREFIX + r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<wanted>[^:\s][^:]*))?")
 _REPO_PREFIX = "models--"  # prefix of a repository's folder in the cache
 
+# Parts of the names of files that may accompany a model (images and audio, statistics, and draft heads), and names
+# of such files. llama.cpp's converter begins the names of heads so; Model-MTP.gguf is a model with a head.
 _HINT = re.compile("mmproj|imatrix|mtp|eagle3|dflash|dspark")
-"""Parts of the names of files that may accompany a model: images and audio, statistics, and draft heads."""
-
 _COMPANION = re.compile(r"(mtp|eagle3|dflash|dspark)-|imatrix|.*mmproj")
-"""Names of such files. llama.cpp's converter begins the names of heads so; Model-MTP.gguf is a model with a head."""
-
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
 )

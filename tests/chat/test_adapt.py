@@ -10,9 +10,8 @@ import pytest
 
 from ngramspec.chat.conversation import ToolTemplate
 from ngramspec.chat.families import AnswerParser
-from ngramspec.chat.features import find_features
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import make_render
+from ngramspec.chat.template import find_features, make_render, openai_tool
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} ARGUMENTS{% endfor %}"
@@ -64,20 +63,24 @@ def talk(arguments: Any = ARGUMENTS) -> list[dict[str, Any]]:
     ]
 
 
-def make(source: str) -> tuple[ToolTemplate, Any]:
+def make(source: str) -> ToolTemplate:
     render = make_render(source)
-    return ToolTemplate(source, lambda function, *arguments: function(render, *arguments)), render
+    return ToolTemplate(source, lambda function, *arguments: function(render, *arguments))
 
 
-def adapted(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return make(source)[0].adapt(messages, [WEATHER])[0]
+def adapted(source: str, messages: list[dict[str, Any]], tool: Tool | None = WEATHER) -> list[dict[str, Any]]:
+    return make(source).adapt(messages, [tool] if tool else [])[0]
+
+
+def shown(source: str, messages: list[dict[str, Any]], tool: Tool = WEATHER) -> str:
+    """Return the text of a prompt."""
+    turns, tools = make(source).adapt(messages, [tool])
+    return make_render(source)({"messages": turns, "tools": tools})
 
 
 def test_template_adapt_passes_arguments_as_object_or_string() -> None:
     for source, arguments in ((OBJECTS, '{"city": "Paris"}'), (EITHER, '{"city": "Paris"}'), (TEXTS, ARGUMENTS)):
-        template, render = make(source)
-        messages, tools = template.adapt(talk(), [WEATHER])
-        said = render({"messages": messages, "tools": tools}).replace("&#34;", '"').replace('\\"', '"')
+        said = shown(source, talk()).replace("&#34;", '"').replace('\\"', '"')
         call = f"<tool_call>call_0123456789 weather {arguments}"
         assert said == f"weather[user]Weather?[assistant]I look.{call}[tool]18[tool]19[user]So?"
     for nothing in ("", None, {}):
@@ -103,13 +106,9 @@ def test_template_adapt_passes_arguments_as_object_or_string() -> None:
 )
 def test_template_adapt_with_invalid_arguments_passes_object_that_they_begin(arguments: str, expected: Any) -> None:
     for source in (OBJECTS, TEXTS, PLAIN):
-        template, render = make(source)
-        messages, tools = template.adapt(talk(arguments), [WEATHER])
-        assert "18" in render({"messages": messages, "tools": tools})
-        if source == OBJECTS:
-            assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
-        elif source == TEXTS:
-            assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == expected
+        assert "18" in shown(source, talk(arguments))
+    objects, texts = (adapted(source, talk(arguments))[1]["tool_calls"][0]["function"] for source in (OBJECTS, TEXTS))
+    assert objects["arguments"] == json.loads(texts["arguments"]) == expected
 
 
 def call(number: int) -> dict[str, Any]:
@@ -135,24 +134,22 @@ def test_template_adapt_for_single_calls_splits_turns(results: list[dict[str, An
     """Llama 3's templates reject several calls in a turn, and gpt-oss' shows only the first."""
     turn = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call(1), call(2)]}
     for source in (ONE_CALL, FIRST_CALL):
-        template, render = make(source)
-        assert not template.features.parallel
-        messages, tools = template.adapt([USER, turn, *results, ANSWER], [WEATHER])
-        text = render({"messages": messages, "tools": tools})
+        assert not make(source).features.parallel
+        text, messages = (show(source, [USER, turn, *results, ANSWER]) for show in (shown, adapted))
         assert re.findall(r"city\d|one|two|more|other", text) == order.split()
         assert [message["content"] for message in messages if message.get("tool_calls")] == ["I look.", ""]
         assert [message.get("reasoning_content") for message in messages].count("hm") == 1
-    assert make(OBJECTS)[0].features.parallel
-    assert len(make(OBJECTS)[0].adapt([USER, turn, *results], [WEATHER])[0][1]["tool_calls"]) == 2
+    assert make(OBJECTS).features.parallel
+    assert len(adapted(OBJECTS, [USER, turn, *results])[1]["tool_calls"]) == 2
 
 
 def test_template_adapt_adds_answer_before_user_only_if_required() -> None:
     """Mistral's templates require an answer between the results of calls and the user's next turn."""
     for source, roles in ((ALTERNATING, "user assistant tool tool assistant user"), (OBJECTS, None)):
-        template, render = make(source)
-        messages, tools = template.adapt(talk(), [WEATHER])
-        assert "So?" in render({"messages": messages, "tools": tools})
-        assert [message["role"] for message in messages] == (roles or "user assistant tool tool user").split()
+        assert "So?" in shown(source, talk())
+        assert [message["role"] for message in adapted(source, talk())] == (
+            roles or "user assistant tool tool user"
+        ).split()
 
 
 @pytest.mark.parametrize(
@@ -160,8 +157,7 @@ def test_template_adapt_adds_answer_before_user_only_if_required() -> None:
 )
 def test_template_adapt_with_results_of_no_call_adds_only_required_answers(roles: str) -> None:
     turns = [{"role": role, "content": role} for role in roles.split() if role != "[answer]"]
-    messages, _ = make(ALTERNATING)[0].adapt(turns, [WEATHER])
-    assert [m["role"] if m["content"] else "[answer]" for m in messages] == roles.split()
+    assert [m["role"] if m["content"] else "[answer]" for m in adapted(ALTERNATING, turns)] == roles.split()
 
 
 @pytest.mark.parametrize(
@@ -176,13 +172,10 @@ def test_template_adapt_with_results_of_no_call_adds_only_required_answers(roles
     ids=str,
 )
 def test_template_adapt_completes_schemas_only_if_required(parameters: dict[str, Any]) -> None:
+    tool = Tool("weather", "", parameters)
     for source in (LOOPING, RECURSIVE, OBJECTS):
-        template, render = make(source)
-        messages, tools = template.adapt([USER], [Tool("weather", "", parameters)])
-        assert "weather" in render({"messages": messages, "tools": tools})
-        if source == OBJECTS:
-            assert tools
-            assert tools[0]["function"]["parameters"] == parameters
+        assert "weather" in shown(source, [USER], tool)
+    assert make(OBJECTS).adapt([USER], [tool])[1] == [openai_tool(tool)]
 
 
 @pytest.mark.parametrize("roles", ["", "user", "user assistant", "user system tool", "user assistant system tool"])
@@ -195,9 +188,7 @@ def test_template_adapt_joins_parts_of_roles_that_do_not_support_them(roles: str
     messages = [{"role": role, "content": PARTS} for role in ("system", "user", "assistant", "user")]
     messages += [talk()[1], {"role": "tool", "tool_call_id": "call_0123456789", "content": PARTS}]
     for used, supported in ((source, roles.split()), (first, [])):
-        template, render = make(used)
-        adapted_messages, tools = template.adapt(messages, [WEATHER])
-        text = render({"messages": adapted_messages, "tools": tools})
+        text = shown(used, messages)
         for role in ("system", "user", "assistant", "tool"):
             assert f"[{role}]a{'+' if role in supported else chr(10)}b" in text
 
@@ -214,8 +205,8 @@ def test_template_adapt_shortens_call_ids_only_if_required() -> None:
 
 @pytest.mark.parametrize("source", [PLAIN, UNKNOWN])
 def test_template_adapt_without_usable_tool_format_describes_tools(source: str) -> None:
-    messages, shown = make(source)[0].adapt([{"role": "system", "content": "Be nice."}, *talk()], [WEATHER])
-    assert shown is None
+    messages, tools = make(source).adapt([{"role": "system", "content": "Be nice."}, *talk()], [WEATHER])
+    assert tools is None
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[0]["content"].startswith("Be nice.\n\n# Tools")
     assert json.dumps(WEATHER.description) in messages[0]["content"]
@@ -241,8 +232,8 @@ def test_template_adapt_without_system_role_puts_tools_in_first_turn() -> None:
 
 
 def test_template_adapt_without_tool_role_moves_results_to_user_turn() -> None:
-    messages, shown = make(NO_RESULTS)[0].adapt(talk(), [WEATHER])
-    assert shown is not None
+    messages, tools = make(NO_RESULTS).adapt(talk(), [WEATHER])
+    assert tools is not None
     assert "tool_calls" in messages[1]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
 
@@ -254,7 +245,7 @@ def test_template_adapt_passes_reasoning_in_required_field() -> None:
             {"role": "assistant", "content": "ho", "reasoning_content": "hm"},
             {"role": "assistant", "content": "ho", "reasoning_content": "hm", "tool_calls": [call]},
         ]
-        return make(OBJECTS + mark)[0].adapt(messages, [])[0]
+        return adapted(OBJECTS + mark, messages, None)
 
     assert [message["content"] for message in thinking("{# message.thinking #}")] == ["ho", "ho"]
     assert [message["thinking"] for message in thinking("{# message['thinking'] #}")] == ["hm", "hm"]
@@ -267,10 +258,10 @@ def test_template_adapt_for_early_gemma_4_puts_results_into_call() -> None:
     marks = "{# '<|tool_call>call:' message['tool_responses'] #}<|tool_call>"
     messages = [*talk()[:3], {"role": "tool", "tool_call_id": "x", "content": '{"a": 1}'}]
     messages += [{"role": "assistant", "content": "Warm."}, {"role": "user", "content": "So?"}]
-    adapted = make(OBJECTS + marks)[0].adapt(messages, [WEATHER])[0]
-    assert [message["role"] for message in adapted] == ["user", "assistant", "user"]
-    assert adapted[1]["content"] == "Warm."
-    assert adapted[1]["tool_responses"] == [{"name": "weather", "response": 18}, {"name": "x", "response": {"a": 1}}]
+    turns = adapted(OBJECTS + marks, messages)
+    assert [message["role"] for message in turns] == ["user", "assistant", "user"]
+    assert turns[1]["content"] == "Warm."
+    assert turns[1]["tool_responses"] == [{"name": "weather", "response": 18}, {"name": "x", "response": {"a": 1}}]
 
 
 TYPED = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
@@ -305,10 +296,8 @@ IN_PARTS = {"role": "user", "content": PARTS}
     ],
 )
 def test_template_adapt_without_tools_returns_supported_messages(source: str, messages: Any, expected: Any) -> None:
-    assert make(source)[0].adapt(messages, [])[0] == expected
-
-
-def test_template_adapt_with_described_tools_joins_content_parts() -> None:
+    assert adapted(source, messages, None) == expected
+    # If tools are described, parts are joined.
     assert adapted(BOTH, [IN_PARTS])[-1]["content"] == "a\nb"
 
 
@@ -330,6 +319,6 @@ CALLING = {"tools", "tool_calls", "parallel_tool_calls", "system_role", "string_
     ],
 )
 def test_capabilities_of_template_equal_expected_features(source: str, expected: set[str]) -> None:
-    found = find_features(make(source)[1]).capabilities()
+    found = find_features(make_render(source)).capabilities()
     assert len(found) == 9
     assert {name.removeprefix("supports_") for name, can in found.items() if can} == expected

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.chat.conversation import Conversation, Turn, answer_room, load, save
-from ngramspec.chat.features import Message
+from ngramspec.chat.template import Message
 from ngramspec.data import NGramSpecError, PromptError
 
 TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd", "hm"), Turn("e", "f")]

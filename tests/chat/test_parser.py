@@ -40,6 +40,9 @@ TEMPLATES = {family.name: "".join(family.markers[0]) + THINKS.get(family.name, "
 
 PARIS = {"city": "Paris"}
 TWO = [("weather", PARIS), ("clock", {})]
+CITY = '{"city": "Paris"}'
+CALL = f'{{"name": "weather", "arguments": {CITY}}}'
+CALLS = f'{CALL}, {{"name": "clock"}}'
 
 
 class Answer(NamedTuple):
@@ -53,18 +56,17 @@ class Answer(NamedTuple):
 ANSWERS = [
     Answer(
         "hermes",
-        "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n"
-        '{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+        f"<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{CALL}\n</tool_call>\n"
         '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
         TWO,
-        content="I look.",
-        thoughts="Hm.",
+        "I look.",
+        "Hm.",
     ),
-    Answer("hermes", '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"}</tool_call>', TWO[:1]),
+    Answer("hermes", f'<tool_call>{{"arguments": {CITY}, "name": "weather"}}</tool_call>', TWO[:1]),
     Answer("hermes", '<tool_call>{"name": "clock"}</tool_call>', TWO[1:]),
     Answer("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', TWO[:1]),
     Answer("hermes", '<tool_call>{"name": "other", "id": [1, {"a": 2}], "arguments": null}', [("other", {})]),
-    Answer("hermes", '<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', TWO),
+    Answer("hermes", f"<tool_call>[{CALLS}]", TWO),
     Answer(
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"city": "a\nb\\u00e9\\n", "at": [-1.5e3, null]}}</tool_call>',
@@ -76,9 +78,9 @@ ANSWERS = [
         "</parameter>\n<parameter=exact>\nTrue\n</parameter>\n<parameter=at>\n[1, 2]\n</parameter>\n</function>\n"
         "</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
         [("weather", {"city": "Pa\n</b>\nris", "days": 3, "exact": True, "at": [1, 2]}), ("clock", {})],
-        content="Look:",
+        "Look:",
     ),
-    Answer("qwen-coder", '<function=weather>{"city": "Paris"}</function>', TWO[:1]),
+    Answer("qwen-coder", f"<function=weather>{CITY}</function>", TWO[:1]),
     Answer(
         "glm",
         "<think>a</think>b\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>7</arg_value>\n<arg_key>days</arg_key>\n"
@@ -86,60 +88,45 @@ ANSWERS = [
         "<arg_value>null</arg_value><arg_key>exact</arg_key><arg_value>perhaps</arg_value></tool_call>"
         "<tool_call>clock</tool_call>",
         [("weather", {"city": "7", "days": 7, "free": {"a": 1}, "maybe": None, "exact": "perhaps"}), ("clock", {})],
-        content="b",
-        thoughts="a",
+        "b",
+        "a",
     ),
+    Answer("nemotron-v2", f"x<TOOLCALL>[{CALLS}]</TOOLCALL>", TWO, "x"),
+    Answer("granite", f"<|tool_call|>[{CALLS}]", TWO),
+    Answer("llama", f'{{"name": "weather", "parameters": {CITY}}}; {{"name": "clock", "parameters": {{}}}}', TWO),
+    Answer("llama", 'So:\n<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', TWO[1:], "So:"),
     Answer(
-        "nemotron-v2",
-        'x<TOOLCALL>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]</TOOLCALL>',
-        TWO,
-        "x",
+        "mistral", f"[THINK]a[/THINK][TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]clock[CALL_ID]1[ARGS]{{}}", TWO, "", "a"
     ),
-    Answer("granite", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', TWO),
-    Answer("llama", '{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "clock", "parameters": {}}', TWO),
-    Answer(
-        "llama", 'So:\n<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', TWO[1:], content="So:"
-    ),
-    Answer(
-        "mistral",
-        '[THINK]a[/THINK][TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]clock[CALL_ID]1[ARGS]{}',
-        TWO,
-        thoughts="a",
-    ),
-    Answer(
-        "mistral-list",
-        'a [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}, "id": "1"}, {"name": "clock"}]',
-        TWO,
-        content="a",
-    ),
+    Answer("mistral-list", f'a [TOOL_CALLS] [{CALL[:-1]}, "id": "1"}}, {{"name": "clock"}}]', TWO, "a"),
     Answer(
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-        '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+        f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{CITY}"
         "<|call|><|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}",
         TWO,
-        content="I look.",
-        thoughts="Hm.",
+        "I look.",
+        "Hm.",
     ),
     Answer(
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi",
         [],
-        content="Hi",
-        thoughts="Hm.",
+        "Hi",
+        "Hm.",
     ),
     Answer(
         "deepseek-v3",
         "a\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-        '```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n'
+        f"```json\n{CITY}\n```<｜tool▁call▁end｜>\n"
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         TWO,
-        content="a",
+        "a",
     ),
     Answer(
         "deepseek-v3.1",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{CITY}<｜tool▁call▁end｜>"
         "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         TWO,
     ),
@@ -149,12 +136,12 @@ ANSWERS = [
         'string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n'
         "</｜DSML｜function_calls>",
         TWO,
-        content="a",
+        "a",
     ),
     Answer(
         "kimi",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
-        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}'
+        f"{CITY}<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{{}}"
         "<|tool_call_end|><|tool_calls_section_end|>",
         TWO,
     ),
@@ -172,17 +159,18 @@ ANSWERS = [
             ("weather", {"city": 'Pa"ris', "days": 3, "at": [1, [], -2.5], "free": {"a": True, "b c": None}}),
             ("clock", {}),
         ],
-        thoughts="Hm.",
+        "",
+        "Hm.",
     ),
-    Answer("gemma", 'So:\n```tool_code\n[weather(city="Paris"), clock()]\n```', TWO, content="So:"),
+    Answer("gemma", 'So:\n```tool_code\n[weather(city="Paris"), clock()]\n```', TWO, "So:"),
     Answer(
         "gemma",
-        '```json\n{"name": "weather", "parameters": {"city": "Paris"}}\n```\n'
+        f'```json\n{{"name": "weather", "parameters": {CITY}}}\n```\n'
         '```json\n{"name": "clock", "parameters": {}}\n```',
         TWO,
     ),
     Answer("gemma", '```tool_code\nweather(city="Paris")\n```\n```tool_code\nclock()\n```\nok', TWO, "ok"),
-    Answer("lfm2", "<|tool_call_start|>[weather(city='Paris'), clock()]<|tool_call_end|>ok", TWO, content="ok"),
+    Answer("lfm2", "<|tool_call_start|>[weather(city='Paris'), clock()]<|tool_call_end|>ok", TWO, "ok"),
 ]
 # These texts contain no call.
 PROSE = [
@@ -281,8 +269,6 @@ def test_parser_returns_text_without_calls_as_content(family: str) -> None:
         assert joined(parse([text], family)) == (text, "", [])
         assert joined(parse(list(text), family)) == (text, "", [])
 
-
-# ------------------------------------------------------------------------------------ damaged
 
 MARK = re.compile(
     r"""<\|(?:start|channel)\|>(?:(?!<\|(?:start|end|call)\|>).)*<\|message\|>"""  # gpt-oss' headers
@@ -479,17 +465,36 @@ def test_parser_with_mistake_of_model_returns_intended_call(answer: Answer) -> N
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"days": 1, "exact": tru', '{"days": 1'),
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"days": 1, "exa', '{"days": 1'),
         ("qwen-coder", "<function=weather><parameter=city>\nPa\n</para", '{"city": "Pa'),
-        ("qwen-coder", "<function=weather><parameter=city>\nPa\n</function>", '{"city": "Pa\\n</function>'),
         ("qwen-coder", "<function=weather><parameter=city>Pa</parameter><parameter=days>1", '{"city": "Pa"'),
         ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pa</arg_val", '{"city": "Pa'),
         ("gemma4", '<|tool_call>call:weather{city:<|"|>Pa<|"|>,days:1', '{"city": "Pa"'),
-        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Pa', '{"city": "Pa'),
-        ("lfm2", '<|tool_call_start|>[weather(city="Pa"), clo', '{"city": "Pa"}'),
+        # More of the string follows.
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Pari', '{"city": "Pari'),
+        ("llama", '{"name": "weather", "parameters": {"city": "Pari', '{"city": "Pari'),
+        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Pari', '{"city": "Pari'),
+        ("deepseek-v3.1", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Pari', '{"city": "Pari'),
+        ("harmony", '<|channel|>commentary to=functions.weather<|message|>{"city": "Pari', '{"city": "Pari'),
+        ("qwen-coder", "<tool_call><function=weather><parameter=city>\nPari", '{"city": "Pari'),
+        ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pari", '{"city": "Pari'),
+        ("gemma4", '<|tool_call>call:weather{city:<|"|>Pari', '{"city": "Pari'),
     ],
 )
-def test_parser_with_call_cut_by_limit_keeps_arguments_incomplete(family: str, text: str, arguments: str) -> None:
+def test_parser_streams_arguments_and_keeps_those_cut_by_limit_incomplete(
+    family: str, text: str, arguments: str
+) -> None:
+    parser = AnswerParser(TEMPLATES[family], TOOLS)
+    assert joined(parser.push(text)) == ("", "", [("weather", arguments)])
+    if arguments.endswith("Pari"):
+        assert parser.push("s") == [Delta("arguments", "s", 0)]
     for pieces in ([text], list(text)):
         assert joined(parse(pieces, family, cut=True)) == ("", "", [("weather", arguments)])
+
+
+def test_parser_with_call_cut_by_limit_completes_earlier_calls() -> None:
+    text = '<|tool_call_start|>[weather(city="Pa"), clo'
+    assert joined(parse([text], "lfm2", cut=True)) == ("", "", [("weather", '{"city": "Pa"}')])
+    text = "<function=weather><parameter=city>\nPa\n</function>"
+    assert joined(parse([text], "qwen-coder", cut=True)) == ("", "", [("weather", '{"city": "Pa\\n</function>')])
 
 
 @pytest.mark.parametrize("answer", [a for a in ANSWERS if len(a.calls) == 2], ids=lambda answer: answer.family)
@@ -520,25 +525,6 @@ def test_parser_with_deeply_nested_brackets_does_not_raise() -> None:
     assert joined(parse(["```tool_code\nweather(at=" + deep + "```"], "gemma"))[2] == []
 
 
-# ------------------------------------------------------------------------------------ streaming
-
-
-def test_parser_streams_call_arguments() -> None:
-    for family, text in (
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Pari'),
-        ("llama", '{"name": "weather", "parameters": {"city": "Pari'),
-        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Pari'),
-        ("deepseek-v3.1", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Pari'),
-        ("harmony", '<|channel|>commentary to=functions.weather<|message|>{"city": "Pari'),
-        ("qwen-coder", "<tool_call><function=weather><parameter=city>\nPari"),
-        ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pari"),
-        ("gemma4", '<|tool_call>call:weather{city:<|"|>Pari'),
-    ):
-        parser = AnswerParser(TEMPLATES[family], TOOLS)
-        assert joined(parser.push(text))[2] == [("weather", '{"city": "Pari')]
-        assert parser.push("s") == [Delta("arguments", "s", 0)]
-
-
 def test_parser_streams_content_before_possible_call() -> None:
     parser = AnswerParser(TEMPLATES["hermes"], TOOLS)
     assert parser.push("a <") == [Delta("text", "a")]
@@ -555,9 +541,6 @@ def test_parser_call_ids_are_unique_and_match_family_format() -> None:
     mistral = [delta.id for delta in parse(["[TOOL_CALLS]clock[ARGS]{}"], "mistral") if delta.kind == "call"]
     assert len(mistral[0]) == 9
     assert mistral[0].isalnum()
-
-
-# ------------------------------------------------------------------------------------- thoughts
 
 
 def test_parser_separates_reasoning_from_content() -> None:
@@ -610,8 +593,6 @@ def test_parser_of_truncated_answer_omits_only_incomplete_calls(template: str, t
         content is None
     )  # A complete answer is returned in full.
 
-
-# --------------------------------------------------------------------------------------- forced
 
 DAYS = {"type": "integer", "minimum": 1, "maximum": 7}
 PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}
