@@ -458,7 +458,7 @@ def store_accepts_other_tokenizer(check: Any, self: Any, db: Any) -> None:
             raise
 
 
-@fault("models/test_gguf.py::test_read_header_rejects_broken_headers", "ngramspec.models.gguf:_Reader.skip")
+@fault("models/test_check.py::test_read_header_rejects_broken_headers", "ngramspec.models.gguf:_Reader.skip")
 def gguf_reader_trusts_lengths(skip: Any, self: Any, size: int) -> int:
     start = skip(self, min(size, max(0, len(self.data) - self.position)))
     self.position = start + size
