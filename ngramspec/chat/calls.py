@@ -350,7 +350,7 @@ def _read_key(answer: Answer, tags: Tags) -> Reads[tuple[str, frozenset[str] | N
 
 def _read_value(answer: Answer, before: str, types: frozenset[str] | None, tags: Tags) -> Reads[None]:
     """Parse a value; `before` comes before it in the JSON."""
-    parts, is_text = list[str](), types == {"string"}
+    parts, is_text = list[str](), types == frozenset({"string"})
     line_end = ""  # a line break that belongs to the value only if more text follows
 
     def push(text: str) -> None:

@@ -218,6 +218,7 @@ class Answer(Reader):
 
 # Pattern of a string in Python, which requires `re.DOTALL`.
 PYTHON_STRING = r"""(?:'{3}.*?'{3}|"{3}.*?"{3}|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""
+_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _NEXT_PARTS = {",}": "key", ",]": "item"}  # parts after a comma, by the bracket that ends the list or object
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
 
@@ -263,8 +264,8 @@ def _read_leaf(reader: Reader, emit: Emit, held: list[str]) -> Reads[bool]:
         held.clear()
         return (yield from _read_string(reader, emit))
     start, word = reader.at, (yield from reader.run("[A-Za-z0-9+.-]"))
-    word = next((name for name, python in _PYTHON_WORDS.items() if python == word), word)
-    if not re.fullmatch(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null", word):
+    word = {"True": "true", "False": "false", "None": "null"}.get(word, word)
+    if not _SCALAR.fullmatch(word):
         reader.at = start
         return False
     is_too_large = word not in _PYTHON_WORDS and math.isinf(float(word))
@@ -286,7 +287,7 @@ def read_value(
     while True:
         start = start if held else reader.at
         character = yield from reader.peek()
-        if re.match(SPACE, character) and brackets:
+        if character in {" ", "\t", "\r", "\n"} and brackets:
             yield from reader.run(SPACE, held.append if is_json else _ignore)
             continue
         if brackets and character == brackets[-1] and expected_part in {"item", "key", ","}:
