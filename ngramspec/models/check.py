@@ -13,9 +13,8 @@ from pathlib import Path
 from ngramspec.data import ModelError, get_reason
 from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
 
+# Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts.
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
-"""Names of the parts of a split model, counted from 1, by which llama.cpp finds the other parts."""
-
 _A, _B = ".lora_a", ".lora_b"
 # ggml types of an adapter: F32, F16, BF16, and quantised types that every backend can multiply.
 _MULTIPLIABLE = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})

@@ -27,8 +27,6 @@ DEMO = Path(__file__).resolve().parents[1] / "demo" / "demo.gguf"  # model insid
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model ready to be loaded."""
-
     path: Path  # path of the GGUF file, or of the first part of a split model
     label: str  # name in reports and for clients: the file's name, or that of a hub
     fallback: str = ""  # description of the model if it was chosen because none was named

@@ -20,8 +20,6 @@ from typing import Any
 from ngramspec.data import ModelError
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-
 Scalar = str | int | float | bool
 
 BLOCKS: Mapping[int, tuple[int, int]] = {
@@ -100,7 +98,6 @@ class _Reader:
         self.position = len(MAGIC)
 
     def error(self, what: str) -> ModelError:
-        """Return the error for an invalid header; `what` follows the file's name in the message."""
         return ModelError(f"{self._path} {what}")
 
     def corruption_error(self, what: str) -> ModelError:
@@ -136,7 +133,7 @@ class _Reader:
 
 def _parse(reader: _Reader) -> GGUFHeader:
     version = reader.number(_U32)
-    if version not in VERSIONS:
+    if version not in {2, 3}:
         raise reader.error(_describe_version(version))
     tensors, entries = reader.number(), reader.number()
     metadata: dict[str, Scalar] = {}
@@ -170,7 +167,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
 
 def _describe_version(version: int) -> str:
     big_endian_version = int.from_bytes(version.to_bytes(4, "little"), "big")
-    if 1 <= big_endian_version <= max(VERSIONS):
+    if 1 <= big_endian_version <= 3:
         return "is a big-endian GGUF file; use the little-endian version of the model"
     if version == 1:
         return "is GGUF version 1, which is no longer supported; convert the original model again"
