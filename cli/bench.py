@@ -28,7 +28,7 @@ from ngramspec.sampling.settings import Sampling, allow_range, option, options
 from ngramspec.user_class import FORM, is_user_class
 
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, tuning_line
-from .console import note, pluralize, reraise, usage_error
+from .console import note, pluralize, usage_error
 from .options import DISPLAY, PROMPTS, Model, SamplingOptions, check_sampling
 from .show import Output, command_line, run_pieces, slow_core
 
@@ -128,7 +128,7 @@ def bench(
             comparison = against_report(server.url, command, setup, pairs, len(cases))
             document = conditions.to_json(command, load) | {"against": server.url, "pairs": pairs}
             output.write(comparison, document, outcome)
-        reraise(outcome)
+        outcome.reraise()
         return
     left_out = f", skipped: {len(skipped)}" if skipped else ""
     note(f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}{left_out}")

@@ -28,18 +28,7 @@ from ngramspec.sampling.settings import TextRules, allow_int_range, allow_range,
 from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
-from .console import (
-    Outcome,
-    capture_outcome,
-    fail,
-    guard_stdout,
-    note,
-    read_source,
-    read_text,
-    reraise,
-    usage_error,
-    write_stdout,
-)
+from .console import Outcome, fail, guard_stdout, note, read_source, read_text, usage_error, write_stdout
 from .models import complete_model
 from .options import (
     DISPLAY,
@@ -187,7 +176,7 @@ def complete(
     keep(loaded_model.memory, target.vocabulary, steps)
     seed = None if sampling_settings.greedy else sampling_settings.seed
     AnswerReport().show(stats, decoder, target.governor, ending, seed=seed)
-    reraise(outcome)
+    outcome.reraise()
 
 
 def _generate(
@@ -199,7 +188,7 @@ def _generate(
 ) -> tuple[list[Step], Stats, Outcome]:
     """Show and trace a text while it is generated; return its steps, their counters and what ended it early."""
     steps, stats = list[Step](), Stats()
-    with capture_outcome() as outcome, counting_bar("reading") as progress:
+    with Outcome() as outcome, counting_bar("reading") as progress:
         for step in decoder.generate(prompt, return_decisions=writer is not None, progress=progress, **request):
             stats.add(step)
             if writer is None:

@@ -17,7 +17,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, options
 
-from .console import capture_outcome, guard_stdout, note, reraise, usage_error, write_stdout
+from .console import Outcome, guard_stdout, note, usage_error, write_stdout
 from .options import DISPLAY, check_sampling, token_limit
 from .show import counting_bar, slow_core
 
@@ -72,7 +72,7 @@ def complete_with_beams(
     limit = None if predict == -1 else predict
     start = time.perf_counter()
     with guard_stdout():
-        with capture_outcome() as outcome, counting_bar("reading") as progress:
+        with Outcome() as outcome, counting_bar("reading") as progress:
             for _ in search.run(prompt, max_tokens=limit, stop=stop, progress=progress):
                 pass
         seconds = time.perf_counter() - start
@@ -87,7 +87,7 @@ def complete_with_beams(
     note(_summary(search, ending))
     if not load.no_draft and (slow := slow_core()) is not None:
         note(slow)
-    reraise(outcome)
+    outcome.reraise()
 
 
 def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float, ending: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -118,30 +117,29 @@ def raise_on_signals() -> None:
     sys.unraisablehook = on_unraisable
 
 
-@dataclass(slots=True)
 class Outcome:
-    """Result of a long-running job: the exception that interrupted it or made it fail, or `None` on success."""
+    """Result of a block that may be interrupted or fail; the program continues after it.
+
+    `error` is the exception that interrupted the block or made it fail, or `None` on success.
+    """
 
     error: BaseException | None = None
+
+    def __enter__(self) -> Outcome:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, KeyboardInterrupt | Terminated | NGramSpecError):
+            self.error = error
+        return self.error is not None
 
     @property
     def word(self) -> str:
         return "failed" if isinstance(self.error, NGramSpecError) else "interrupted"
 
-
-@contextmanager
-def capture_outcome() -> Iterator[Outcome]:
-    """Run a block that may be interrupted or fail, and continue afterwards; the yielded `Outcome` has the result."""
-    outcome = Outcome()
-    try:
-        yield outcome
-    except (KeyboardInterrupt, Terminated, NGramSpecError) as error:
-        outcome.error = error
-
-
-def reraise(outcome: Outcome) -> None:
-    if outcome.error is not None:
-        raise outcome.error
+    def reraise(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 def read_text(path: Path) -> str:

@@ -29,14 +29,13 @@ from .chat_session import ChatOptions, Session, open_session
 from .chat_view import AnswerView
 from .console import (
     MAX_COLUMNS,
-    capture_outcome,
+    Outcome,
     fail,
     guard_stdout,
     note,
     pluralize,
     printable,
     read_source,
-    reraise,
     usage_error,
     write_stdout,
 )
@@ -163,7 +162,7 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
     # Small models may repeat lines without end; reasoning does not count.
     limit = 2 * n_tokens + 1024 if is_bounded else limit
-    with capture_outcome() as outcome, guard_stdout(), counting_bar("writing") as show_progress:
+    with Outcome() as outcome, guard_stdout(), counting_bar("writing") as show_progress:
         session.view = _HiddenView(text, n_tokens, limit, show_progress)
         try:
             session.generate(prompt, steps, deltas)
@@ -174,7 +173,7 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     ending = steps[-1].stop if steps else None
     if ending is None:
         session.show_report(stats, outcome.word)
-        reraise(outcome)
+        outcome.reraise()
         raise KeyboardInterrupt
     keep(session.memory, session.target.vocabulary, steps)
     return "".join(delta.text for delta in deltas if delta.kind == "text"), ending, stats

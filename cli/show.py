@@ -46,7 +46,6 @@ from ngramspec.storage import atomic_path
 from .console import (
     MAX_COLUMNS,
     Outcome,
-    capture_outcome,
     fail,
     guard_stdout,
     is_mid_line,
@@ -54,7 +53,6 @@ from .console import (
     pluralize,
     print_stdout,
     printable,
-    reraise,
     stderr,
     usage_error,
     write_stdout,
@@ -159,7 +157,7 @@ def run_pieces(names: Iterable[str], total: int = 0, label: str = "", *, seconds
     start, columns = time.monotonic(), () if seconds else (MofNCompleteColumn(), TimeRemainingColumn())
     # The bar is drawn only between pieces, because a thread that draws would disturb the timing.
     text = TextColumn("{task.description}", markup=False)
-    with capture_outcome() as outcome, _progress_bar(text, BarColumn(), *columns, auto_refresh=False) as bar:
+    with Outcome() as outcome, _progress_bar(text, BarColumn(), *columns, auto_refresh=False) as bar:
         task = bar.add_task(label, total=seconds or total)
         bar.start()
         for number, name in enumerate(names, 1):
@@ -293,7 +291,7 @@ class Output:
             writers = {"--markdown": markdown, "--svg": svg, "--html": html}
             for flag, name in self._names.items():
                 _write(name, writers[flag](report) if flag in writers else json.dumps(document, indent=2) + "\n")
-        reraise(outcome)
+        outcome.reraise()
 
 
 def check_writable(name: str) -> None:

@@ -26,17 +26,7 @@ from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.sampling.settings import Sampling, option
 from ngramspec.steps import Stats, Step
 
-from .console import (
-    capture_outcome,
-    fail,
-    guard_stdout,
-    note,
-    print_stdout,
-    printable,
-    reraise,
-    usage_error,
-    write_stdout,
-)
+from .console import Outcome, fail, guard_stdout, note, print_stdout, printable, usage_error, write_stdout
 from .show import ACCEPTED, CORRECTION, REFUSED, format_gain, format_speed
 
 
@@ -73,7 +63,7 @@ def trace(
     n_broken, cut = 0, False
     with guard_stdout():
         view = TraceView(numbers=numbers)
-        with capture_outcome() as outcome:
+        with Outcome() as outcome:
             for item in read_trace(_lines(file, name)):
                 if isinstance(item, TracedPass):
                     view.show(item)
@@ -92,7 +82,7 @@ def trace(
         note(f"{name}: skipped {n_broken} broken lines in total")
     if isinstance(outcome.error, NGramSpecError):
         fail(f"{name}: {outcome.error}")
-    reraise(outcome)
+    outcome.reraise()
     if view.open and not cut:
         note(f"{name}: the last text is incomplete; its generation was interrupted or is still running")
 

@@ -24,7 +24,7 @@ from ngramspec.quants.shape import is_shape, parse_shape, shape_of
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions
-from .console import defer_signals, fail, note, reraise, usage_error
+from .console import defer_signals, fail, note, usage_error
 from .options import DISPLAY, Model
 from .show import Output, command_line, run_pieces
 from .tune_quants import DEPTH as QUANTS_DEPTH
@@ -110,7 +110,7 @@ def tune(
         note(f"timing up to {len(trials)} settings for at most {time_limit:g} seconds")
         outcome = run_pieces(tuning.run(), seconds=time_limit)
     if isinstance(outcome.error, NGramSpecError):
-        reraise(outcome)
+        outcome.reraise()
     best, together, times = tuning.best_settings, tuning.together, tuning.times
     changes = None if best is None else best.changes(tuning.present)
     is_saved = apply and changes is not None and not conditions.load.is_high

@@ -31,7 +31,7 @@ from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_o
 from ngramspec.sampling.settings import options
 
 from .conditions import Load, describe_program
-from .console import defer_signals, note, reraise, usage_error
+from .console import defer_signals, note, usage_error
 from .options import DISPLAY
 from .show import Output, command_line, run_pieces
 
@@ -61,7 +61,7 @@ def tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth:
         outcome = run_pieces(_steps(models, timing), seconds=time_limit)
     costs = timing.costs()
     if not costs and isinstance(outcome.error, NGramSpecError):
-        reraise(outcome)
+        outcome.reraise()
     is_steady = timing.spread <= MAX_SPREAD and not others.is_high
     if not is_steady:
         note(

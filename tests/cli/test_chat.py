@@ -98,7 +98,9 @@ def test_chat_with_random_seed_prints_seed_that_repeats_session(env: dict[str, s
 
 def test_chat_with_invalid_template_fails(env: dict[str, str], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", chat_template="{% if %}")
-    run(env, "chat", str(path), "-c", "64", stdin=b"hi\n").assert_failed("the chat template is not valid Jinja: ")
+    done = run(env, "chat", str(path), "-c", "64", stdin=b"hi\n")
+    done.assert_failed("the chat template is not valid Jinja: ")
+    assert "the turn was removed" not in done.err, "it fails before the first message"
 
 
 def test_chat_with_closed_stdout_exits_normally(env: dict[str, str]) -> None:

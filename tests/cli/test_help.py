@@ -31,6 +31,7 @@ def show_help(env: dict[str, str], name: str, width: int) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_text_in_full_at_every_width(env: dict[str, str], name: str) -> None:
     command = COMMANDS[name]
+    assert command.help
     shown = [parameter for parameter in command.params if not parameter.hidden]
     texts = [command.help or "", command.epilog or "", *(parameter.help or "" for parameter in shown)]
     if name in ("", "memory"):

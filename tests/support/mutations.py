@@ -12,7 +12,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
@@ -537,20 +536,12 @@ def server_accepts_any_api_key(_: Any, self: Any, headers: Any) -> bool:
 
 @fault(
     "cli/test_bad_input.py::test_complete_with_signal_during_decoding_prints_partial_text",
-    "ngramspec_cli.console:capture_outcome",
+    "ngramspec_cli.console:Outcome.__exit__",
 )
-@contextmanager
-def sigterm_loses_partial_text(capture_outcome: Any) -> Iterator[Any]:
+def sigterm_loses_partial_text(exit_: Any, self: Any, kind: Any, error: Any, traceback: Any) -> bool:
     from ngramspec_cli.console import Terminated
 
-    signal_error: BaseException | None = None
-    with capture_outcome() as outcome:
-        try:
-            yield outcome
-        except Terminated as error:
-            signal_error = error
-    if signal_error is not None:
-        raise signal_error
+    return not isinstance(error, Terminated) and exit_(self, kind, error, traceback)
 
 
 @fault(
