@@ -84,10 +84,7 @@ def complete(
     ),
     trace: Path | None = TRACE,
     beams: int | None = option(
-        None,
-        metavar="W",
-        help="Beam search with W beams.",
-        allowed=allow_int_range(1, SEQUENCES - 1),
+        None, metavar="W", help="Beam search with W beams.", allowed=allow_int_range(1, SEQUENCES - 1)
     ),
 ) -> None:
     """Continue a text.

@@ -88,9 +88,7 @@ class ServeOptions:
     )
     tags: str | None = option(None, metavar="TAG,...", help="Labels of the model, shown in /v1/models.")
     host: str = option(
-        "127.0.0.1",
-        metavar="ADDRESS,...",
-        help="Addresses to listen on; 0.0.0.0: all IPv4 addresses of this machine.",
+        "127.0.0.1", metavar="ADDRESS,...", help="Addresses to listen on; 0.0.0.0: all IPv4 addresses of this machine."
     )
     port: int = option(8080, help="Port to listen on; 0: any free port.", allowed=allow_int_range(0, 65535))
     api_key: str | None = option(
@@ -123,21 +121,15 @@ class ServeOptions:
         allowed=allow_range(0),
     )
     slot_save_path: Path | None = option(
-        None,
-        metavar="FOLDER",
-        help="Folder for POST /slots/N?action=save|restore; default: saving is disabled.",
+        None, metavar="FOLDER", help="Folder for POST /slots/N?action=save|restore; default: saving is disabled."
     )
     predict: int = predict_option(-1, "Default for max_tokens of requests; -1: until the context is full.")
     chat_template: str | None = option(
-        None,
-        metavar="JINJA|NAME",
-        help="Chat template, or the name of one of llama.cpp's, instead of the model's own.",
+        None, metavar="JINJA|NAME", help="Chat template, or the name of one of llama.cpp's, instead of the model's own."
     )
     chat_template_file: Path | None = option(None, help="File with a chat template, instead of the model's own.")
     chat_template_kwargs: str | None = option(
-        None,
-        metavar="JSON",
-        help="Variables of the chat template as a JSON object, for requests that do not set them.",
+        None, metavar="JSON", help="Variables of the chat template as a JSON object, for requests that do not set them."
     )
     batch_size: int | None = option(
         None,
