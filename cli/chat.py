@@ -22,7 +22,7 @@ from ngramspec.sampling.settings import TextRules, option
 from . import chat_commands
 from .chat_input import Terminal, read_lines
 from .chat_session import PREDICT, ChatOptions, Session, load_last, open_session
-from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error
+from .console import FAILED, fail, note, pluralize, print_error, printable, read_source, usage_error, usage_errors
 from .options import CHAT_TEMPERATURE, STOP, TRACE, Model, SamplingOptions, setting
 from .reasoning_options import ReasoningOptions
 
@@ -81,10 +81,8 @@ def chat(
     )
     session = open_session(model, options, trace, conversation=conversation, interactive=interactive)
     if show_drafts:
-        try:
+        with usage_errors("--show-drafts: ", NGramSpecError):
             chat_commands.set_drafts(session, True)
-        except NGramSpecError as error:
-            usage_error(f"--show-drafts: {error}")
     session.stop_key.install()
     if resume:
         chat_commands.print_resumed(session, recorded_model)

@@ -95,6 +95,15 @@ def usage_error(message: str) -> NoReturn:
     fail(message, USAGE)
 
 
+@contextmanager
+def usage_errors(start: str = "", kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """End the program with exit code 2 if the block raises one of these errors; `start` begins the message."""
+    try:
+        yield
+    except kinds as error:
+        usage_error(f"{start}{error}")
+
+
 def raise_on_signals() -> None:
     """Make signals raise exceptions, so that the generated text is still written."""
     # An exception in a function that llama.cpp calls, such as for its log, is lost. So the signal is sent again.

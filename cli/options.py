@@ -32,7 +32,7 @@ from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.settings import KEY, Allowed, Sampling, TextRules, option, options, resolve_flags
 from ngramspec.steps import Step
 
-from .console import defer_signals, fail, note, read_text, usage_error
+from .console import defer_signals, fail, note, read_text, usage_error, usage_errors
 from .models import complete_model
 from .show import download_bar
 
@@ -326,23 +326,19 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
     def settings(self, overrides: Mapping[str, Any]) -> Sampling:
         """Return the sampling with the values in `overrides` in place of the options."""
         values = dict(overrides)
-        try:
+        with usage_errors():
             for name, spec in _OPTIONS.items():
                 if name not in values and (value := getattr(self, name)) is not None:
                     values[name] = spec.read(value)
             return Sampling(**values)
-        except ValueError as error:
-            usage_error(str(error))
 
     def choose(self, load: LoadSettings, restriction: str = "") -> tuple[Sampling, Acceptance]:
         """Return the sampling, with a random seed for -1, and the acceptance of drafts; see `TextRules.restriction`."""
         seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
         sampling = self.settings({"seed": seed, "grammar": self._grammar()})
-        try:
+        with usage_errors():
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
             acceptance.rule(sampling, restriction)
-        except ValueError as error:
-            usage_error(str(error))
         if acceptance.lossy:
             note(f"warning: {acceptance.lossy}: drafts change the output")
             if load.no_draft:
@@ -370,10 +366,8 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
 
 def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None) -> None:
     """End the program early if the model does not support the sampling or has fewer tokens than `logprobs`."""
-    try:
+    with usage_errors():
         vocabulary.sampler(sampling)
-    except ValueError as error:
-        usage_error(str(error))
     if logprobs is not None and logprobs > vocabulary.n_vocab:
         usage_error(f"--logprobs must be at most {vocabulary.n_vocab}, the size of the vocabulary, got {logprobs}")
 

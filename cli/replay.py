@@ -28,7 +28,7 @@ from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
 from .conditions import Conditions
-from .console import fail, note, pluralize, read_bytes, usage_error
+from .console import fail, note, pluralize, read_bytes, usage_error, usage_errors
 from .options import DISPLAY, open_vocabulary
 from .show import Output, command_line, counting_bar, run_pieces, slow_core
 
@@ -101,10 +101,8 @@ def replay(
     if model is None and any(getattr(load, name) != getattr(LoadSettings(), name) for name in MODEL):
         usage_error("-c, -ngl, --device and other options for loading a model require --model")
 
-    try:
+    with usage_errors():
         Replay(make_drafter(drafter), load.policy, load.draft_max, curve=find_curves("flat")["flat"])
-    except ValueError as error:
-        usage_error(str(error))
     curves = _find_curves(curve or [])
     sources = {name: "from a file" for name in curves if name not in CURVES}
     with ExitStack() as stack:
@@ -164,10 +162,8 @@ def replay(
 def _find_curves(names: Sequence[str]) -> dict[str, PassTimes]:
     curves: dict[str, PassTimes] = {}
     for name in names:
-        try:
+        with usage_errors(kinds=NGramSpecError):
             matches = find_curves(name)
-        except NGramSpecError as error:
-            usage_error(str(error))
         for key, curve in matches.items():
             if key in curves or key == MEASURED_CURVE:
                 usage_error(f"--curve {name}: there is already a curve named {key}; use another name")

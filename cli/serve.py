@@ -42,7 +42,7 @@ from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling, allow_int_range, allow_range, option, options
 from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 
-from .console import Terminated, exit_code, fail, note, print_error, read_text, usage_error
+from .console import Terminated, exit_code, fail, note, print_error, read_text, usage_error, usage_errors
 from .options import CHAT_TEMPERATURE, DISPLAY, Model, NoEffect, SamplingOptions, predict_option, setting
 from .reasoning_options import ReasoningOptions
 
@@ -206,14 +206,10 @@ class ServeOptions:
         """Variables of the chat template. Exits if they cannot be used."""
         if self.chat_template_kwargs is None:
             return {}
-        try:
+        with usage_errors("--chat-template-kwargs is not valid JSON: ", (ValueError, RecursionError)):
             variables = json.loads(self.chat_template_kwargs)
-        except (ValueError, RecursionError) as error:
-            usage_error(f"--chat-template-kwargs is not valid JSON: {error}")
-        try:
+        with usage_errors("--chat-template-kwargs: "):
             check_variables(variables)
-        except ValueError as error:
-            usage_error(f"--chat-template-kwargs: {error}")
         return cast(Mapping[str, Any], variables)
 
 

@@ -31,7 +31,7 @@ from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_o
 from ngramspec.sampling.settings import options
 
 from .conditions import Load, describe_program
-from .console import defer_signals, note, usage_error
+from .console import defer_signals, note, usage_error, usage_errors
 from .options import DISPLAY
 from .show import Output, command_line, run_pieces
 
@@ -109,10 +109,8 @@ def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path
     if model is not None and is_shape(model):
         if load.hf_repo is not None:
             usage_error(f"a shape and a model were given: {model} and -hf {load.hf_repo}; remove one")
-        try:
+        with usage_errors():
             return model if model in SHAPES else "shape", parse_shape(model), None
-        except ValueError as error:
-            usage_error(str(error))
     try:
         source = find(model, load, DISPLAY)
     except ModelError as error:

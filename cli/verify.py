@@ -16,7 +16,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.settings import allow_int_range, allow_range, option
 
 from .conditions import Conditions, exact_mode, load_settings
-from .console import fail, note, usage_error
+from .console import fail, note, usage_errors
 from .options import DISPLAY, PROMPTS, Model
 from .show import Output, command_line, run_pieces
 
@@ -54,14 +54,12 @@ def verify(
     target = open_alone(files, load, DISPLAY)
     # Prompts of any length are allowed because they are cut to fit.
     cases, skipped_prompts = prepare(target.vocabulary, selection, predict, None)
-    try:
+    with usage_errors("-n/--predict: "):
         strict = target.exact == "on" or target.exactness.bit_identical
         drafter, _, _ = open_drafter(target, files, load, DISPLAY, learn=False)
         selfcheck = SelfCheck(
             target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=time_limit, seed=seed, exact=strict
         )
-    except ValueError as error:
-        usage_error(f"-n/--predict: {error}")
     if strict and selfcheck.kernels.exact_sizes is None and target.sequences[0].can_rollback:
         note("comparing the logits of batch sizes; this happens once per model and machine")
     conditions = Conditions(target, files.label, load.exact)
