@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,8 +145,10 @@ def shown(patch: pytest.MonkeyPatch, stdout: int | Path | None = None) -> str:
             write_stdout(text)
             note("note")
             note("more")
-        err.flush()
-        found = os.read(terminal, 4096)
+    found = b""
+    with suppress(OSError):  # Linux reports the last close of the other end so.
+        while piece := os.read(terminal, 4096):
+            found += piece
     os.close(terminal)
     return found.decode().replace("\r\n", "\n")
 
