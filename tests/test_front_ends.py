@@ -247,8 +247,7 @@ def test_front_ends_with_ngram_drafts_keep_text_of_plain_decoding(
 def test_front_ends_with_draft_model_keep_text_of_plain_decoding(name: str, home: dict[str, str], plain: Plain) -> None:
     with ExitStack() as opened:
         ask = SECOND_MODELS[name](home, opened)
-        for how in ("greedy", "sampled"):
-            settings = settings_of(how, name)
-            text, accepted = ask(settings)
-            assert text.removesuffix("\n") == plain(name, settings).removesuffix("\n")
-            assert accepted > TOKENS // 4
+        settings = settings_of("sampled", name)
+        text, accepted = ask(settings)
+        assert text.removesuffix("\n") == plain(name, settings).removesuffix("\n")
+        assert accepted > TOKENS // 4

@@ -39,7 +39,7 @@ def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyP
 
 def check_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = compute_bits(path, cycle([1]), monkeypatch)
-    for numbers in ((2,), (3,), (4,), (1, 2), (2, 1, 4, 3)):
+    for numbers in ((3,), (2, 1, 4, 3)):
         assert compute_bits(path, cycle(numbers), monkeypatch) == expected, f"threads {numbers}"
 
 
@@ -67,7 +67,7 @@ def test_exact_mode_on_smollm2_keeps_logits_for_any_threads(monkeypatch: pytest.
 @pytest.mark.usefixtures("_comparing")
 @pytest.mark.parametrize(
     ("exact", "flash_attn", "adapts"),
-    [("on", "auto", True), ("on", "on", False), ("auto", "auto", True), ("auto", "on", False), ("off", "on", True)],
+    [("auto", "auto", True), ("on", "on", False), ("auto", "on", False), ("off", "on", True)],
 )
 def test_target_fixes_thread_count_if_bits_depend_on_it(
     exact: Exact, flash_attn: Any, *, adapts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

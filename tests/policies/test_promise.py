@@ -65,15 +65,16 @@ def make_machine(curve: str, seed: int = 0, **options: Any) -> Machine:
 
 
 @cache
-def know(curve: str, changes: tuple[float, float] = (0.0, 0.0)) -> list[float]:
+def know(curve: str, changes: tuple[float, float], n_tokens: int) -> list[float]:
     """Return the ends of tokens if all costs are known."""
     machine = make_machine(curve, changes=changes)
-    return decode(machine, PassTimes({n: machine.cost(n) for n in SIZES}, changes, is_fixed=True), 1 << 30, 30_000)[0]
+    return decode(machine, PassTimes({n: machine.cost(n) for n in SIZES}, changes, is_fixed=True), 1 << 30, n_tokens)[0]
 
 
 def compare(curve: str, machine: Machine, times: PassTimes, passes: int) -> list[float]:
     """Return the speed of each `PART` passes but the first, relative to known costs; none is slower than plain."""
-    known, (ends, marks) = know(curve, machine.changes), decode(machine, times, passes)
+    ends, marks = decode(machine, times, passes)
+    known = know(curve, machine.changes, marks[-1] + -marks[-1] % 5000)
     slowest = max(ends[i + WINDOW] - ends[i] for i in range(WINDOW, len(ends) - WINDOW))
     assert WINDOW / slowest > 0.95
     return [(known[b] - known[a]) / (ends[b] - ends[a]) for a, b in pairwise(marks[1:])]

@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -139,6 +140,7 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
         tempfile.TemporaryFile() as out,
         tempfile.TemporaryFile() as err,
         mock.patch.dict(os.environ, env, clear=True),
+        mock.patch.object(app, "import_command", partial(_import_once, app.import_command)),
         mock.patch.object(sys, "path", [str(NO_SMOLLM), *sys.path]),
         mock.patch.object(sys, "unraisablehook", sys.unraisablehook),
     ):
@@ -156,6 +158,12 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
         for file in (out, err):
             file.seek(0)
         return RunResult(code, out.read(), err.read().decode("utf-8"))
+
+
+@cache
+def _import_once(import_command: Callable[[str], Any], name: str) -> Any:
+    """Return a command as typer has parsed its many options, which takes longer than most runs in these tests."""
+    return import_command(name)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from ngramspec.cost.paired import CHANCE, pairs_needed
 from ngramspec.data import NGramSpecError, TargetError
@@ -101,7 +102,7 @@ LOADS: dict[str, tuple[float, Load, float, float]] = {
     "interruptions": (0.02, lambda machine, _: 5.0 if machine.random.random() < 0.05 else 1.0, 0.0, 0.3),
     "very noisy": (0.4, lambda *_: 1.0, 0.9, 1.0),
 }
-RUNS = 200
+RUNS = max(60, settings.default.max_examples)
 
 
 @pytest.mark.parametrize("name", LOADS)
