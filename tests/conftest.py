@@ -19,7 +19,10 @@ from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
 from support.model_files import WORDS, write_words
 
+from ngramspec.cost import bits, store
 from ngramspec.cost.bits import ExactnessSelector
+from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.policies.cost import CostPolicy
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
@@ -102,6 +105,22 @@ def within_the_limit(item: pytest.Item) -> Generator[None, object, object]:
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment with empty user folders and no configured model."""
     return environment(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def new_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Yield the variables of a new user, which this process has; drafts always pay, and few sizes are compared."""
+    variables = environment(tmp_path_factory.mktemp("home"))
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("CONFIG", "DATA", "STATE"):
+            patch.delenv(f"XDG_{kind}_HOME", raising=False)
+        for name in ("HOME", "XDG_CACHE_HOME"):
+            patch.setenv(name, variables[name])
+        patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
+        for sizes in ("SIZES", "SHARED_SIZES"):
+            patch.setattr(bits, sizes, getattr(bits, sizes)[:7])
+        patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
+        yield variables
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from ngramspec_cli.serve import ServeOptions, open_served_model
-from support.cli_runner import environment
 from support.dialects import DIALECTS, Dialect
 from support.http import run_server
 from support.model_files import write_family_model
@@ -27,13 +26,12 @@ from support.templates import find_marks, template_folder
 
 from ngramspec.chat.families import FAMILIES, family_of
 from ngramspec.chat.stream import Tool
-from ngramspec.cost import bits, store
-from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.state import ServedModel, Server
+
+pytestmark = pytest.mark.usefixtures("new_user")
 
 N_CTX = 8192
 
@@ -423,21 +421,6 @@ def _read_template(row: Row) -> str:
     folder = template_folder()
     assert folder is not None
     return (folder / f"{row.template}.jinja").read_text("utf-8")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give the tests the folders of a new user and known costs."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(folder).items():
-            if name.startswith(("HOME", "XDG_")):
-                patch.setenv(name, value)
-        patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
-        for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(bits, sizes, getattr(bits, sizes)[:7])  # faster comparison
-        patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
-        yield
 
 
 # --------------------------------------------------------------------------- the tests

@@ -17,21 +17,18 @@ from typing import Any, NamedTuple
 import llama_cpp
 import pytest
 from ngramspec_cli.serve import ServeOptions, open_served_model
-from support.cli_runner import DEMO, environment, run
+from support.cli_runner import DEMO, run
 from support.http import open_client
 
 import ngramspec
-from ngramspec.cost import bits, store
-from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.state import Server
 
-pytestmark = pytest.mark.usefixtures("_comparing")
+pytestmark = pytest.mark.usefixtures("_comparing", "new_user")
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
 """Text to continue."""
@@ -70,22 +67,6 @@ class Told(NamedTuple):
 
 Ask = Callable[[dict[str, Any]], Told]
 Plain = Callable[[str, dict[str, Any]], str]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Yield the folders of a new user; all tests share the measurement of agreeing batch sizes."""
-    folder = tmp_path_factory.mktemp("home")
-    variables = environment(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(folder))
-        for kind in ("CACHE", "CONFIG", "DATA", "STATE"):
-            patch.setenv(f"XDG_{kind}_HOME", variables["XDG_CACHE_HOME"] if kind == "CACHE" else str(folder))
-        patch.setattr(store, "_read", lambda _: make_fixed_curve({1: 1.0, 64: 1.2}))
-        for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(bits, sizes, getattr(bits, sizes)[:7])  # faster comparison
-        patch.setattr(CostPolicy, "record", lambda *_: None)  # no updates of the loss budget
-        yield variables
 
 
 @pytest.fixture(scope="module")
@@ -226,10 +207,10 @@ SECOND_MODELS: dict[str, Open] = {
 
 
 @pytest.fixture(scope="module", params=NGRAMS)
-def front_end(request: pytest.FixtureRequest, home: dict[str, str]) -> Iterator[tuple[str, Ask]]:
+def front_end(request: pytest.FixtureRequest, new_user: dict[str, str]) -> Iterator[tuple[str, Ask]]:
     """Yield the name of a front end, and the front end."""
     with ExitStack() as opened:
-        yield request.param, NGRAMS[request.param](home, opened)
+        yield request.param, NGRAMS[request.param](new_user, opened)
 
 
 @pytest.mark.parametrize("how", SETTINGS)
@@ -244,9 +225,11 @@ def test_front_ends_with_ngram_drafts_keep_text_of_plain_decoding(
 
 
 @pytest.mark.parametrize("name", SECOND_MODELS)
-def test_front_ends_with_draft_model_keep_text_of_plain_decoding(name: str, home: dict[str, str], plain: Plain) -> None:
+def test_front_ends_with_draft_model_keep_text_of_plain_decoding(
+    name: str, new_user: dict[str, str], plain: Plain
+) -> None:
     with ExitStack() as opened:
-        ask = SECOND_MODELS[name](home, opened)
+        ask = SECOND_MODELS[name](new_user, opened)
         settings = settings_of("sampled", name)
         text, accepted = ask(settings)
         assert text.removesuffix("\n") == plain(name, settings).removesuffix("\n")

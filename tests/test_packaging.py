@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -16,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.imports import ROOT, find_modules, find_names
 
-ROOT = Path(__file__).parents[1]
 DATA = {".css", ".gguf", ".html", ".js", ".json", ".md", ".npz", ".pxd", ".toml", ".typed"}
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -44,26 +43,13 @@ def test_package_data_contains_every_data_file() -> None:
         assert path in carried or any(path.match(pattern) for pattern in data["*"]), path
 
 
-def imported(node: ast.AST) -> set[str]:
-    """Return the top-level names of the modules that a file imports at run time."""
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-        return set()
-    if isinstance(node, ast.Import):
-        return {alias.name.split(".")[0] for alias in node.names}
-    if isinstance(node, ast.ImportFrom):
-        return set() if node.level else {(node.module or "").split(".")[0]}
-    # Expressions cannot contain imports.
-    inner = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
-    return set().union(*map(imported, inner))
-
-
 def test_dependencies_contain_every_imported_package() -> None:
     spelt = {"llama_cpp": "llama-cpp-python", "prompt_toolkit": "prompt-toolkit", "huggingface_hub": "huggingface-hub"}
     spelt["markdown_it"] = "markdown-it-py"
-    own = {"ngramspec", "ngramspec_cli", "ngramspec_prompts"}
+    own = {"ngramspec", "ngramspec_cli", "ngramspec_prompts", "libc", "_typeshed"}  # the last are Cython's and mypy's
     wanted = set()
-    for file in [*(ROOT / "ngramspec").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
-        names = imported(ast.parse(file.read_text("utf-8")))
+    for module, path in find_modules(ROOT).items():
+        names = {name.split(".")[0] for name in find_names(module, path.read_text("utf-8"))[0]}
         wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     extras = PROJECT["project"]["optional-dependencies"]
     required = PROJECT["project"]["dependencies"] + [line for e in ("hub", "server", "llm") for line in extras[e]]

@@ -13,18 +13,40 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from architectures.comparison import Bench, Result, worst
+from architectures.comparison import Bench, Result
 from architectures.files import architecture, families, names
-from architectures.settings import QUICK, Setting, matrix
+from architectures.settings import AGAIN, ALL, ELSEWHERE, QUICK, Setting
 from rich.console import Console
 from rich.table import Table
 
 from ngramspec.llama.target import Target
+
+LENGTHS = (50, 900)
+"""Lengths of the prompts in tokens."""
+
+SETTINGS = (
+    Setting("plain", drafter="plain"),
+    *(Setting(f"fixed {n}", draft_max=n) for n in (1, 4, 8, 15, 40)),
+    *(Setting(f"fixed {n}, measured", draft_max=n, measured=True) for n in (4, 15)),
+    Setting("cost", (ALL, AGAIN, AGAIN, ELSEWHERE), policy="cost", measured=True),
+    Setting("cost, mixture", (AGAIN, ELSEWHERE), "mixture", "cost", measured=True),
+    Setting("fixed 8, mixture", drafter="mixture", draft_max=8),
+    *(Setting(f"sampled, fixed {n}", draft_max=n, temperature=0.8) for n in (4, 15)),
+    Setting("sampled, cost", (ALL, AGAIN), policy="cost", measured=True, temperature=0.8),
+)
+"""One session of each kind, with a short prompt."""
+
+LONG = ("plain", "fixed 4", "fixed 15", "fixed 15, measured", "cost", "sampled, fixed 15")
+"""Kinds of session that also run with long prompts; for the others, short prompts suffice and take less time."""
+
+THREADED = ("fixed 8", "cost", "sampled, fixed 15")
+"""Kinds of session that also run with two threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +54,26 @@ class Row:
     """Results of one session of a model.
 
     Attributes:
-        kind: Name of the column.
-        label: Variant of the session within the column.
+        setting: The session; its name is that of the column.
         exact: True if all texts must be equal.
         threads: Number of threads of the target.
         results: Results of the requests.
     """
 
-    kind: str
-    label: str
+    setting: Setting
     exact: bool
     threads: int
     results: Sequence[Result]
 
     @property
+    def worst(self) -> Result:
+        """The worst result."""
+        return max(self.results, key=lambda result: (("equal", "rounding", "CORRUPT").index(result.status), result.gap))
+
+    @property
     def cell(self) -> str:
         """Text of the table cell."""
-        status = worst(self.results).status
+        status = self.worst.status
         return {"equal": "=", "rounding": "UNEQUAL" if self.exact else "~"}.get(status, status)
 
 
@@ -56,13 +81,14 @@ CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
 """Texts of cells from good to bad."""
 
 
-def run_sessions(path: Path, folder: Path, settings: Sequence[Setting]) -> Iterator[Row]:
-    """Run all sessions of a model, grouped by its load settings, and yield their results."""
-    for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in settings):
+def run_sessions(path: Path, folder: Path, *, quick: bool) -> Iterator[Row]:
+    """Yield the results of all sessions of a model, grouped by the settings of its target."""
+    for exact, threads in ((False, 1),) if quick else product((False, True), (1, 2)):
         with closing(Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
-            for setting in settings:
-                if (setting.exact, setting.threads) == (exact, threads):
-                    yield Row(setting.name, setting.label, exact, threads, bench.run(setting))
+            for setting in QUICK if quick else [replace(s, length=n) for n in LENGTHS for s in SETTINGS]:
+                is_left_out = setting.length == max(LENGTHS) and setting.name not in LONG
+                if quick or not (is_left_out or (threads > 1 and setting.name not in THREADED)):
+                    yield Row(setting, exact, threads, list(bench.requests(setting)))
 
 
 def describe_rollback(path: Path) -> str:
@@ -77,19 +103,21 @@ def describe_rollback(path: Path) -> str:
 
 def make_table(rows: dict[str, list[Row]], rollbacks: dict[str, str]) -> Table:
     """Return a table with one row per model."""
-    kinds = list(dict.fromkeys(row.kind for model_rows in rows.values() for row in model_rows))
+    kinds = list(dict.fromkeys(row.setting.name for model_rows in rows.values() for row in model_rows))
     output = Table(box=None, padding=(0, 1, 0, 0))
     for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):
         output.add_column(title)
     for name, model_rows in rows.items():
         cells = []
         for kind in kinds:
-            texts = [row.cell for row in model_rows if row.kind == kind]
+            texts = [row.cell for row in model_rows if row.setting.name == kind]
             worst_text = max(texts, key=CELLS.index, default="-")
             fraction = f" {texts.count(worst_text)}/{len(texts)}" if worst_text in CELLS[2:] else ""
             cells.append(worst_text + fraction)
         results = [result for row in model_rows for result in row.results]
-        drafting = [result for row in model_rows if row.kind.startswith(("fixed", "sampled")) for result in row.results]
+        drafting = [
+            result for row in model_rows if row.setting.name.startswith(("fixed", "sampled")) for result in row.results
+        ]
         passes = sum(result.passes for result in drafting)
         tokens = sum(result.tokens for result in drafting)
         gap = max(result.gap for result in results)
@@ -113,12 +141,11 @@ def main() -> int:
             start = time.perf_counter()
             file = architecture(name)
             rollbacks[name], rows[name] = describe_rollback(file), []
-            settings = QUICK if options.quick else tuple(matrix())
-            for row in run_sessions(file, Path(folder), settings):
+            for row in run_sessions(file, Path(folder), quick=options.quick):
                 rows[name].append(row)
                 if row.cell in CELLS[2:]:
-                    first = worst(row.results)
-                    print(f"{name}: {row.cell} in {row.kind}, {row.label}: {first}", file=sys.stderr)
+                    where = f"{row.setting}, exact {row.exact}, {row.threads} threads"
+                    print(f"{name}: {row.cell} in {where}: {row.worst}", file=sys.stderr)
             print(f"{name}: {len(rows[name])} sessions in {time.perf_counter() - start:.0f} s", file=sys.stderr)
     Console(width=None if sys.stdout.isatty() else 250).print(make_table(rows, rollbacks))
     return int(any(row.cell in CELLS[2:] for model_rows in rows.values() for row in model_rows))

@@ -87,10 +87,6 @@ class Bench:
         self._spreads: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[NDArray[np.float64], Iterator[Way]]] = {}
         self._sessions = 0
 
-    def run(self, setting: Setting) -> list[Result]:
-        """Return the results of all requests of a session; the cache is empty afterwards."""
-        return list(self.requests(setting))
-
     def requests(self, setting: Setting) -> Iterator[Result]:
         """Yield the results of a session one by one, so that a caller can stop at a corrupt one."""
         prompts = Prompts(self.target.vocabulary.n_vocab, setting.length)
@@ -191,8 +187,3 @@ class Bench:
         """Free target and reference."""
         self.target.close()
         self.reference.close()
-
-
-def worst(results: Sequence[Result]) -> Result:
-    """Return the worst result of a session."""
-    return max(results, key=lambda result: (("equal", "rounding", "CORRUPT").index(result.status), result.gap))

@@ -7,17 +7,14 @@ rolls back slightly more; and measurements after a user's prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 KEPT = 3
 """Number of tokens of an answer that the next prompt contains."""
-
-LENGTHS = (50, 900)
-"""Lengths of the prompts in tokens."""
 
 
 class Ask(NamedTuple):
@@ -40,7 +37,7 @@ ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING, *CUT)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A session, and the settings of its decoder and target."""
+    """A session, and the settings of its decoder."""
 
     name: str
     asks: tuple[tuple[Ask, ...], ...] = (ALL,)  # requests in order; each tuple gets a new decoder, as in a new process
@@ -50,57 +47,11 @@ class Setting:
     measured: bool = False  # True if the decoder measures the cost of passes; otherwise all sizes cost the same
     temperature: float = 0.0  # above 0, tokens are sampled with a seed
     length: int = 50  # of the prompt in tokens
-    exact: bool = False
-    threads: int = 1
 
     @property
     def most(self) -> int:
         """Maximum number of tokens in a request."""
         return max(ask.tokens for asks in self.asks for ask in asks)
-
-    @property
-    def label(self) -> str:
-        """Name, length and unusual settings."""
-        more = [f"{self.length} tokens"]
-        more += ["exact"] * self.exact + [f"{self.threads} threads"] * (self.threads > 1)
-        return f"{self.name} ({', '.join(more)})"
-
-
-def sessions() -> list[Setting]:
-    """Return one session of each kind."""
-    fixed = [Setting(f"fixed {n}", draft_max=n) for n in (1, 4, 8, 15, 40)]
-    timed = [Setting(f"fixed {n}, measured", draft_max=n, measured=True) for n in (4, 15)]
-    warm = [Setting(f"sampled, fixed {n}", draft_max=n, temperature=0.8) for n in (4, 15)]
-    return [
-        Setting("plain", drafter="plain"),
-        *fixed,
-        *timed,
-        Setting("cost", (ALL, AGAIN, AGAIN, ELSEWHERE), policy="cost", measured=True),
-        Setting("cost, mixture", (AGAIN, ELSEWHERE), "mixture", "cost", measured=True),
-        Setting("fixed 8, mixture", drafter="mixture", draft_max=8),
-        *warm,
-        Setting("sampled, cost", (ALL, AGAIN), policy="cost", measured=True, temperature=0.8),
-    ]
-
-
-LONG = ("plain", "fixed 4", "fixed 15", "fixed 15, measured", "cost", "sampled, fixed 15")
-"""Kinds of session that also run with long prompts; for the others, short prompts suffice and take less time."""
-
-THREADED = ("fixed 8", "cost", "sampled, fixed 15")
-"""Kinds of session that also run with two threads."""
-
-
-def matrix() -> Iterator[Setting]:
-    """Yield all settings that `tools/matrix.py` runs for a model."""
-    for length in LENGTHS:
-        for setting in sessions():
-            if length > LENGTHS[0] and setting.name not in LONG:
-                continue
-            for exact in (False, True):
-                yield replace(setting, length=length, exact=exact)
-            if setting.name in THREADED:
-                yield replace(setting, length=length, threads=2)
-                yield replace(setting, length=length, threads=2, exact=True)
 
 
 QUICK = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ def find_modules(root: Path) -> dict[str, Path]:
     return found
 
 
+@cache
 def find_names(module: str, source: str) -> tuple[set[str], set[str]]:
     """Return the full names that a module imports, and the names of llama.cpp's C API that it uses.
 
@@ -42,7 +44,7 @@ def find_names(module: str, source: str) -> tuple[set[str], set[str]]:
     return imported, {name for name in names if name.startswith(FOREIGN)}
 
 
-def resolve(name: str, known: Mapping[str, Path]) -> str | None:
+def resolve(name: str, known: Container[str]) -> str | None:
     """Return the module with this full name or the module that contains it; `None` if it belongs to another package."""
     while name:
         for candidate in (name, f"{name}.__init__"):
