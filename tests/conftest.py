@@ -125,7 +125,7 @@ def new_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
 
 @pytest.fixture(scope="session")
 def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """Return a vocabulary of all bytes, some overlapping short words and an end of text; see `vocabulary_files`."""
+    """Return a vocabulary of all bytes, some overlapping short words and an end of text; see `model_files`."""
     pytest.importorskip("llama_cpp")
     from ngramspec.llama.vocabulary import Vocabulary
 

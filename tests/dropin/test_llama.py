@@ -173,26 +173,6 @@ def test_llama_chat_completion_equals_parent(stream: bool, pair: Twins) -> None:
     assert pair.drafted
 
 
-def test_llama_function_call_equals_parent(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
-    call: dict[str, Any] = {
-        "tools": [{"type": "function", "function": {"name": "greet", "parameters": parameters}}],
-        "tool_choice": {"type": "function", "function": {"name": "greet"}},
-        "temperature": 0.0,
-        "max_tokens": 60,
-    }
-
-    def run(llama: Any) -> Any:
-        monkeypatch.setattr(llama, "chat_format", "chatml-function-calling")
-        answer = strip_call_fields(llama.create_chat_completion([{"role": "user", "content": "Greet Ann."}], **call))
-        called = answer["choices"][0]["message"].pop("tool_calls")
-        assert called[0]["function"]["name"] == "greet"
-        return answer, strip_call_fields(called)
-
-    pair.compare(run)
-    assert pair.drafts[1]
-
-
 @pytest.mark.parametrize("left_at", [1, 5, *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (2, 17))])
 def test_llama_generate_left_at_any_token_keeps_state_of_parent(left_at: int, logged: Twins) -> None:
     def run(llama: Any) -> Any:

@@ -84,7 +84,8 @@ def test_bindings_set_mapped_supports_load_mode_and_use_mmap(mapped: bool, insta
 
 
 def test_bindings_handle_functions_that_forks_lack_or_rename(install: Install) -> None:
-    install(ggml_log_callback="theirs")
+    install(ggml_log_callback="theirs", llama_model_n_embd=lambda _: 7)
+    assert bindings.width_out(None) == 7
     assert (bindings.find_suppress_tokens(None), bindings.log_callback()) == ((), "theirs")
     install(llama_log_callback="ours", ggml_log_callback="theirs")
     assert bindings.log_callback() == "ours"

@@ -234,12 +234,6 @@ def test_target_with_low_memory_keeps_fewer_snapshots(monkeypatch: pytest.Monkey
         assert "low memory: drafts are limited to 4 tokens" in target.weights.notes
 
 
-def test_target_without_output_width_function_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(target_module.llama, "llama_model_n_embd_out")
-    with opened() as target:
-        target.sequences[0].prefill([1, 2, 3])
-
-
 def test_target_after_close_raises() -> None:
     """A failure would end the process."""
     target = opened(texts=2, exact="off")

@@ -248,13 +248,13 @@ def incomplete_character_survives_ascii_piece(push: Any, self: Any, piece: bytes
 # --------------------------------------------------------------------------- drafting
 
 
-@fault("llama/test_grammar.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
+@fault("drafting/test_grammar_guide.py::test_grammar_guide_truncates_draft_before_forbidden_token", SHAPE)
 def grammar_does_not_truncate_drafts(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     result = shape(self, draft, limit, **options)
     return draft if len(result) < len(draft) else result
 
 
-@fault("llama/test_grammar.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
+@fault("drafting/test_grammar_guide.py::test_grammar_guide_forces_no_end_token_and_keeps_position", SHAPE)
 def draft_advances_grammar_of_answer(shape: Any, self: Any, draft: Any, limit: int, **options: Any) -> Any:
     result = shape(self, draft, limit, **options)
     for token in result.tokens:
