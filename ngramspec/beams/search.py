@@ -82,10 +82,6 @@ class BeamSearch:
             raise ModelError(
                 "beam search does not support this model: its memory is recurrent or read in blocks; remove --beams"
             )
-        if not 1 <= beams < target.n_seq:
-            raise ValueError(f"beams must be 1 to {target.n_seq - 1}, got {beams}")
-        if draft_max < 1:
-            raise ValueError(f"draft_max must be at least 1, got {draft_max}")
         self.target, self.beams, self.stored, self.draft_max = target, beams, stored, draft_max
         self._clock = clock
         self._is_eog = target.vocabulary.is_eog
@@ -109,9 +105,7 @@ class BeamSearch:
         The arguments are those of `SpeculativeDecoder.generate`; without `max_tokens`, texts end with the context. If
         the context has no room for `beams` texts of this length, a PromptError is raised before the first pass.
         """
-        # The arguments are checked here and not at the first `next`, so that a wrong call fails immediately.
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        # The prompt is checked here and not at the first `next`, so that a wrong call fails immediately.
         if not prompt:
             raise PromptError("the prompt is empty")
         room = (self.target.n_ctx - len(prompt)) // self.beams
@@ -429,8 +423,8 @@ class BeamPlan:
             self._commit(common.path()[self._trunk.length - common.length :])
             self._trunk = common
         n_missing = sum(node.likely is None for _, node in live)
-        self._layers = self._draft(live, min(rounds, self._depth), room, room + n_missing, leaves)
-        layers = self._layers[: self._count_best_layers(n_missing)]
+        count = self._draft(live, min(rounds, self._depth), room, n_missing, leaves)
+        layers = self._layers[:count]
         new = [node for _, unknown, _ in layers for node in unknown]
         known_nodes = [node for nodes, _, _ in self._layers for node in nodes if node.likely is not None]
         # Forget nodes that were drafted but are not sent, and nodes that were sent earlier but are no longer needed.
@@ -439,11 +433,15 @@ class BeamPlan:
             node.children = {token: child for token, child in node.children.items() if child in needed_nodes}
         return new, known_nodes
 
-    def _draft(self, live: Sequence[tuple[float, Node]], rounds: int, room: int, size: int, leaves: int) -> list[Layer]:
-        layers: list[Layer] = []
-        front, chance, tips = live, 1.0, len(live)
+    def _draft(self, live: Sequence[tuple[float, Node]], rounds: int, room: int, n_missing: int, leaves: int) -> int:
+        """Draft layers, and return how many are worth their time; a pass without them has `n_missing` tokens."""
+        self._layers = []
+        front, tips, size, rate = live, len(live), n_missing, self._rate()
         # A further round must be likely enough to justify one more token in the pass.
-        price = MarginalCost(self._rate(), [slope + self._per_token for slope in self._times.slopes(SIZES)])
+        price = MarginalCost(rate, [slope + self._per_token for slope in self._times.slopes(SIZES)])
+        before = cost = self._cost(size)
+        best, best_value = 0, 1.0 - rate * cost
+        expected_steps = chance = 1.0
         for _ in range(rounds):
             results: list[tuple[float, Node, int]] = []
             contexts: list[int] = []
@@ -461,34 +459,22 @@ class BeamPlan:
             front = [(score, node.child(token)) for score, node, token in best_results]
             nodes = [node for _, node in front]
             unknown = [node for node in nodes if node.likely is None]
+            size += len(unknown)
+            if size - n_missing > room:
+                break
             coverage = DecayingRate(1.0, 1.0, fade=1.0)  # a round without guesses is certain
             if contexts:
                 coverage = self._coverage(min(contexts), min(len(contexts), MANY))
-            room -= len(unknown)
-            chance *= coverage.value
-            if room < 0:
-                break
-            layers.append((nodes, unknown, coverage))
-            if not price.worth_extending(chance, size - room - 1):
-                break
-        return layers
-
-    def _count_best_layers(self, size: int) -> int:
-        """Return the number of layers that are worth their time, if a pass without them evaluates `size` tokens."""
-        rate = self._rate()
-        before = cost = self._cost(size)
-        best, best_value = 0, 1.0 - rate * cost
-        expected_steps = chance = 1.0
-        for k, (_, unknown, coverage) in enumerate(self._layers, 1):
-            size += len(unknown)
+            self._layers.append((nodes, unknown, coverage))
             after = self._cost(size)
             cost += (after - before) * (1.0 - chance * (1.0 - coverage.value) * self._partial_share)
             before = after
             chance *= coverage.value
             expected_steps += chance
-            value = expected_steps - rate * cost
-            if value > best_value:
-                best, best_value = k, value
+            if expected_steps - rate * cost > best_value:
+                best, best_value = len(self._layers), expected_steps - rate * cost
+            if not price.worth_extending(chance, size - 1):
+                break
         return best
 
     def _rate(self) -> float:
