@@ -41,8 +41,9 @@ cdef class PassTimes:
     cpdef double ratio(self, Py_ssize_t size) except? -1
     cpdef double change_now(self, Py_ssize_t size) except? -1
     cpdef optimal_batches(self, sizes)
-    cpdef observe(self, Py_ssize_t size, double seconds)
-    cdef _begin(self, Py_ssize_t size)
+    cpdef begin_pass(self, Py_ssize_t size)
+    cpdef observe(self, Py_ssize_t size, double seconds, bint is_timed=*)
+    cdef double _follow(self, double seconds) except? -1
     cdef double _observe_plain(self, Py_ssize_t position, double seconds) except? -1
     cdef double _learn(self, Py_ssize_t size, double cost) except? -1
     @cython.locals(n=cython.Py_ssize_t, fitting=cython.Py_ssize_t, best=cython.Py_ssize_t, cost=cython.double, best_cost=cython.double)

@@ -152,7 +152,10 @@ class PassTimes:
         self._others: dict[int, PassTimes] = {}  # by number of texts
         self._now = 0
         self._last, self._position = 1 + offset, 9  # size of the last pass, and passes of this size before it
-        self._rebuild()
+        if is_fixed:
+            self._fill(self._prior, set(self._prior))
+        else:
+            self._rebuild()
 
     def copy(self) -> PassTimes:
         """Return times that begin with the costs of these, and learn on their own."""
@@ -231,14 +234,12 @@ class PassTimes:
 
         It is the lowest (T(texts + m) - T(texts + k)) / (m - k) over all longer drafts m, with each batch padded to its
         cheapest size; infinite for the longest draft. All additional costs may be overestimated by the factor `hope`.
-        O(largest size): the lower convex hull, built from its end.
         """
         key = sizes, texts, hope
-        slopes = self._slopes.get(key)
-        if slopes is None:
+        if key not in self._slopes:
             costs = [1.0 + (cost - 1.0) / hope for _, cost in self.optimal_batches(sizes)[texts:]]
-            slopes = self._slopes[key] = find_slopes(costs)
-        return slopes
+            self._slopes[key] = find_slopes(costs)
+        return self._slopes[key]
 
     def seen(self, size: int) -> int:
         """Return the pass since which this size was seen `FEW` times; `-NEVER` if it was not."""
@@ -267,53 +268,38 @@ class PassTimes:
             return True
         return bool(self._unpaired) and len(self._ratios[nearest(self._unpaired[-1][0])].values) < FEW
 
-    def begin_pass(self, size: int) -> tuple[int, int]:
+    def begin_pass(self, size: cython.Py_ssize_t) -> tuple[int, int]:
         """Set the size of the last pass, without its time; return the values of `last` and `_position` before."""
-        before = self._root._last, self._root._position
-        self._begin(size)
-        return before
-
-    def _begin(self, size: cython.Py_ssize_t) -> None:
         root = self._root
+        before = root._last, root._position
         root._position = 0 if size != root._last else root._position + 1
         root._last = size
+        return before
 
     def end_pass(self, before: tuple[int, int]) -> None:
         """Set the size of the last pass to what `begin_pass` returned."""
         self._root._last, self._root._position = before
 
-    def skip(self, size: int) -> Charge:
-        """Count a pass whose time is not known."""
-        cost = self.ratio(size) + self.change_now(size)
-        self._root._now += 1
-        self._begin(size)
-        return Charge(cost)
-
-    def observe(self, size: cython.Py_ssize_t, seconds: cython.double) -> Charge:
-        """Learn from the time of a pass over `size` tokens."""
+    def observe(self, size: cython.Py_ssize_t, seconds: cython.double, is_timed: cython.bint = True) -> Charge:
+        """Learn from the time of a pass over `size` tokens, or only count it."""
         extra: cython.double = self.change_now(size)
         own: cython.double = self.ratio(size)
-        level: cython.double = self.level
-        if self.is_fixed:
-            self._begin(size)
-            return Charge(seconds / level)
-        seconds = max(seconds, SHORTEST)
         root = self._root
         root._now += 1
         now = root._now
-        self._begin(size)
+        self.begin_pass(size)
+        if not is_timed:
+            return Charge(own + extra)
+        if self.is_fixed:
+            return Charge(seconds / self.level)
+        seconds = max(seconds, SHORTEST)
         position: cython.Py_ssize_t = root._position
         size = max(1, size - self.offset)
-        level = level or seconds / (own + extra)
         if extra:
-            extra = self._bound_change(position, seconds / level)
+            extra = self._bound_change(position, seconds / (self.level or seconds / (own + extra)))
         expected: cython.double = own + extra
         correction: cython.double = 0.0
-        recent = self._recent
-        recent.append(seconds / expected)
-        if len(recent) > RECENT:
-            del recent[0]
-        self.level = level = median(recent)
+        level: cython.double = self._follow(seconds / expected)
         is_known: cython.bint = size == 1
         if size > 1:
             is_known = len(self._ratios[nearest(size)].values) > 1
@@ -333,6 +319,14 @@ class PassTimes:
             is_known and not expected < JUMP * cost < JUMP * JUMP * expected
         )
         return Charge(min(cost, JUMP * expected + (DEAREST if is_rare else 0.0)), correction, is_surprising)
+
+    def _follow(self, seconds: cython.double) -> cython.double:
+        """Return the level after a pass that shows one of `seconds`."""
+        recent = self._recent
+        recent.append(seconds)
+        del recent[:-RECENT]
+        self.level = median(recent)
+        return self.level
 
     def _observe_plain(self, position: cython.Py_ssize_t, seconds: cython.double) -> cython.double:
         """Learn from a plain pass, and pair it with the passes that wait for one; return the correction."""
@@ -355,10 +349,8 @@ class PassTimes:
         if not self.is_fixed:
             self.largest = max(self.largest, sum(parts) - self.offset)
             self._root._now += 1
-            self._recent.append(max(seconds, SHORTEST) / cost)
-            del self._recent[:-RECENT]
-            self.level = median(self._recent)
-        self._begin(parts[0])
+            self._follow(max(seconds, SHORTEST) / cost)
+        self.begin_pass(parts[0])
         return Charge(min(seconds / self.level, JUMP * cost))
 
     def observe_copy(self, seconds: float, *, is_load: bool) -> None:
@@ -415,12 +407,6 @@ class PassTimes:
     def _rebuild(self) -> None:
         """Rebuild the tables: windows, priors corrected by their neighbours, and lines between them."""
         prior, ratios = self._prior, {1: 1.0}
-        self._batches: dict[Sequence[int], Sequence[tuple[int, float]]] = {}
-        self._slopes: dict[tuple[Sequence[int], int, float], array[float]] = {}
-        if self.is_fixed:
-            self._known = set(prior)
-            self._fill(prior)
-            return
         for n, window in self._ratios.items():
             values = window.values
             if len(values) >= FEW:
@@ -443,12 +429,14 @@ class PassTimes:
         for n in SIZES:
             if n not in fresh and len(fresh) > 1:  # an old belief must not contradict what its neighbours show now
                 ratios[n] = min(ratios[n], SPLIT * chord(fresh, n))
-        self._known = {n for n in SIZES if len(self._ratios[n].values) >= FEW}
-        self._fill({n: min(max(1.0, ratios[n]), WORST * n) for n in SIZES})
+        known_sizes = {n for n in SIZES if len(self._ratios[n].values) >= FEW}
+        self._fill({n: min(max(1.0, ratios[n]), WORST * n) for n in SIZES}, known_sizes)
 
-    def _fill(self, points: dict[int, float]) -> None:
+    def _fill(self, points: dict[int, float], known: set[int]) -> None:
         """Fill the table of ratios: lines between the points, then the mean slope from size 1."""
-        self._points, self._own = points, [0.0]
+        self._batches: dict[Sequence[int], Sequence[tuple[int, float]]] = {}
+        self._slopes: dict[tuple[Sequence[int], int, float], array[float]] = {}
+        self._known, self._points, self._own = known, points, [0.0]
         for low, high in pairwise(sorted(points)):
             for n in range(low, high):
                 self._own.append(points[low] + (points[high] - points[low]) * (n - low) / (high - low))
@@ -508,22 +496,7 @@ def chord(points: Mapping[int, float], n: int) -> float:
 def find_slopes(costs: list[float]) -> array[float]:
     """Return for every entry the lowest slope of a straight line to a later entry; infinite for the last one."""
     k: cython.Py_ssize_t
-    best: cython.double
-    slope: cython.double
-    cost: cython.double
     slopes = array("d", [math.inf]) * (len(costs) + 1)
-    hull: list[int] = []
-    for k in range(len(costs) - 1, -1, -1):
-        cost = costs[k]
-        best = math.inf
-        if hull:
-            best = (costs[hull[-1]] - cost) / (hull[-1] - k)
-        while len(hull) > 1:
-            slope = (costs[hull[-2]] - cost) / (hull[-2] - k)
-            if best < slope:
-                break
-            best = slope
-            hull.pop()
-        slopes[k] = best
-        hull.append(k)
+    for k in range(len(costs)):
+        slopes[k] = min([(costs[m] - costs[k]) / (m - k) for m in range(k + 1, len(costs))], default=math.inf)
     return slopes

@@ -110,8 +110,7 @@ class SharedTexts:
         """Learn the time of a pass, and return its cost."""
         times, batches = self.times, self._batches([plan.size for plan in plans])
         if len(batches) == 1 == len(self._plain):
-            whole = batches[0] + owed
-            return times.observe(whole, seconds) if is_timed else times.skip(whole)
+            return times.observe(batches[0] + owed, seconds, is_timed)
         # The time of several batches cannot be divided.
         return times.book(times.cost_of(batches, self._plain), batches, seconds)
 
@@ -312,7 +311,7 @@ class DecodingLoop:
             times = group.times
             charge = group.learn(current.plans, current.owed, current.seconds, current.is_timed)
         elif times is not None:
-            charge = times.observe(step.batch, current.seconds) if current.is_timed else times.skip(step.batch)
+            charge = times.observe(step.batch, current.seconds, current.is_timed)
         if times is not None:
             step.cost, step.correction, step.is_surprising = charge
             if times.level:

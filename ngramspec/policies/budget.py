@@ -41,9 +41,8 @@ class DraftValue:
     """
 
     def __init__(self) -> None:
-        # Gross values, float64 of shape (MAX_TOKENS + 1,). Entry k is the value in tokens of a decode call with k draft
-        # tokens, before the cost of the call is subtracted: its expected tokens, and the net value W of later calls.
-        self.gross = array("d", bytes(8 * (MAX_TOKENS + 1)))
+        # float64 of shape (MAX_TOKENS + 1,)
+        self._gross = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._p = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._cost = array("d", bytes(8 * (MAX_TOKENS + 1)))
         self._later = array("d", bytes(8 * (MAX_TOKENS + 2)))
@@ -55,14 +54,15 @@ class DraftValue:
         rate: cython.double,
         max_cost: cython.double,
         longest: cython.Py_ssize_t,
-    ) -> cython.int:
-        """Compute `gross` for each length of a draft, up to the length that is returned; no batch fits longer ones.
+    ) -> list[float]:
+        """Return the gross value of each length of a draft that a batch fits, in tokens.
 
-        `costs` are those of `PassTimes.optimal_batches`. `max_cost` and `longest` limit the cost and the draft tokens
-        of a later decode call, but not of the first one: the caller compares the lengths that it may take.
+        It is the expected tokens of the call plus the net value W of later calls; the cost is not subtracted. `costs`
+        are those of `PassTimes.optimal_batches`. `max_cost` and `longest` limit the cost and the draft tokens of a
+        later decode call, but not of the first one: the caller compares the lengths that it may take.
         """
         n: cython.Py_ssize_t = min(len(acceptance_probs), len(costs) - 2, MAX_TOKENS)
-        p, cost, gross, later = self._p, self._cost, self.gross, self._later
+        p, cost, gross, later = self._p, self._cost, self._gross, self._later
         for k in range(n + 1):
             _, cost[k] = costs[1 + k]
             p[k] = acceptance_probs[k] if k < n else 0.0
@@ -80,7 +80,7 @@ class DraftValue:
                 elif k == 0 or (k <= longest and cost[k] <= max_cost):
                     best = max(best, value - rate * cost[k])
             later[i] = best
-        return n
+        return [gross[k] for k in range(n + 1)]
 
 
 class LossBudget:

@@ -33,7 +33,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import accumulate
 from operator import mul
@@ -57,16 +56,9 @@ from ngramspec.steps import Step
 # Function from the number of tokens of each sequence to the batch sizes; see `SharedModel.batches`.
 Batches = Callable[[Sequence[int]], Sequence[int]]
 
-
-@dataclass(slots=True)
-class PlanNumbers:
-    """Numbers that `CostPolicy.plan` stores in `CostPolicy.numbers`; those that it did not reach are nan or empty."""
-
-    budget: float = math.nan
-    rate: float = math.nan
-    max_cost: float = math.nan
-    costs: list[float] = field(default_factory=list)  # T(1 + k) by k
-    values: list[float] = field(default_factory=list)  # V(k) by k
+# The numbers that decide a plan: loss budget, lambda, maximum time, and lists of T(1 + k) and V(k) by k.
+PlanNumbers = tuple[float, float, float, list[float], list[float]]
+NO_NUMBERS: PlanNumbers = (math.nan, math.nan, math.nan, [], [])
 
 
 class CostPolicy(Policy):
@@ -118,7 +110,7 @@ class CostPolicy(Policy):
         self._probe_loss = 0.0  # plain passes that probes lost and time has not diluted
         self._draft_value = DraftValue()
         self._shared: dict[int, CostPolicy] = {}
-        self.numbers: PlanNumbers | None = None  # where `plan` stores its numbers, if `TracedCostPolicy` calls it
+        self.numbers = NO_NUMBERS  # of the last plan
 
     def begin(self) -> None:
         self._budget.begin()
@@ -165,9 +157,9 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         if times is None:
             return 0, smallest(1, sizes)
-        self._times, self.is_probe = times, False
-        costs = times.optimal_batches(sizes)
-        plain = costs[1][0]
+        self._times, self.is_probe, self.numbers = times, False, NO_NUMBERS
+        batches = times.optimal_batches(sizes)
+        plain = batches[1][0]
         change = times.change
         # A padded batch would not show the speed of plain decoding.
         if not draft.tokens and (restore is not None or not change or self.measures_plain):
@@ -175,51 +167,39 @@ class CostPolicy(Policy):
         if draft.repeats:
             self._budget.forget_inherited_loss()
         budget = self._budget.remaining
-        numbers = self.numbers
-        if numbers is not None:
-            numbers.budget = budget
+        self.numbers = (budget, *NO_NUMBERS[1:])
         if budget < 0:
             return 0, plain
         rate: cython.double = self.rate
         if restore is not None:
-            return self._plan_with_restore(draft, times, sizes, rate, restore, self.STAKE * budget)
+            return self._plan_with_restore(draft, times, sizes, rate, restore, budget)
         reach: cython.Py_ssize_t = self._reachable(times) - 1
-        longest: cython.Py_ssize_t = min(len(draft.tokens), len(costs) - 2, reach)
+        longest: cython.Py_ssize_t = min(len(draft.tokens), len(batches) - 2, reach)
         # A draft must make up for changes of the batch size too.
         moves = change * (2.0 if times.last == plain else 1.0)
-        sure = (costs[n][1] for n in range(2, longest + 2) if costs[n][1] + moves <= self.SURE * n)
-        sure_cost = min(sure, default=0.0)
+        costs = [cost for _, cost in batches[1 : 2 + longest]]
+        sure_cost = min([cost for n, cost in enumerate(costs[1:], 2) if cost + moves <= self.SURE * n], default=0.0)
         max_cost: cython.double = max(1.0 + self.STAKE * budget, sure_cost)
-        draft_value: DraftValue = self._draft_value
-        draft_value.read(draft.acceptance_probs, costs, rate, max_cost, reach)
-        if numbers is not None:
-            numbers.rate, numbers.max_cost = rate, max_cost
-            numbers.costs = [cost for _, cost in costs[1 : 2 + longest]]
-            numbers.values = [draft_value.gross[k] - rate * cost for k, cost in enumerate(numbers.costs)]
-        k: cython.Py_ssize_t
-        best: cython.Py_ssize_t = 0
-        cost: cython.double
-        value: cython.double
-        size, cost = costs[1]
-        best_size = size
-        best_value: cython.double = draft_value.gross[0] - rate * cost
+        gross = self._draft_value.read(draft.acceptance_probs, batches, rate, max_cost, reach)
+        values = [gross[k] - rate * cost for k, cost in enumerate(costs)]
+        self.numbers = (budget, rate, max_cost, costs, values)
         if change:
             candidates = [
-                Candidate(k, draft_value.gross[k], size, cost)
-                for k, (size, cost) in enumerate(costs[1 : 2 + longest])
+                Candidate(k, gross[k], size, cost)
+                for k, (size, cost) in enumerate(batches[1 : 2 + longest])
                 if k == 0 or (cost <= max_cost and (size == times.last or cost <= max(1.0 + budget - moves, sure_cost)))
             ]
             first_prob = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
             choice = self._recurring.choose(candidates, times, sizes, rate, max_cost, first_prob)
             best, best_size, best_value = choice.length, choice.size, choice.gross - rate * choice.cost
         else:
-            for k in range(1, longest + 1):
-                size, cost = costs[1 + k]
-                value = draft_value.gross[k] - rate * cost
-                if cost <= max_cost and value > best_value:
-                    best, best_size, best_value = k, size, value
+            best = 0
+            for k, cost in enumerate(costs):
+                if cost <= max_cost and values[k] > values[best]:
+                    best = k
+            best_size, best_value = batches[1 + best][0], values[best]
         if longest and not times.is_fixed and self._may_probe and draft.acceptance_probs[0] > self.LIKELY:
-            return self._find_probe(draft, times, costs, best_value + rate, longest) or (best, best_size)
+            return self._find_probe(draft, times, batches, best_value + rate, longest) or (best, best_size)
         return best, best_size
 
     def _reachable(self, times: PassTimes) -> int:
@@ -323,7 +303,7 @@ class CostPolicy(Policy):
             self._since_plain, self._plain_due = 0, self.RARE_RUN if is_run else 1
 
     def _plan_with_restore(
-        self, draft: Draft, times: PassTimes, sizes: Sequence[int], rate: float, restore: RestoreCost, stake: float
+        self, draft: Draft, times: PassTimes, sizes: Sequence[int], rate: float, restore: RestoreCost, budget: float
     ) -> tuple[int, int]:
         """Return the best plan if a rejection requires restoring the state before the pass.
 
@@ -339,14 +319,12 @@ class CostPolicy(Policy):
         """
         save, load, n_again = restore
         plain = times.ratio(n_again + 1)
-        best, best_value = 0, 1.0 - rate * plain
         rejection_cost = save + load + times.ratio(n_again + 2) - 1.0 - plain
+        best, costs, values = 0, [plain], [1.0 - rate * plain]
+        max_cost = self.STAKE * budget - rejection_cost
         sure_cost = math.inf
         reach = n_expected = 1.0
         extra_cost = save
-        numbers = PlanNumbers() if self.numbers is None else self.numbers
-        numbers.rate, numbers.max_cost = rate, stake - rejection_cost
-        numbers.costs, numbers.values = [plain], [best_value]
         largest = min(sizes[-1], self._reachable(times) + n_again)
         for k, p in enumerate(draft.acceptance_probs[: min(len(draft), largest - 1 - n_again)], 1):
             cost = times.ratio(n_again + 1 + k)
@@ -355,12 +333,12 @@ class CostPolicy(Policy):
             n_expected += reach
             if cost - plain + 1.0 + save <= self.SURE * (1 + k):
                 sure_cost = min(sure_cost, cost)
-            value = n_expected - rate * (cost + extra_cost)
-            numbers.max_cost = max(stake - rejection_cost, sure_cost)
-            numbers.costs.append(cost)
-            numbers.values.append(value)
-            if cost <= numbers.max_cost and value > best_value:
-                best, best_value = k, value
+            max_cost = max(self.STAKE * budget - rejection_cost, sure_cost)
+            costs.append(cost)
+            values.append(n_expected - rate * (cost + extra_cost))
+            if cost <= max_cost and values[k] > values[best]:
+                best = k
+        self.numbers = (budget, rate, max_cost, costs, values)
         can_probe = not best and draft.tokens and self._may_probe and draft.acceptance_probs[0] > self.LIKELY
         if can_probe and not times.is_fixed and times.seen(2) < times.now - STALE:
             best, self.is_probe = 1, True

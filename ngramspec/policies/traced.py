@@ -28,7 +28,7 @@ from operator import mul
 
 from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import Draft, MarginalCost
-from ngramspec.policies.cost import CostPolicy, PlanNumbers
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import Policy
 from ngramspec.steps import Step
 
@@ -61,21 +61,15 @@ class TracedCostPolicy(Policy):
     def plan(
         self, draft: Draft, times: PassTimes | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        numbers = self.policy.numbers = PlanNumbers()
-        try:
-            planned, size = self.policy.plan(draft, times, sizes, restore)
-        finally:
-            self.policy.numbers = None
-        details = self._waiting[-1]
+        planned, size = self.policy.plan(draft, times, sizes, restore)
+        details, (budget, rate, max_cost, costs, values) = self._waiting[-1], self.policy.numbers
         details |= {"proposed": len(draft), "planned": planned}
-        named = {"loss budget": numbers.budget, "lambda": numbers.rate, "cap": numbers.max_cost}
+        named = {"loss budget": budget, "lambda": rate, "cap": max_cost}
         details |= {name: number for name, number in named.items() if not math.isnan(number)}
         chain_probs = accumulate(draft.acceptance_probs[: len(draft)], mul, initial=1.0)
-        for k, (prob, cost, value) in enumerate(zip(chain_probs, numbers.costs, numbers.values, strict=False)):
+        for k, (prob, cost, value) in enumerate(zip(chain_probs, costs, values, strict=False)):
             details |= {f"P({k})": prob, f"T({1 + k})": cost, f"V({k})": value}
-        details["reason"] = _reason(draft, planned, int(details["limit"]), numbers, self._price)
-        if self.policy.is_probe:
-            details["reason"] = "a probe of a batch size that was not seen recently"
+        details["reason"] = self._find_reason(draft, planned, int(details["limit"]))
         return planned, size
 
     def record(self, done: Step) -> None:
@@ -85,39 +79,41 @@ class TracedCostPolicy(Policy):
             details["reason"] = f"{details['reason']}; cut where the text ends or the grammar forbids a token"
         done.policy_details = details
 
+    def _find_reason(self, draft: Draft, planned: int, limit: int) -> str:
+        """Return why the draft has its length; the first reason that applies decided."""
+        n, price, (budget, _, max_cost, costs, values) = len(draft), self._price, self.policy.numbers
+        better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]]
+        expensive = [k for k in better if costs[k] > max_cost]
+        if self.policy.is_probe:
+            reason = "a probe of a batch size that was not seen recently"
+        elif not draft:
+            reason = "the drafter had no guess"
+        elif budget < 0:
+            reason = "the loss budget is used up"
+        elif not values:
+            reason = "the cost of decode calls is unknown"
+        elif expensive:
+            reason = f"T({1 + expensive[0]}) is above the cap"
+        elif better:
+            reason = "the batch size of an earlier decode call is cheaper"
+        elif planned + 1 == len(values) <= n:
+            reason = "larger batches are not allowed, or not before smaller ones were seen"
+        elif planned < n:
+            reason = "V is lower for longer drafts"
+        elif planned >= limit:
+            reason = "the limit of the policy"
+        elif price is None or price.worth_extending(math.prod(draft.acceptance_probs[:n]), n):
+            reason = (
+                "the drafter had no further guess or reached its minimum P, or the request or the context ends here"
+            )
+        else:
+            # The rule of `MarginalCost.worth_extending`: a further token is at most as probable as the chain. The cost
+            # is the lowest mean over all longer drafts, because T may rise less after an expensive token.
+            cost = f"lambda times the lowest mean cost of further tokens, {price.rate * price.slopes[n]:.3g}"
+            reason = f"the drafter stopped: P({n}) is below {cost}"
+        return reason
+
 
 def with_trace(policy: Policy) -> Policy:
     """Return the policy for a traced request."""
     return TracedCostPolicy(policy) if isinstance(policy, CostPolicy) else policy
-
-
-def _reason(draft: Draft, planned: int, limit: int, numbers: PlanNumbers, price: MarginalCost | None) -> str:
-    n, costs, values = len(draft), numbers.costs, numbers.values
-    better = [k for k in range(planned + 1, min(n + 1, len(values))) if values[k] > values[planned]] if values else []
-    expensive = [k for k in better if costs[k] > numbers.max_cost]
-    if not draft:
-        reason = "the drafter had no guess"
-    elif numbers.budget < 0:
-        reason = "the loss budget is used up"
-    elif not values:
-        reason = "the cost of decode calls is unknown"
-    elif expensive:
-        reason = f"T({1 + expensive[0]}) is above the cap"
-    elif better:
-        reason = "the batch size of an earlier decode call is cheaper"
-    elif planned + 1 == len(values) <= n:
-        reason = "larger batches are not allowed, or not before smaller ones were seen"
-    elif planned < n:
-        reason = "V is lower for longer drafts"
-    elif planned >= limit:
-        reason = "the limit of the policy"
-    elif price is None or price.worth_extending(math.prod(draft.acceptance_probs[:n]), n):
-        reason = "the drafter had no further guess or reached its minimum P, or the request or the context ends here"
-    else:
-        # The rule of `MarginalCost.worth_extending`: the probability of a further token is at most that of the chain.
-        # The cost is the lowest mean over all longer drafts, because T may rise less after an expensive token.
-        lowest = price.rate * price.slopes[n]
-        reason = (
-            f"the drafter stopped: P({n}) is below lambda times the lowest mean cost of further tokens, {lowest:.3g}"
-        )
-    return reason

@@ -96,6 +96,14 @@ def test_wants_plain_pass_for_unknown_size_and_after_change_of_speed() -> None:
         assert times.wants_plain is wants_plain
 
 
+def test_pass_without_a_time_is_charged_as_expected_and_teaches_nothing() -> None:
+    times = teach(PassTimes(COSTS), 4, 1.8)
+    before = ratios_of(times), times.level, times.now
+    assert times.observe(8, 9.0, False) == (pytest.approx(3.0), 0.0, False)
+    assert (ratios_of(times), times.level, times.now) == (*before[:2], before[2] + 1)
+    assert times.last == 8
+
+
 def test_several_texts_have_separate_times_that_begin_as_part_of_one() -> None:
     times = PassTimes(COSTS)
     four = times.for_plain(4)
