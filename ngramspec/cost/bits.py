@@ -137,10 +137,8 @@ class KernelClasses:
             return
         with suppress(OSError, ValueError):
             stored = decode(KernelClasses, json.loads(read_cache(self.path) or ""))
-            report, sizes = stored.probe, stored.exact_sizes
-            is_valid = bool(sizes) and report is not None and report.sizes in (SIZES, SHARED_SIZES)
-            if report and is_valid and sizes in (*report.classes, choose_from_one(report)):
-                self.probe, self.exact_sizes = report, sizes
+            if stored.exact_sizes and stored.probe:
+                self.probe, self.exact_sizes = stored.probe, stored.exact_sizes
             if stored.is_chunk_invariant is not None:
                 self.is_chunk_invariant = stored.is_chunk_invariant
 
@@ -212,11 +210,6 @@ class Comparisons:
         """Return True if single tokens are known to agree with every size that drafts need."""
         return (self.largest(setting) or 1) >= MAX_DRAFT_SIZE
 
-    def choose(self, settings: Sequence[str]) -> str:
-        """Return the setting for requests, one of `settings`."""
-        can_be_exact = "exact" in settings and (self.largest("exact") is None or self.agree("exact"))
-        return "exact" if can_be_exact and not self.agree("fast") else "fast"
-
 
 class ExactnessSelector:
     """The stored comparisons of a model, and the choice that follows from them.
@@ -236,7 +229,9 @@ class ExactnessSelector:
     @property
     def setting(self) -> str:
         """The chosen setting, "fast" or "exact"."""
-        return self.comparisons.choose(self._model.settings)
+        known = self.comparisons
+        can_be_exact = "exact" in self._model.settings and (known.largest("exact") is None or known.agree("exact"))
+        return "exact" if can_be_exact and not known.agree("fast") else "fast"
 
     def exactness(self, setting: str) -> ExactnessMode:
         """Return the batch sizes and the guarantee for requests under a setting."""
@@ -256,7 +251,13 @@ class ExactnessSelector:
             for setting in self._model.settings:
                 if known.largest(setting) is None:
                     with self._model.trial(setting) as trial:
-                        self._compare_sizes(setting, trial)
+                        # If threads change no bits, the comparison of sizes follows the load.
+                        if setting == "exact" and self._compare_threads(setting, trial):
+                            trial.follow_load()
+                        while known.largest(setting) is None:
+                            before = known.sizes.get(setting, ())
+                            known.sizes[setting] = (*before, trial.largest_agreeing(DEPTHS[len(before)]))
+                            self._save()
                 if known.agree(setting):
                     return
             if self._text and known.rounding is None:
@@ -264,18 +265,12 @@ class ExactnessSelector:
                     known.rounding = trial.rounding(self._text)
                 self._save()
 
-    def _compare_sizes(self, setting: str, trial: Any) -> None:
-        """Compare sizes at the depths that are missing, and under "exact" first threads, which then follow the load."""
-        known = self.comparisons
-        if setting == "exact" and setting not in known.threads:
-            known.threads[setting] = trial.threads_agree(DEPTHS[0])
+    def _compare_threads(self, setting: str, trial: Any) -> bool:
+        known = self.comparisons.threads
+        if setting not in known:
+            known[setting] = trial.threads_agree(DEPTHS[0])
             self._save()
-        if known.threads.get(setting):
-            trial.follow_load()
-        while known.largest(setting) is None:
-            before = known.sizes.get(setting, ())
-            known.sizes[setting] = (*before, trial.largest_agreeing(DEPTHS[len(before)]))
-            self._save()
+        return known[setting]
 
     def threads_agree(self, setting: str) -> bool:
         """Return True if the bits do not depend on the number of threads; compare them if that is not known."""
@@ -283,8 +278,7 @@ class ExactnessSelector:
         with suppress(TargetError):
             if setting not in known:
                 with self._model.trial(setting) as trial:
-                    known[setting] = trial.threads_agree(DEPTHS[0])
-                self._save()
+                    self._compare_threads(setting, trial)
         return known.get(setting, False)
 
     def _save(self) -> None:
