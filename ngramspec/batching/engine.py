@@ -36,7 +36,7 @@ SAVE_SECONDS = 60.0  # minimum seconds between two saves of the drafter's state;
 
 
 class Engine:
-    """Answers requests, several at once. Its methods may be called from any thread, and return at once.
+    """Answers requests, several at once. Public methods may be called from any thread, and return at once.
 
     The engine is the only user of `model` until `stop` returns. `stored` are the costs of its passes, which are saved
     at the end. `drafter` drafts for the first sequence and makes the drafters of the others; `None` means plain
@@ -84,7 +84,8 @@ class Engine:
         self._slots = Slots(
             model.sequences, cache_room, needs_neighbours=needs_neighbours, scales=tuple(scales), clock=clock
         )
-        self.scales = self._applied_scales = tuple(scales)  # of the LoRA adapters, for requests without their own
+        # Scales of the LoRA adapters for later requests without their own; may be set from any thread.
+        self.scales = self._applied_scales = tuple(scales)
         self._scheduler = Scheduler()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -101,8 +102,6 @@ class Engine:
             executor.submit(self._run)
         else:
             threading.Thread(target=self._run, name="engine", daemon=True).start()
-
-    # ------------------------------------------------------------------ from any thread
 
     def submit(self, request: Request, listener: Listener, rank: int = 0) -> ActiveRequest:
         """Queue a request; what is wrong with it is reported as an error event.
@@ -122,10 +121,6 @@ class Engine:
         if is_closed:
             active.finish(ShutdownError(CLOSED))
         return active
-
-    def set_scales(self, scales: Sequence[float]) -> None:
-        """Set the scales of the LoRA adapters for later requests; running ones keep theirs."""
-        self.scales = tuple(scales)
 
     def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
         """Do some work with a slot's sequence on the engine's thread, as soon as the slot is idle."""
@@ -171,9 +166,8 @@ class Engine:
             self._wake.notify()
         self._completion.result()
 
-    # ------------------------------------------------------------------ on the engine's thread
-
     def _run(self) -> None:
+        """Work until the engine is stopped; this and all methods below run on the engine's thread."""
         while True:
             # Between the passes of texts there is usually nothing else to do.
             has_chores = not self._working or self._queue or self._errands or self._tasks or self._closing is not None
@@ -181,6 +175,7 @@ class Engine:
                 break
             try:
                 if has_chores:
+                    self._slots.set_scales(self.scales)
                     self._drop_cancelled_waiting()
                     self._run_errands()
                     self._run_task()
@@ -218,8 +213,6 @@ class Engine:
             active.finish()
 
     def _run_errands(self) -> None:
-        """Do the queued work on idle slots."""
-        self._slots.set_scales(self.scales)
         busy = {active.sequence.number for active in self._working if active.sequence is not None}
         with self._lock:
             ready = [errand for errand in self._errands if errand[0] not in busy]
@@ -255,7 +248,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free sequences to waiting requests, by turn and then in order of arrival."""
-        while self._queue and self._slots.any_free:
+        while self._queue and self._slots.free:
             with self._lock:
                 active = min(self._queue, key=lambda waiting: waiting.turn)
                 self._queue.remove(active)
@@ -268,7 +261,6 @@ class Engine:
             with self._lock:
                 self._working.append(active)
             # A request that does not use the cache gets no copy of known tokens.
-            self._slots.set_scales(self.scales)
             prompt = request.prompt if request.cache_prompt else ()
             self._slots.read_seconds = self._scheduler.read_seconds
             sequence = self._slots.take(prompt, request.slot, active.scales)
@@ -279,7 +271,7 @@ class Engine:
             except TargetError as error:
                 self._end(active, error)
                 continue
-            self._writer.begin()
+            self._writer.policy.begin()
             with self._lock:
                 self._cached_tokens += active.n_cached
 
@@ -295,7 +287,7 @@ class Engine:
     def _work(self) -> None:
         """Make one pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
         readers, writers = [], []
-        for active in self._take_turns() if self.scales else tuple(self._working):
+        for active in self._take_turns() if self.scales and self._working else tuple(self._working):
             if active.cancelled:
                 self._end(active)
             elif active.reader is None:
@@ -333,8 +325,6 @@ class Engine:
     def _take_turns(self) -> list[ActiveRequest]:
         """Return the requests of the next pass, which have the same scales of LoRA adapters, and apply these."""
         groups = list(dict.fromkeys(active.scales for active in self._working))
-        if not groups:
-            return []
         # With several groups, the one after the group of the last pass has its turn.
         turn = groups.index(self._applied_scales) + 1 if self._applied_scales in groups else 0
         scales = groups[turn % len(groups)]

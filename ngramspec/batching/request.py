@@ -95,8 +95,7 @@ class ActiveRequest:
         self.turn = 0.0  # time that orders the waiting requests
         self.scales: tuple[float, ...] = ()  # of the LoRA adapters
         self.cancelled = False  # whether the request ends before the next pass
-        # The text; `None` until the request is checked, and if it only fills the cache.
-        self.text: Text | None = None
+        self.text: Text | None = None  # `None` until the request is checked, and if it only fills the cache
         self.sequence: SequenceModel | None = None  # the assigned sequence; `None` in the queue and after the end
         self.reader: Generator[int, None, Logits] | None = None  # evaluates its prompt; `None` before and after that
         self.n_prefilled = self.n_cached = 0  # tokens of the prompt that the sequence holds, and that it held before
@@ -173,7 +172,6 @@ class ActiveRequest:
         return step
 
     def count(self, step: Step) -> None:
-        """Count a new step."""
         now = self._clock()
         if step.batch:
             step.elapsed = now - self._last_step

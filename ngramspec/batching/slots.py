@@ -1,8 +1,4 @@
-"""`Slots`: assigns a sequence to each request and fills it with known tokens; `PromptCache`: states of texts in RAM.
-
-A sequence is filled with the longest known beginning of a prompt: its own tokens, those of another sequence, or a state
-in the `PromptCache`.
-"""
+"""`Slots`: assigns a sequence to each request and fills it with known tokens; `PromptCache`: states of texts in RAM."""
 
 from __future__ import annotations
 
@@ -15,11 +11,6 @@ from ngramspec.data import TargetError
 from ngramspec.tokens import common_prefix
 
 WORTH = 32  # minimum number of tokens of a state that is saved or restored: evaluating them takes about as long
-
-RETRY = 0.95
-"""Factor for the time of a save after each one that was left out because it took too long, so that it is tried again.
-On a GPU, a save copies the tokens of interleaved texts one by one."""
-
 MIN_COPY = 16  # minimum number of tokens that are copied from another sequence: chats often share a short system prompt
 
 
@@ -57,7 +48,6 @@ class PromptCache:
         return text, length
 
     def take(self, tokens: tuple[int, ...]) -> bytes:
-        """Remove the state of a text and return it."""
         return self._states.pop(tokens)
 
 
@@ -81,54 +71,26 @@ class Slots:
         self.read_seconds = 0.0  # seconds that evaluating a token of a prompt takes; 0 if that is not known
         self._save_seconds = 0.0  # of the last save, per token
         self._sequences = list(sequences)
-        self._room = room
         self._scales = scales
         self._scales_of = {sequence.number: scales for sequence in sequences}  # with which its tokens were evaluated
         self._needs_neighbours = needs_neighbours
-        self._free = list(sequences)  # the least recently used first
+        self.free = list(sequences)  # sequences without a request, the least recently used first
         self._cache = PromptCache(room)
-
-    @property
-    def any_free(self) -> bool:
-        return bool(self._free)
 
     def take(
         self, prompt: Sequence[int], preferred_number: int | None = None, scales: tuple[float, ...] | None = None
     ) -> SequenceModel:
         """Return a free sequence, filled with the longest known beginning of a prompt.
 
-        The sequence with `preferred_number` is used if it is free. Tokens that were evaluated with other `scales` of
-        the LoRA adapters are not used.
+        This beginning is its own tokens, those of another sequence, or a state in the `PromptCache`; tokens that were
+        evaluated with other `scales` of the LoRA adapters are not used. The sequence with `preferred_number` is used if
+        it is free.
         """
         scales = self._scales if scales is None else scales
         sequence = self._choose(prompt, preferred_number, scales)
-        self._fill(sequence, prompt, scales)
-        self._free.remove(sequence)
-        return sequence
-
-    def set_scales(self, scales: tuple[float, ...]) -> None:
-        """Set the scales of requests that do not set their own. Only states of these are kept in RAM."""
-        if scales != self._scales:
-            self._scales, self._cache = scales, PromptCache(self._room)
-
-    def normalise(self, sequence: SequenceModel) -> SequenceModel:
-        """Clear a sequence if its tokens were evaluated with other scales than the default ones."""
-        if self._scales_of[sequence.number] != self._scales:
-            sequence.clear()
-            self._scales_of[sequence.number] = self._scales
-        return sequence
-
-    def _common(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> int:
-        """Return the length of the common prefix of a sequence and a prompt, if it was evaluated with these scales."""
-        return common_prefix(sequence.tokens, prompt) if self._scales_of[sequence.number] == scales else 0
-
-    def _fill(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> None:
-        """Fill a sequence with the longest known beginning of a prompt."""
         n_own = self._common(sequence, prompt, scales)
         self._leave(sequence, n_own)
-        if self._scales_of[sequence.number] != scales:
-            sequence.clear()
-            self._scales_of[sequence.number] = scales
+        self.normalise(sequence, scales)
         matches = (
             (self._common(source, prompt, scales), source) for source in self._sequences if source is not sequence
         )
@@ -142,25 +104,44 @@ class Slots:
                 self._cache.put(tokens, state)  # It was useful, so it becomes the last to be deleted.
         elif n_other >= n_own + MIN_COPY:
             sequence.adopt(source, n_other)
+        self.free.remove(sequence)
+        return sequence
 
     def give_back(self, sequence: SequenceModel) -> None:
         """Free a sequence, which keeps its tokens."""
-        self._free.append(sequence)
+        self.free.append(sequence)
+
+    def set_scales(self, scales: tuple[float, ...]) -> None:
+        """Set the scales of requests that do not set their own. Only states of these are kept in RAM."""
+        if scales != self._scales:
+            self._scales, self._cache = scales, PromptCache(self._cache.room)
+
+    def normalise(self, sequence: SequenceModel, scales: tuple[float, ...] | None = None) -> SequenceModel:
+        """Clear a sequence if its tokens were evaluated with other scales; `None` means the default ones."""
+        scales = self._scales if scales is None else scales
+        if self._scales_of[sequence.number] != scales:
+            sequence.clear()
+            self._scales_of[sequence.number] = scales
+        return sequence
+
+    def _common(self, sequence: SequenceModel, prompt: Sequence[int], scales: tuple[float, ...]) -> int:
+        """Return the length of the common prefix of a sequence and a prompt, if it was evaluated with these scales."""
+        return common_prefix(sequence.tokens, prompt) if self._scales_of[sequence.number] == scales else 0
 
     def _choose(self, prompt: Sequence[int], preferred_number: int | None, scales: tuple[float, ...]) -> SequenceModel:
-        for sequence in self._free:
+        for sequence in self.free:
             if sequence.number == preferred_number:
                 return sequence
         # A sequence that the prompt continues: more than half of its tokens are the beginning of the prompt.
-        common = {sequence.number: self._common(sequence, prompt, scales) for sequence in self._free}
-        going_on = [sequence for sequence in self._free if 2 * common[sequence.number] > len(sequence.tokens)]
+        common = {sequence.number: self._common(sequence, prompt, scales) for sequence in self.free}
+        going_on = [sequence for sequence in self.free if 2 * common[sequence.number] > len(sequence.tokens)]
         if going_on:
             return max(going_on, key=lambda sequence: common[sequence.number])
-        return min(self._free, key=lambda sequence: (self._gaps(sequence), len(sequence.tokens) > 0))
+        return min(self.free, key=lambda sequence: (self._gaps(sequence), len(sequence.tokens) > 0))
 
     def _gaps(self, sequence: SequenceModel) -> int:
         """Return how many idle sequences would be between the busy ones and this one, which makes passes slower."""
-        free = {slot.number for slot in self._free}
+        free = {slot.number for slot in self.free}
         busy = [slot.number for slot in self._sequences if slot.number not in free or slot is sequence]
         return max(busy) - min(busy) + 1 - len(busy) if self._needs_neighbours else 0
 
@@ -171,8 +152,9 @@ class Slots:
             return
         if len(tokens) - common < WORTH or self._cache.holds(tokens):
             return
-        if 0 < self.read_seconds < self._save_seconds:  # evaluating them again takes less time
-            self._save_seconds *= RETRY
+        if 0 < self.read_seconds < self._save_seconds:
+            # Evaluating them again takes less time; on a GPU, a save copies the tokens of interleaved texts one by one.
+            self._save_seconds *= 0.95  # so that a save is tried again now and then
             return
         began = self._clock()
         with suppress(TargetError):

@@ -1,7 +1,4 @@
-"""`Scheduler` shares time between prompts and texts, and `Writer` makes the passes over the texts of running requests.
-
-`choose_sizes` finds the sizes of exact passes.
-"""
+"""`Scheduler` shares time between prompts and texts; `Writer` makes the passes over the texts of running requests."""
 
 from __future__ import annotations
 
@@ -108,7 +105,8 @@ class Writer:
     ) -> None:
         self._model = model
         sizes: Sequence[int] = exactness.sizes or range(1, model.max_rows + 1)
-        self._loop = DecodingLoop(CostPolicy(draft_max), clock, model)
+        self.policy = CostPolicy(draft_max)
+        self._loop = DecodingLoop(self.policy, clock, model)
         self._loop.exactness = exactness
         self._loop.prepare(times, sizes if drafts or exactness.sizes else (1,))
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
@@ -117,9 +115,6 @@ class Writer:
         self._next_pass: Pass | None = None  # a pass that was submitted ahead
         self._next_requests: Sequence[ActiveRequest] = ()
         self.passes = self.busy = 0  # number of passes, and sum of the numbers of texts in each
-
-    def begin(self) -> None:
-        self._loop.policy.begin()
 
     @property
     def is_ahead(self) -> bool:

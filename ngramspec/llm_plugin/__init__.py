@@ -1,7 +1,6 @@
 """Plugin for simonw's `llm`: `llm -m ngramspec/NAME "..."`, for every model that `ngramspec models` lists.
 
 `llm` loads all plugins when it starts, so this module imports neither numpy nor llama.cpp before the first prompt.
-`llm` prints the output.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ if TYPE_CHECKING:
     from ngramspec.loading.load import LoadedModel
     from ngramspec.loading.settings import LoadSettings
 
-ALIAS = "ngramspec"  # alias of the default model, and prefix of all names
-
 
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
-    """Register the default model, and the models on this disk."""
     from ngramspec.models.find import list_models
 
-    register(NGramSpec(None), aliases=(ALIAS,))
+    register(NGramSpec(None), aliases=("ngramspec",))
     # `llm` must start even if a folder cannot be read.
     with suppress(OSError):
         for name in dict.fromkeys(name for name, _ in list_models()):
@@ -48,14 +44,13 @@ class NGramSpec(llm.Model):
     supports_tools = True
 
     def __init__(self, name: str | None) -> None:
-        self.model_id = f"{ALIAS}/{name or 'default'}"
+        self.model_id = f"ngramspec/{name or 'default'}"
         self._name = name
         self._loaded_model: LoadedModel | None = None
         self._settings: LoadSettings | None = None
 
     @property
     def Options(self) -> type[llm.Options]:  # type: ignore[override]  # noqa: N802 - llm's name
-        """Class of the options of a prompt, made at the first access."""
         from ngramspec.llm_plugin.answering import prompt_options
 
         return prompt_options()
@@ -66,11 +61,12 @@ class NGramSpec(llm.Model):
         """Answer a prompt in pieces; without a stream, `llm` joins them."""
         if not hasattr(llm, "Message"):  # version 0.32 is the first whose prompts contain their messages
             raise PromptFailed("ngramspec requires llm 0.32 or later; upgrade with: llm install -U llm")
-        from ngramspec.llm_plugin.answering import answer, load_settings
+        from ngramspec.llm_plugin.answering import LOADING, answer, read_given
         from ngramspec.loading.load import load
+        from ngramspec.loading.settings import LoadSettings
 
         try:
-            settings = load_settings(prompt.options)
+            settings = LoadSettings(**read_given(prompt.options, LOADING))
             if self._loaded_model is not None and self._settings != settings:
                 self._loaded_model.close()
                 self._loaded_model = None

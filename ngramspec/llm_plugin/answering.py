@@ -22,23 +22,23 @@ from ngramspec.sampling.settings import Option, Sampling, options
 from ngramspec.steps import Stats
 
 _SAMPLING = {name: option for name, option in options(Sampling).items() if not option.repeatable}
-_LOADING = {name: option for name, option in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
-_SEED = _SAMPLING["seed"]  # -1 means a random one
+LOADING = {name: option for name, option in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
 
 
 @cache
 def prompt_options() -> type[llm.Options]:
     hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
-    fields: dict[str, Any] = {name: _field(option, hints[name]) for name, option in (_SAMPLING | _LOADING).items()}
+    fields: dict[str, Any] = {name: _field(name, option, hints[name]) for name, option in (_SAMPLING | LOADING).items()}
     fields["max_tokens"] = int | None, Field(None, ge=1, description="Maximum number of tokens in the answer.")
     fields["stop"] = str | None, Field(None, min_length=1, description="Stop before this text.")
     return create_model("Options", __base__=llm.Options, **fields)
 
 
-def _field(option: Option, kind: Any) -> tuple[Any, Any]:
+def _field(name: str, option: Option, kind: Any) -> tuple[Any, Any]:
     def check(value: Any) -> Any:
         read, allowed = None if value is None else option.read(value), option.allowed
-        if read is not None and allowed and not allowed.accepts(read) and (option is not _SEED or value != -1):
+        # The seed -1 means a random one.
+        if read is not None and allowed and not allowed.accepts(read) and (name, value) != ("seed", -1):
             raise ValueError(f"must be {allowed.description}")
         return value
 
@@ -46,13 +46,9 @@ def _field(option: Option, kind: Any) -> tuple[Any, Any]:
     return Annotated[value_type | None, AfterValidator(check)], Field(None, description=option.help)
 
 
-def load_settings(options: llm.Options) -> LoadSettings:
-    return LoadSettings(**_given(options, _LOADING))
-
-
 def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
     """Return the sampling settings, by default with a random seed; raise a ValueError for contradictions."""
-    given = {"temperature": 0.8} | _given(options, _SAMPLING)  # llama.cpp's default for chats
+    given = {"temperature": 0.8} | read_given(options, _SAMPLING)  # llama.cpp's default for chats
     if given.get("seed", -1) == -1:
         given["seed"] = random.SystemRandom().randrange(2**32)
     if grammar is not None:
@@ -62,16 +58,13 @@ def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
     return Sampling(**given)
 
 
-def _given(options: llm.Options, declared: Mapping[str, Option]) -> dict[str, Any]:
-    values = {name: getattr(options, name) for name in declared}
-    return {name: declared[name].read(value) for name, value in values.items() if value is not None}
+def read_given(options: llm.Options, declared: Mapping[str, Option]) -> dict[str, Any]:
+    given = ((name, option, getattr(options, name)) for name, option in declared.items())
+    return {name: option.read(value) for name, option, value in given if value is not None}
 
 
 def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
-    """Yield the events of an answer: text as it is generated, and calls of tools when they are complete.
-
-    Errors are NGramSpecErrors, or ValueErrors for contradicting options.
-    """
+    """Yield the events of an answer: text as it is generated, and calls of tools when they are complete."""
     target, vocabulary, template = model.target, model.target.vocabulary, model.target.vocabulary.chat_template
     options: Any = prompt.options  # an instance of `prompt_options()`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
@@ -81,7 +74,6 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     if (schema := cast(Any, prompt.schema)) is not None:
         grammar = answer_grammar(tools, json=json_rule(schema), template=template, controls=vocabulary.controls, **form)
     sampling = make_sampling(prompt.options, grammar)
-    vocabulary.sampler(sampling)  # rejects settings that this model does not support, before the prefill
     parser = AnswerParser(template, tools, **form)
     stats, tokens, stop, deltas = Stats(), list[int](), None, list[Delta]()
     steps = model.decoder.generate(
@@ -140,10 +132,8 @@ def _to_openai(message: Message) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": "".join(texts)} | {name: value for name, value in more.items() if value}
 
 
-def _make_events(deltas: Sequence[Delta]) -> Iterator[StreamEvent]:
-    for delta in deltas:
-        if delta.kind in ("text", "reasoning"):
-            yield StreamEvent(delta.kind, delta.text)
+def _make_events(deltas: Sequence[Delta]) -> list[StreamEvent]:
+    return [StreamEvent(delta.kind, delta.text) for delta in deltas if delta.kind in ("text", "reasoning")]
 
 
 def _emit_calls(deltas: Sequence[Delta], response: llm.Response) -> Iterator[StreamEvent]:

@@ -109,7 +109,7 @@ class _AdaptersBody(Body):
 async def scale_lora_adapters(call: Call[_AdaptersBody]) -> Response:
     """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
     scales = read_scales(call.model, call.body.adapters, "adapters")
-    call.model.service.set_scales(scales or (0.0,) * len(call.model.adapters))
+    call.model.service.scales = scales or (0.0,) * len(call.model.adapters)
     return JsonResponse({"success": True})
 
 

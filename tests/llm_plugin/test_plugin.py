@@ -21,7 +21,8 @@ pytest.importorskip("llama_cpp")
 
 from ngramspec.chat.prompt import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
-from ngramspec.llm_plugin.answering import load_settings, make_sampling  # noqa: E402
+from ngramspec.llm_plugin.answering import LOADING, make_sampling, read_given  # noqa: E402
+from ngramspec.loading.settings import LoadSettings  # noqa: E402
 from ngramspec.steps import Step, StopReason  # noqa: E402
 
 REPETITIVE = "Repeat: one two three four five six. one two three four five six. one two three"
@@ -163,7 +164,7 @@ def test_llm_plugin_offers_sampling_options_and_random_seed_by_default() -> None
     assert len(seeds) == 3
     assert make_sampling(options(seed=5), None).seed == 5
     assert make_sampling(options(samplers="top_k;temperature"), None).samplers == ("top_k", "temperature")
-    adapters = load_settings(options(lora="a.gguf,b.gguf", lora_scaled="c.gguf:0.5")).adapters
+    adapters = LoadSettings(**read_given(options(lora="a.gguf,b.gguf", lora_scaled="c.gguf:0.5"), LOADING)).adapters
     assert adapters == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
 
 
@@ -205,7 +206,7 @@ def answering(*answers: str, stop: StopReason = "eog") -> tuple[NGramSpec, mock.
     told.generate.side_effect = generate
     model = NGramSpec("told")
     model._loaded_model = mock.Mock(target=told, decoder=told, memory=None, tuning={})
-    model._settings = load_settings(model.Options())
+    model._settings = LoadSettings()
     return model, told
 
 
@@ -250,7 +251,7 @@ def test_llm_plugin_with_schema_and_tools_allows_tool_calls() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     model.prompt("Hi", schema=schema).text()
     model.prompt("Hi", schema=schema, tools=[multiply]).text()
-    without, with_tools = (call.args[0].grammar for call in told.sampler.call_args_list)
+    without, with_tools = (call.kwargs["sampling"].grammar for call in told.generate.call_args_list)
     assert "multiply" not in str(without)
     assert "multiply" in str(with_tools)
     assert "answer: calls | json" in str(with_tools)

@@ -209,9 +209,6 @@ class FakeService:
             )
         return step
 
-    def set_scales(self, scales: Sequence[float]) -> None:
-        self.scales = tuple(scales)
-
     def run_between_passes(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
         future, steps = Future[Any](), work(lambda: 64)
         try:
