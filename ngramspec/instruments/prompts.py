@@ -229,6 +229,5 @@ def prepare(
 
 
 def format_skipped(prompts: Sequence[SkippedPrompt]) -> list[str]:
-    """Return lines on the skipped prompts and the reasons."""
     lines = [f"skipped {prompt['category']}/{prompt['id']}: {prompt['reason']}" for prompt in prompts]
     return limit_lines(lines, "prompts skipped in total")

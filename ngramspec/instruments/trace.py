@@ -187,10 +187,9 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
 
 
 def _parse(line: bytes) -> TraceHeader | TracedPass:
+    text = utf8(line)
     try:
-        data = json.loads(utf8(line))
-    except UnicodeError:
-        raise
+        data = json.loads(text)
     except ValueError as error:
         raise ValueError("it is not valid JSON") from error
     version = data.get(_MARK) if isinstance(data, dict) else None

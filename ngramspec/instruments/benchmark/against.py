@@ -37,7 +37,6 @@ is unknown), "same_text", and for "ours" and "theirs" their "tokens", "seconds" 
 
 
 def compare_answers(case: Case, ours: Answer, theirs: Answer) -> Pair:
-    """Compare two answers."""
     sides = {}
     for side, (_, tokens, seconds) in (("ours", ours), ("theirs", theirs)):
         speed = (tokens - 1) / seconds if tokens > 1 and seconds > 0 else None

@@ -170,11 +170,7 @@ def benchmark_report(
     return Report(title, command, origin, table, bars, sections, notes, "; ".join(gains), setup, details)
 
 
-Rows = Mapping[str, Summary]
-"""Rows by name, the overall ones last."""
-
-
-def _speeds(rows: Rows, benchmark: Benchmark) -> Table:
+def _speeds(rows: Mapping[str, Summary], benchmark: Benchmark) -> Table:
     cells = [
         [
             name,
@@ -192,7 +188,7 @@ def _speeds(rows: Rows, benchmark: Benchmark) -> Table:
     return Table(headings, cells, totals=sum(s.category == OVERALL for s in rows.values()))
 
 
-def _bars(rows: Rows) -> Iterator[Bar]:
+def _bars(rows: Mapping[str, Summary]) -> Iterator[Bar]:
     for name, s in rows.items():
         if s.ratio is not None and s.gain is not None:
             low, high = s.gain.interval or (None, None)
@@ -200,7 +196,7 @@ def _bars(rows: Rows) -> Iterator[Bar]:
             yield Bar(name, s.ratio, low, high, label, other=not s.is_clear)
 
 
-def _sections(rows: Rows, benchmark: Benchmark, speeds: list[reports.Figure]) -> Iterator[Section]:
+def _sections(rows: Mapping[str, Summary], benchmark: Benchmark, speeds: list[reports.Figure]) -> Iterator[Section]:
     totals, drafted = sum(s.category == OVERALL for s in rows.values()), benchmark.drafted
     if drafted.drafter is not None:
         headings = ["category", "tokens per pass", "accepted", "no draft"]
@@ -260,5 +256,4 @@ def _differences(benchmark: Benchmark) -> Iterator[str]:
 
 
 def speed(value: float | None) -> str:
-    """Return a number of tokens per second as text."""
     return figure(value, ".1f" if value is not None and value < 100 else ".0f")

@@ -175,7 +175,6 @@ class Benchmark:
                 self.prefills.append(prefill)
 
     def _run(self, case: Case, contender: Contender, repeat: int, max_tokens: int) -> tuple[Run, list[Step]]:
-        """Generate once, and return the run and its steps."""
         options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": self.sampling, "acceptance": self.acceptance}
         start = time.perf_counter()
         generation = self._decoders[contender].generate(case.tokens, **options)

@@ -43,8 +43,6 @@ class Transcript:
 
 @dataclass(slots=True)
 class Transcripts:
-    """Conversations found in files."""
-
     usable: list[Transcript] = field(default_factory=list)  # transcripts in the order of the files and their entries
     broken: list[str] = field(default_factory=list)  # error messages, one for each invalid entry
     empty: int = 0  # number of entries without a response

@@ -21,8 +21,6 @@ and "corrected" for the model's own token after a rejected one."""
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of cells, row by row."""
-
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: int = 1  # number of columns with text, counted from the left; the others contain figures
@@ -30,8 +28,6 @@ class Table:
 
 
 class Bar(NamedTuple):
-    """A bar of a chart."""
-
     name: str
     value: float
     low: float | None  # lower end of the spread; `None` means no spread
@@ -102,9 +98,6 @@ class Report:
 Piece = Callable[[int], bytes]
 """Function that returns the bytes of a token."""
 
-Texts = Mapping[str, tuple[str, Sequence["Step"]]]
-"""One text of each category: the name of its prompt, and its steps."""
-
 
 def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
     """Yield the text of a step, token by token; incomplete characters in rejected tokens become U+FFFD."""
@@ -116,8 +109,8 @@ def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
         yield text, "kept" if i < step.accepted else "corrected" if is_rejected else ""
 
 
-def draft_section(about: str, texts: Texts, piece: Piece) -> Section:
-    """Return the section that shows how texts were drafted."""
+def draft_section(about: str, texts: Mapping[str, tuple[str, Sequence[Step]]], piece: Piece) -> Section:
+    """Return the section on one text of each category, given as the name of its prompt and its steps."""
     passages = []
     for category, (name, steps) in texts.items():
         spans = (span for step in steps for span in spans_of(step, piece) if span[0])
@@ -148,18 +141,12 @@ def limit_lines(lines: Sequence[str], rest: str) -> list[str]:
 
 def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
     """Return the section on acceptance by position in the draft; the chart shows only the last `totals` rates."""
-    longest = max(map(len, rates.values()), default=0)
-    places = [place for place in POSITIONS if place <= longest]
-    rows = [
-        [
-            name,
-            *(figure(position_rates[place - 1] if place <= len(position_rates) else None, ".2f") for place in places),
-        ]
-        for name, position_rates in rates.items()
-    ]
+    by_place = {name: dict(enumerate(values, 1)) for name, values in rates.items()}
+    places = [place for place in POSITIONS if any(place in values for values in by_place.values())]
+    rows = [[name, *(figure(values.get(place), ".2f") for place in places)] for name, values in by_place.items()]
     series = {
-        name: [(place, rate) for place, rate in enumerate(position_rates, 1) if rate is not None]
-        for name, position_rates in list(rates.items())[len(rates) - totals :]
+        name: [(place, rate) for place, rate in by_place[name].items() if rate is not None]
+        for name in list(rates)[len(rates) - totals :]
     }
     chart = Lines("Accepted, by position in the draft", "position in the draft", "accepted", series)
     return Section("Acceptance by position", about, [chart, Table(["", *map(str, places)], rows, totals=totals)])

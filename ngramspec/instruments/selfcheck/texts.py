@@ -54,8 +54,6 @@ Draw = Callable[[Logits], int]
 
 @dataclass(frozen=True, slots=True)
 class TextDifference:
-    """The first difference of two texts."""
-
     position: int  # number of equal tokens before the difference
     plain: int | None  # token id of the plain text; `None` if that text had ended
     drafted: int | None  # token id of the drafted text; `None` if that text had ended
@@ -139,9 +137,6 @@ class LogitsRecorder:
         self.rows = self._target.evaluate(tokens)
         return self.rows
 
-    def submit(self, tokens: Sequence[int]) -> None:
-        self._target.submit(tokens)
-
     def fetch(self) -> Logits:
         self.rows = self._target.fetch()
         return self.rows
@@ -149,8 +144,6 @@ class LogitsRecorder:
 
 @dataclass(slots=True)
 class TextComparison:
-    """A comparison of plain and drafted texts."""
-
     target: LogitsRecorder  # target of both decoders
     # Both decoders run in the same mode.
     plain: SpeculativeDecoder
