@@ -114,8 +114,6 @@ _SUFFIXES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 class _Parser:
-    """Reads a grammar from its start to its end."""
-
     def __init__(self, text: str, find_token: FindToken) -> None:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
@@ -309,7 +307,6 @@ class Sets(NamedTuple):
         return Sets(self.is_nullable and other.is_nullable, first, rest, more, self.size + other.size)
 
     def repeat(self, minimum: int, maximum: int | None) -> Sets:
-        """Return the sets of this part several times."""
         is_nullable = self.is_nullable or minimum == 0
         if maximum == 1:
             return self._replace(is_nullable=is_nullable)
@@ -320,7 +317,6 @@ class Sets(NamedTuple):
 
     @staticmethod
     def choose(options: list[Sets]) -> Sets:
-        """Return the sets of one of several parts."""
         first = shared = rest = more = 0
         for option in options:
             shared |= first & option.first
@@ -335,7 +331,7 @@ class _Writer:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
         self._split: set[Node | str] = set()  # nodes that are not one lexeme, and rules that are not part of one
-        self._joins: dict[Node, bool] = {}  # whether nodes may be lexemes, by what is split now
+        self._can_join = cache(self._find_join)  # cleared if `_split` changes
         self._runs: dict[tuple[Node, ...], Sequence] = {}
         self._expression = cache(self._find_expression)
         self._numbers = {name: number for number, name in enumerate(rules)}
@@ -404,7 +400,7 @@ class _Writer:
 
     def write(self) -> Lark:
         while True:
-            self._joins.clear()
+            self._can_join.cache_clear()
             names, follows = self._find_follow()
             conflicts = self._find_conflicts(follows)
             if not conflicts:
@@ -460,17 +456,14 @@ class _Writer:
             spread(self._rules[name], rule_follows[name])
         return [*rule_follows], follows
 
-    def _can_join(self, node: Node) -> bool:
+    def _find_join(self, node: Node) -> bool:
         """Return True if a node may be a lexeme, or part of one."""
-        if node not in self._joins:
-            match node:
-                case Token():
-                    self._joins[node] = False
-                case Reference(name):
-                    self._joins[node] = self._regular[name] and name not in self._split
-                case _:
-                    self._joins[node] = node not in self._split and all(map(self._can_join, {*children(node)}))
-        return self._joins[node]
+        match node:
+            case Token():
+                return False
+            case Reference(name):
+                return self._regular[name] and name not in self._split
+        return node not in self._split and all(map(self._can_join, {*children(node)}))
 
     def _join_runs(self, parts: list[Node]) -> list[Node]:
         """Join consecutive parts of lexemes into one, unless that is split."""

@@ -68,7 +68,6 @@ def pattern_grammar(pattern: str) -> Lark:
 
 
 def choice_grammar(texts: Sequence[str]) -> Lark:
-    """Return the grammar of these texts."""
     choices = " | ".join([literal(text) for text in dict.fromkeys(texts) if text])
     if not choices:
         return lark('start: ""')
