@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,7 +21,7 @@ from ngramspec.drafting.draft import Draft
 from ngramspec.sampling.sampler import GrammarState
 from ngramspec.tokens import Tokenizer, ending_tokens
 
-_CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
+_CHARACTERS = [bytes([code]) for code in (*b"\t\n", *range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"
 _LONGEST = 64  # maximum number of bytes to look ahead
 
@@ -43,15 +44,21 @@ class _Layout:
                 self.habits[self.mark] = self.space
                 self.mark, self.space = character, b""
 
-    def guess(self, characters: Collection[bytes]) -> bytes | None:
-        """Return the next of the allowed characters by the white space so far; `None` if it does not determine one."""
-        marks = [character for character in characters if character not in _SPACE]
+    @property
+    def is_known(self) -> bool:
+        """Whether white space that followed the last mark begins with the present one."""
         habit = self.habits.get(self.mark)
-        if habit is None or len(marks) == len(characters):
+        return habit is not None and habit.startswith(self.space)
+
+    def guess(self, characters: Collection[bytes]) -> bytes | None:
+        """Return the next of the allowed characters if `is_known`; `None` if the white space does not determine one."""
+        marks = [character for character in characters if character not in _SPACE]
+        habit = self.habits[self.mark]
+        if len(marks) == len(characters):
             return None
         if self.space == habit:
             return marks[0] if len(marks) == 1 else None
-        return habit[len(self.space) : len(self.space) + 1] if habit.startswith(self.space) else None
+        return habit[len(self.space) : len(self.space) + 1]
 
 
 @dataclass(slots=True)
@@ -65,6 +72,10 @@ class GrammarGuide:
     _final: DecayingRate = field(default_factory=lambda: DecayingRate(2.0, 4.0, fade=1.0))
     _layout: _Layout = field(default_factory=_Layout)
     _forced_positions: range = range(0)
+    _spellings: dict[bytes, list[int]] = field(default_factory=dict)  # keys and marks recur in a text
+
+    def __post_init__(self) -> None:
+        _find_probes(self.grammar.vocabulary)  # in the time of the prefill, because no draft causes it
 
     def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft of at most `limit` tokens that follows the grammar.
@@ -104,9 +115,8 @@ class GrammarGuide:
 
     def _find_forced_tokens(self, draft: Sequence[int]) -> Sequence[int]:
         """Return the tokens of the text that must follow a draft, including likely white space."""
-        n_accepted = 0
+        n_accepted, text = 0, b""
         try:
-            text = b""
             ahead = replace(self._layout, habits=dict(self._layout.habits))
             for token in draft:
                 self.grammar.accept(token)
@@ -115,7 +125,7 @@ class GrammarGuide:
             while len(text) < _LONGEST:
                 forced = self.grammar.find_forced_text()[:_LONGEST]
                 piece = forced.decode(errors="ignore").encode() or self._habit(ahead)  # without a partial character
-                tokens = _spell(self.grammar.vocabulary, piece) if piece else []
+                tokens = self._tokens_of(piece) if piece else []
                 if not tokens:
                     break
                 for token in tokens:
@@ -127,41 +137,52 @@ class GrammarGuide:
             return []  # the limit of the grammar matters only if the target emits this text
         finally:
             self.grammar.rollback(n_accepted)
-        return _spell(self.grammar.vocabulary, text) if text else []
+        return self._tokens_of(text) if text else []
+
+    def _tokens_of(self, text: bytes) -> list[int]:
+        tokens = self._spellings.get(text)
+        if tokens is None:
+            tokens = self._spellings[text] = _spell(self.grammar.vocabulary, text)
+        return tokens
 
     def _habit(self, ahead: _Layout) -> bytes:
         """Return the next character by earlier white space, if white space is allowed; empty if there is no guess."""
-        vocabulary = self.grammar.vocabulary
-        probes = _probes(vocabulary)
-        ids = probes[self.grammar.mask_allowed(probes)].tolist()
-        if any(map(vocabulary.is_eog, ids)):
+        if not ahead.is_known:
             return b""
-        characters = {vocabulary.piece(token) for token in ids}
+        probes = _find_probes(self.grammar.vocabulary)
+        allowed = self.grammar.mask_allowed(probes.ids)
+        if allowed[len(probes.characters) :].any():  # the text may end
+            return b""
+        characters = {probes.characters[i] for i in np.flatnonzero(allowed)}
         guess = ahead.guess(characters)
         return guess if guess in characters else b""
 
 
-_probe_cache: WeakKeyDictionary[Tokenizer, NDArray[np.int32]] = WeakKeyDictionary()
+class _Probes(NamedTuple):
+    """A token for every printable ASCII character that is one, and all tokens that end a text."""
+
+    ids: NDArray[np.int32]
+    characters: list[bytes]  # of the first ids; the others end a text
 
 
-def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
-    """Return a token for every printable ASCII character, and all tokens that end a text."""
+_probe_cache: WeakKeyDictionary[Tokenizer, _Probes] = WeakKeyDictionary()
+
+
+def _find_probes(vocabulary: Tokenizer) -> _Probes:
     probes = _probe_cache.get(vocabulary)
     if probes is None:
-        spellings = (_spell(vocabulary, character) for character in _CHARACTERS)
-        probes = np.array(
-            [*(tokens[0] for tokens in spellings if len(tokens) == 1), *ending_tokens(vocabulary)], np.int32
-        )
-        _probe_cache[vocabulary] = probes
+        spellings = {character: _spell(vocabulary, character) for character in _CHARACTERS}
+        single = {character: tokens[0] for character, tokens in spellings.items() if len(tokens) == 1}
+        ids = np.array([*single.values(), *ending_tokens(vocabulary)], np.int32)
+        probes = _probe_cache[vocabulary] = _Probes(ids, list(single))
     return probes
 
 
-def _spell(vocabulary: Tokenizer, text: str | bytes) -> list[int]:
+def _spell(vocabulary: Tokenizer, raw: bytes) -> list[int]:
     """Return the tokens of a text in the middle of another one; empty if the vocabulary cannot spell it there."""
-    text, raw = (text.decode(), text) if isinstance(text, bytes) else (text, text.encode())
     # Some vocabularies put a space before the first word of a text, so a line break before it is tried too.
     for before in ("", "\n"):
-        tokens = vocabulary.tokenize(before + text, add_bos=False)
+        tokens = vocabulary.tokenize(before + raw.decode(), add_bos=False)
         for i in range(len(tokens)):
             if b"".join(map(vocabulary.piece, tokens[i:])) == raw:
                 return tokens[i:]
