@@ -27,7 +27,18 @@ from ngramspec.storage import atomic_path
 from .chat_commands import format_attachment
 from .chat_session import ChatOptions, Session, open_session
 from .chat_view import AnswerView
-from .console import Outcome, fail, guard_stdout, note, pluralize, printable, read_source, usage_error, write_stdout
+from .console import (
+    MAX_COLUMNS,
+    Outcome,
+    fail,
+    guard_stdout,
+    note,
+    pluralize,
+    printable,
+    read_source,
+    usage_error,
+    write_stdout,
+)
 from .options import MODEL, TRACE, SamplingOptions, choose_model, is_model, keep, predict_option, token_limit
 from .reasoning_options import ReasoningOptions
 from .show import LIMITS, check_writable, counting_bar
@@ -92,7 +103,7 @@ def edit(
         problem = f"{name} has changed since it was read"
         note(answer)
     if problem and (ending in LIMITS or new_text is None):
-        rows = [row for line in answer.splitlines() for row in wrap(line) or [""]]
+        rows = [row for line in answer.splitlines() for row in wrap(line, MAX_COLUMNS) or [""]]
         note("\n".join(rows[:MAX_LISTED]))
         if len(rows) > MAX_LISTED:
             note(f"{pluralize(len(rows) - MAX_LISTED, 'more line')} of the answer left out")

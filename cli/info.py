@@ -141,7 +141,7 @@ def _batches(
 ) -> list[str]:
     """Return the costs of all batch sizes if they are known, and which sizes round alike."""
     if kernels.probe is None:
-        note("comparing the logits of batch sizes; this takes a few seconds, once per model and machine")
+        note("comparing the logits of batch sizes; this takes a few seconds, once per model, machine and settings")
     sizes, report = kernels.ensure_exact(target.sequences[0]), kernels.probe
     assert report is not None
     table, sentences = list[str](), list[str]()

@@ -61,7 +61,7 @@ def verify(
             target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=time_limit, seed=seed, exact=strict
         )
     if strict and selfcheck.kernels.exact_sizes is None and target.sequences[0].can_rollback:
-        note("comparing the logits of batch sizes; this happens once per model and machine")
+        note("comparing the logits of batch sizes; this happens once per model, machine and settings")
     conditions = Conditions(target, files.label, load.exact)
     note(f"checking for up to {time_limit:g} seconds")
     outcome = run_pieces(selfcheck.run(), seconds=time_limit)

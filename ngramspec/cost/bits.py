@@ -137,8 +137,10 @@ class KernelClasses:
             return
         with suppress(OSError, ValueError):
             stored = decode(KernelClasses, json.loads(read_cache(self.path) or ""))
-            if stored.exact_sizes and stored.probe:
-                self.probe, self.exact_sizes = stored.probe, stored.exact_sizes
+            report, sizes = stored.probe, stored.exact_sizes
+            is_valid = report is not None and report.sizes in (SIZES, SHARED_SIZES)
+            if report and sizes and is_valid and sizes in (*report.classes, choose_from_one(report)):
+                self.probe, self.exact_sizes = report, sizes
             if stored.is_chunk_invariant is not None:
                 self.is_chunk_invariant = stored.is_chunk_invariant
 
@@ -246,7 +248,7 @@ class ExactnessSelector:
         """Make the comparisons that the choice still requires, after a note for the user if nothing is known yet."""
         known = self.comparisons
         if not known.sizes:
-            on_note("comparing logits for --exact auto; this happens once per model and machine")
+            on_note("comparing logits for --exact auto; this happens once per model, machine and settings")
         with suppress(TargetError):
             for setting in self._model.settings:
                 if known.largest(setting) is None:

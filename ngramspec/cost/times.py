@@ -496,7 +496,22 @@ def chord(points: Mapping[int, float], n: int) -> float:
 def find_slopes(costs: list[float]) -> array[float]:
     """Return for every entry the lowest slope of a straight line to a later entry; infinite for the last one."""
     k: cython.Py_ssize_t
+    best: cython.double
+    slope: cython.double
+    cost: cython.double
     slopes = array("d", [math.inf]) * (len(costs) + 1)
-    for k in range(len(costs)):
-        slopes[k] = min([(costs[m] - costs[k]) / (m - k) for m in range(k + 1, len(costs))], default=math.inf)
+    hull: list[int] = []
+    for k in range(len(costs) - 1, -1, -1):
+        cost = costs[k]
+        best = math.inf
+        if hull:
+            best = (costs[hull[-1]] - cost) / (hull[-1] - k)
+        while len(hull) > 1:
+            slope = (costs[hull[-2]] - cost) / (hull[-2] - k)
+            if best < slope:
+                break
+            best = slope
+            hull.pop()
+        slopes[k] = best
+        hull.append(k)
     return slopes

@@ -299,6 +299,8 @@ class DrySampler:
     Creating one takes milliseconds per sequence breaker, which llama.cpp compares with all tokens of the vocabulary.
     """
 
+    _handle: Any = None  # as long as the constructor has not made one
+
     def __init__(
         self, vocab: Any, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Sequence[str]
     ) -> None:
@@ -310,4 +312,5 @@ class DrySampler:
         return llama.llama_sampler_clone(self._handle)
 
     def __del__(self) -> None:
-        llama.llama_sampler_free(self._handle)
+        if self._handle is not None:
+            llama.llama_sampler_free(self._handle)

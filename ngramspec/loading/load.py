@@ -171,7 +171,7 @@ def open_resolved(
     if not sequence.can_rollback or (is_exact and not sequence.exact_rollback):
         drafter = None
     if is_exact and sequence.can_rollback and KernelClasses.load(sequence).exact_sizes is None:
-        display.note("comparing the logits of batch sizes for --exact on; this happens once per model and machine")
+        display.note("comparing the logits of batch sizes for --exact on, once per model, machine and settings")
     return LoadedModel(target, drafter, memory, settings, changes, draft_model)
 
 

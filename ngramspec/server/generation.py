@@ -151,7 +151,7 @@ class Constraints(_Guided):
         for prefix, source in (("guided_", self), ("structured_outputs.", self.structured_outputs)):
             for name in _Guided.model_fields:
                 kind, value = name.removeprefix("guided_"), getattr(source, name)
-                if value or value == {}:  # {} is a schema
+                if value or (kind == "json" and value is not None):  # {} is a schema
                     schema = {} if kind == "json_object" else value
                     found.append(Constraint(f"{prefix}{kind}", schema, kind.removesuffix("_object")))
         if len(found) > 1:

@@ -303,7 +303,7 @@ def test_self_check_of_slow_model_keeps_within_time_limit(make: Make, seconds_pe
     clock = Clock(TICK)
     timed: dict[str, Any] = {"reading": lambda n: seconds_per_pass / 4 * n, "clock": clock}
     target = mock(seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), n_batch=128, **timed)
-    # The sizes of exact mode are chosen once per model and machine.
+    # The sizes of exact mode are chosen once per model, machine and settings.
     make(target, exact=exact).drafted.kernels.ensure_exact(target)
     options = {"cases": cases(300, 4), "max_tokens": 64, "seconds": 50.0, "clock": clock.perf_counter}
     found = make(target, exact=exact, **options)
