@@ -60,6 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After Ctrl-C, list failed tests without their tracebacks."""
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.config.option.tbstyle = "no"
+
+
 def pytest_collection_finish() -> None:
     """Exempt all imported modules from garbage collections, which would search them again and again."""
     gc.collect()
