@@ -162,7 +162,7 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
 
 @cache
 def _import_once(import_command: Callable[[str], Any], name: str) -> Any:
-    """Return a command as typer has parsed its many options, which takes longer than most runs in these tests."""
+    """Return a command whose many options typer has parsed, which takes longer than what a test then does with it."""
     return import_command(name)
 
 
