@@ -255,10 +255,12 @@ def _adapt_calls(turn: Message, features: TemplateFeatures, number: int) -> None
 
     if "tool_call_id" in turn:
         turn["tool_call_id"] = adapt_id(turn["tool_call_id"])
-    calls = turn.pop("tool_calls", None) or []
+    calls = turn.get("tool_calls") or []
     if calls:
         turn.setdefault("content", "")
-        turn["tool_calls"] = []
+        turn["tool_calls"] = []  # in the same place, because some templates write whole messages
+    else:
+        turn.pop("tool_calls", None)
     for place, call in enumerate(calls):
         function = call["function"]
         arguments = function.get("arguments") or "{}"

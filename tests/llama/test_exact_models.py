@@ -20,7 +20,7 @@ from support.decoder_loop import Oracle, drive, make_decoder
 from support.model_files import tiny
 
 from ngramspec.backend import Logits
-from ngramspec.cost.bits import Comparisons
+from ngramspec.cost.bits import ExactnessSelector
 from ngramspec.cpu.thread_governor import ThreadGovernor
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Drafter
@@ -155,7 +155,7 @@ def test_exact_auto_with_agreeing_batch_sizes_keeps_text(model: Path, threads: i
 def test_fast_mode_with_different_text_counts_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMOLLM is not None
     close = 0
-    monkeypatch.setattr(Comparisons, "choose", lambda *_: "fast")
+    monkeypatch.setattr(ExactnessSelector, "setting", "fast")
     with Target(SMOLLM, ctx_size=1024, threads=2) as target:
         if target.exactness.bit_identical:
             pytest.skip("all sizes agree on this machine")
