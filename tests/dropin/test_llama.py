@@ -427,7 +427,7 @@ from ngramspec import Llama
 
 llama = Llama(sys.argv[1], exact="off", n_ctx=128, n_threads=1, verbose=False)
 stream = llama.generate(llama.tokenize(b"one two three one two three one"), temp=0.0)
-for _ in range(20):
+for _ in range(80):
     next(stream)
 assert llama.draft_stats.passes
 """
