@@ -73,9 +73,10 @@ class GrammarGuide:
     _layout: _Layout = field(default_factory=_Layout)
     _forced_positions: range = range(0)
     _spellings: dict[bytes, list[int]] = field(default_factory=dict)  # keys and marks recur in a text
+    _probes: _Probes = field(init=False)
 
     def __post_init__(self) -> None:
-        _find_probes(self.grammar.vocabulary)  # in the time of the prefill, because no draft causes it
+        self._probes = _find_probes(self.grammar.vocabulary)  # in the time of the prefill, because no draft causes it
 
     def shape(self, draft: Draft, limit: int, *, fixed_length: bool = False) -> Draft:
         """Return a draft of at most `limit` tokens that follows the grammar.
@@ -149,7 +150,7 @@ class GrammarGuide:
         """Return the next character by earlier white space, if white space is allowed; empty if there is no guess."""
         if not ahead.is_known:
             return b""
-        probes = _find_probes(self.grammar.vocabulary)
+        probes = self._probes
         allowed = self.grammar.mask_allowed(probes.ids)
         if allowed[len(probes.characters) :].any():  # the text may end
             return b""

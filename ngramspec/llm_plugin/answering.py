@@ -59,8 +59,7 @@ def make_sampling(options: llm.Options, grammar: str | None) -> Sampling:
 
 
 def read_given(options: llm.Options, declared: Mapping[str, Option]) -> dict[str, Any]:
-    given = ((name, option, getattr(options, name)) for name, option in declared.items())
-    return {name: option.read(value) for name, option, value in given if value is not None}
+    return {name: declared[name].read(value) for name, value in options if name in declared and value is not None}
 
 
 def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
@@ -103,7 +102,9 @@ def answer(model: LoadedModel, prompt: llm.Prompt, response: llm.Response) -> It
     response.response_json = {
         "stop_reason": stop,
         "seed": sampling.seed,
-        **{name: getattr(stats, name) for name in ("tokens_per_second", "tokens_per_pass", "estimated_gain")},
+        "tokens_per_second": stats.tokens_per_second,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "estimated_gain": stats.estimated_gain,
         "exact": model.decoder.exactness.bit_identical,
         "close_calls": stats.close_calls,
         "tuned": dict(model.tuning),

@@ -149,8 +149,10 @@ class Constraints(_Guided):
         if self.json_schema is not None:
             found.append(Constraint("json_schema", self.json_schema, "json_schema"))
         for prefix, source in (("guided_", self), ("structured_outputs.", self.structured_outputs)):
-            for name in _Guided.model_fields:
-                kind, value = name.removeprefix("guided_"), getattr(source, name)
+            for name, value in source:
+                if name not in _Guided.model_fields:
+                    continue
+                kind = name.removeprefix("guided_")
                 if value or (kind == "json" and value is not None):  # {} is a schema
                     schema = {} if kind == "json_object" else value
                     found.append(Constraint(f"{prefix}{kind}", schema, kind.removesuffix("_object")))
