@@ -252,7 +252,7 @@ class CostPolicy(Policy):
         rate, plain = self.rate, batches([1] * n)
         # With separate caches, a pass is one batch only if each text has a draft token.
         largest = min(sizes[-1], max(2 * n, n - 1 + self._reachable(times)))
-        best_value, sure_cost = n - rate, math.inf
+        best_value, sure_cost = n - rate, 0.0
         may_probe, oldest = self._may_probe and not times.is_fixed, times.now - STALE
         moves = times.change * (2.0 if times.last == plain[0] else 1.0)
         probe: list[tuple[int, int]] | None = None
@@ -263,7 +263,7 @@ class CostPolicy(Policy):
                 continue
             cost = times.cost_of(parts, plain)
             if cost <= self.SURE * (1 + sum(lengths) / n):
-                sure_cost = min(sure_cost, cost)
+                sure_cost = min(sure_cost or cost, cost)
             n_expected = n + sum(sum(reach[:length]) for reach, length in zip(reaches, lengths, strict=True))
             can_probe = may_probe and len(parts) == 1 and cost < 1.0 + budget and times.seen(parts[0]) < oldest
             if can_probe and n_expected - rate * (1.0 + (cost - 1.0) / HOPE) > max(best_value, n - rate):
@@ -322,7 +322,7 @@ class CostPolicy(Policy):
         rejection_cost = save + load + times.ratio(n_again + 2) - 1.0 - plain
         best, costs, values = 0, [plain], [1.0 - rate * plain]
         max_cost = self.STAKE * budget - rejection_cost
-        sure_cost = math.inf
+        sure_cost = 0.0
         reach = n_expected = 1.0
         extra_cost = save
         largest = min(sizes[-1], self._reachable(times) + n_again)
@@ -332,7 +332,7 @@ class CostPolicy(Policy):
             reach *= p
             n_expected += reach
             if cost - plain + 1.0 + save <= self.SURE * (1 + k):
-                sure_cost = min(sure_cost, cost)
+                sure_cost = min(sure_cost or cost, cost)
             max_cost = max(self.STAKE * budget - rejection_cost, sure_cost)
             costs.append(cost)
             values.append(n_expected - rate * (cost + extra_cost))

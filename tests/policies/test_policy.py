@@ -284,6 +284,14 @@ def test_cost_policy_with_two_texts_keeps_drafts_within_its_stake(policy: CostPo
     assert plans == [(longest, 1 + longest)] * 2
 
 
+def test_cost_policy_drafts_nothing_where_one_pass_may_lose_all_savings() -> None:
+    curve, certain = known({1: 1.0, 2: 1.9, 64: 60.0}), draft([0.99] * 7)
+    assert CostPolicy().plan(certain, curve, ALL) == (0, 1)
+    assert CostPolicy().plan(certain, curve, ALL, RestoreCost(0.0, 0.0)) == (0, 1)
+    shared = known({1: 1.0, 2: 1.1, 3: 1.7, 8: 3.8, 64: 64.0}).for_plain(2)
+    assert CostPolicy(texts=2).plan_batch([certain] * 2, shared, ALL, lambda shape: [sum(shape)]) == [(0, 1)] * 2
+
+
 @pytest.mark.parametrize(
     ("cost", "least", "most"), [(1.0, 100, 100), (1.05, 2, 6), (1.1, 1, 3), (1.25, 0, 1), (1.4, 0, 0)]
 )
