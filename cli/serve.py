@@ -30,7 +30,7 @@ from ngramspec.chat.template import large_worker as large_template_worker
 from ngramspec.chat.template import worker as template_worker
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError
-from ngramspec.grammars.worker import worker as grammar_worker
+from ngramspec.grammars.gbnf import worker as grammar_worker
 from ngramspec.llama.chat_format import builtin_names
 from ngramspec.llama.embedder import Embedder, Pooling
 from ngramspec.llama.passes import MAX_EVALUATE

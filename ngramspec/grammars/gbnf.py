@@ -15,14 +15,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from operator import or_
 from typing import NamedTuple
 
+from llguidance import LLTokenizer, TokenizerWrapper
+
 from ngramspec.data import GrammarError
-from ngramspec.grammars.lark import MAX_SIZE, Lark, lark, literal
+from ngramspec.grammars.lark import MAX_SIZE, Lark, compile_lark, lark, literal
+from ngramspec.worker import Worker
+
+# llguidance limits what it compiles, but some limits allow minutes, and some grammars end the process. So requests
+# call `compile_grammar` in this child first, and then repeat what it finished in time.
+worker = Worker("the grammar", "prepare", GrammarError, cache=8 * 2**20)
 
 LAST = 0x10FFFF  # the last code point
 MAX_BRACKETS = 60  # within each other
@@ -30,16 +37,6 @@ MAX_DEPTH = 200  # of a rule, counting brackets, repetitions and the rules witho
 MAX_REPETITIONS = 1_000_000  # maximum bound of a repetition
 
 Ranges = tuple[tuple[int, int], ...]  # code points from and to, both included, ascending
-
-
-@dataclass(slots=True, eq=False)
-class Chars:  # one character of a class
-    ranges: Ranges
-
-
-@dataclass(slots=True, eq=False)
-class Reference:  # to a rule
-    name: str
 
 
 @dataclass(slots=True, eq=False)
@@ -65,16 +62,13 @@ class Repetition:  # a part several times; a `maximum` of `None` means no limit,
     maximum: int | None
 
 
-Node = Chars | Reference | Token | Sequence | Choice | Repetition
+Node = Ranges | str | Token | Sequence | Choice | Repetition  # ranges: one character of a class; a string: a rule
 
 FindToken = Callable[[str], int | None]  # returns the token with a name such as "<think>"
 
 
 def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
-    """Return the `Lark` grammar of the texts that a GBNF grammar describes.
-
-    A text that is not GBNF raises a GrammarError with the line.
-    """
+    """Return the `Lark` grammar of the texts that a GBNF grammar describes; a GrammarError names a wrong line."""
     if len(text) > MAX_SIZE:
         raise GrammarError(f"the grammar has {len(text):,} characters, but may have at most {MAX_SIZE:,}")
     try:
@@ -90,7 +84,7 @@ def walk(node: Node) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += {*children(node)}  # the letters of a literal are shared
+        waiting += {*children(node)}  # equal letters once
 
 
 def children(node: Node) -> list[Node]:
@@ -104,20 +98,15 @@ def children(node: Node) -> list[Node]:
 
 NAMED_TOKEN = re.compile(r"<[^>\[\r\n][^>\r\n]*>")  # a name that may be that of a token in a grammar
 
-_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
-_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_BOUNDS = re.compile(r"\{\s*(\d{1,18})\s*(?:(,)\s*(\d{1,18})?\s*)?\}")
-_TOKEN = re.compile(r"(!?)<(?:\[(\d{1,9})\]|([^>\r\n]*))>")
-_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([trn\\\"\[\]^-]))")
-_SUFFIXES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_SPACE = r"(?:[ \t]|#[^\r\n]*)*"
+_SPACE_AND_LINES = r"(?:[ \t\r\n]|#[^\r\n]*)*"
+_NAME = r"[A-Za-z0-9_-]+"
 
 
 class _Parser:
     def __init__(self, text: str, find_token: FindToken) -> None:
         self._text, self._find_token = text, find_token
         self._at = self._depth = 0
-        self._letters: dict[int, Chars] = {}
         self._places: dict[str, int] = {}  # of the first references to rules
 
     def read_rules(self) -> dict[str, Node]:
@@ -126,7 +115,7 @@ class _Parser:
         while self._at < len(self._text):
             name = self._take(_NAME, "expected the name of a rule")
             self._take(_SPACE)
-            self._take(re.compile("::="), "expected ::=")
+            self._take("::=", "expected ::=")
             self._take(_SPACE_AND_LINES)
             rules[name[0]] = self._choice()
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
@@ -161,16 +150,16 @@ class _Parser:
             letters: list[Node] = []
             while not self._next_is('"'):
                 code = self._character("the text that begins", start)
-                letters.append(self._letters.setdefault(code, Chars(((code, code),))))
+                letters.append(((code, code),))
             return Sequence(letters) if len(letters) != 1 else letters[0]
         if self._next_is("["):
             return self._class(start)
         if self._next_is("."):
-            return Chars(((0, LAST),))
+            return ((0, LAST),)
         if self._next_is("("):
             return self._group(start)
         if character in "<!":
-            match = self._take(_TOKEN, "expected a token: <[ID]> or <NAME>")
+            match = self._take(r"(!?)<(?:\[(\d{1,9})\]|([^>\r\n]*))>", "expected a token: <[ID]> or <NAME>")
             token = int(match[2]) if match[2] is not None else self._find_token(f"<{match[3]}>")
             if token is None:
                 raise self._error("the vocabulary has no such token", start)
@@ -178,7 +167,7 @@ class _Parser:
         what = "expected something to repeat before it" if character in "*+?{" else "unexpected character"
         name = self._take(_NAME, what)[0]
         self._places.setdefault(name, start)
-        return Reference(name)
+        return name
 
     def _class(self, start: int) -> Node:
         is_negated = self._next_is("^")
@@ -193,7 +182,7 @@ class _Parser:
         merged_ranges = _complement(merged_ranges) if is_negated else merged_ranges
         if not merged_ranges:
             raise self._error("the class contains no character", start)
-        return Chars(merged_ranges)
+        return merged_ranges
 
     def _character(self, what: str, start: int) -> int:
         """Read a character or an escape; `what` and `start` are the element and its place, for error messages."""
@@ -203,7 +192,9 @@ class _Parser:
         if self._text[at] != "\\":
             self._at += 1
             return ord(self._text[at])
-        match = self._take(_ESCAPE, "unknown escape")
+        match = self._take(
+            r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([trn\\\"\[\]^-]))", "unknown escape"
+        )
         if match[4] is not None:
             return ord({"t": "\t", "r": "\r", "n": "\n"}.get(match[4], match[4]))
         code = int(match[1] or match[2] or match[3], 16)
@@ -228,12 +219,12 @@ class _Parser:
         while self._at < len(self._text) and (suffix := self._text[self._at]) in "*+?{":
             start = self._at
             if suffix == "{":
-                bounds = self._take(_BOUNDS, "expected {N}, {N,} or {N,M}")
+                bounds = self._take(r"\{\s*(\d{1,18})\s*(?:(,)\s*(\d{1,18})?\s*)?\}", "expected {N}, {N,} or {N,M}")
                 minimum = int(bounds[1])
                 maximum = int(bounds[3]) if bounds[3] else None if bounds[2] else minimum
             else:
                 self._at += 1
-                minimum, maximum = _SUFFIXES[suffix]
+                minimum, maximum = {"*": (0, None), "+": (1, None), "?": (0, 1)}[suffix]
             if max(minimum, maximum or 0) > MAX_REPETITIONS or (maximum is not None and maximum < minimum):
                 raise self._error(f"the bounds must ascend and be at most {MAX_REPETITIONS:,}", start)
             parts[-1] = Repetition(parts[-1], minimum, maximum) if maximum != 0 else Sequence([])
@@ -245,9 +236,9 @@ class _Parser:
         self._at += len(mark) * is_next
         return is_next
 
-    def _take(self, pattern: re.Pattern[str], problem: str = "") -> re.Match[str]:
+    def _take(self, pattern: str, problem: str = "") -> re.Match[str]:
         """Read and return what a pattern matches, which comes next unless there is a problem."""
-        match = pattern.match(self._text, self._at)
+        match = re.compile(pattern).match(self._text, self._at)
         if match is None:
             raise self._error(problem)
         self._at = match.end()
@@ -330,7 +321,7 @@ class Sets(NamedTuple):
 class _Writer:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
-        self._split: set[Node | str] = set()  # nodes that are not one lexeme, and rules that are not part of one
+        self._split: set[Node] = set()  # nodes that are not one lexeme, and rules that are not part of one
         self._can_join = cache(self._find_join)  # cleared if `_split` changes
         self._runs: dict[tuple[Node, ...], Sequence] = {}
         self._expression = cache(self._find_expression)
@@ -338,19 +329,17 @@ class _Writer:
         self._mask = cache(self._find_mask)
         edges = {0, LAST + 1}
         for node in (node for rule in rules.values() for node in walk(rule)):
-            if isinstance(node, Chars):
-                edges |= {edge for low, high in node.ranges for edge in (low, high + 1)}
+            if isinstance(node, tuple):
+                edges |= {edge for low, high in node for edge in (low, high + 1)}
         self._edges = sorted(edges)
-        references = {
-            name: {node.name for node in walk(rule) if isinstance(node, Reference)} for name, rule in rules.items()
-        }
+        references = {name: {node for node in walk(rule) if isinstance(node, str)} for name, rule in rules.items()}
         order = _order_bottom_up(references)
         self._regular: dict[str, bool] = {}  # whether rules have neither recursion nor tokens
         depths: dict[str, int] = {}
 
         def depth(node: Node, level: int = 1) -> int:
-            if isinstance(node, Reference) and self._regular.get(node.name):
-                return 1 + depths[node.name]
+            if isinstance(node, str) and self._regular.get(node):
+                return 1 + depths[node]
             if level > MAX_DEPTH:  # deeper than recursive functions can follow
                 return 1
             return 1 + max((depth(child, level + 1) for child in {*children(node)}), default=0)
@@ -379,16 +368,16 @@ class _Writer:
 
     def _find_sets(self, node: Node) -> Sets:  # noqa: PLR0911
         match node:
-            case Chars(ranges):
-                return Sets(False, self._mask(ranges), size=1)
-            case Reference(name):
-                return self._rule_sets[name]
+            case tuple():
+                return Sets(False, self._mask(node), size=1)
+            case str():
+                return self._rule_sets[node]
             case Choice(options):
                 return Sets.choose([self._find_sets(option) for option in options])
             case Repetition(part, minimum, maximum):
                 return self._find_sets(part).repeat(minimum, maximum)
             case Sequence(parts):
-                masks = [self._mask(part.ranges) for part in parts if isinstance(part, Chars)]
+                masks = [self._mask(part) for part in parts if isinstance(part, tuple)]
                 if masks and len(masks) == len(parts):  # a literal, which may be long
                     return Sets(False, masks[0], reduce(or_, masks[1:], 0), size=len(masks))
                 return reduce(Sets.then, map(self._find_sets, parts), Sets())
@@ -405,7 +394,7 @@ class _Writer:
             conflicts = self._find_conflicts(follows)
             if not conflicts:
                 return self._text(names)
-            self._split |= {node.name if isinstance(node, Reference) else node for node in conflicts}
+            self._split.update(conflicts)
 
     def _find_conflicts(self, follows: Mapping[Node, int]) -> list[Node]:
         """Return the lexemes to split, because the longest match may miss another reading."""
@@ -437,9 +426,9 @@ class _Writer:
                 follows[node] |= follow
                 return
             match node:
-                case Reference(name) if name not in rule_follows or follow & ~rule_follows[name]:
-                    rule_follows[name] = rule_follows.get(name, 0) | follow
-                    changed_rules.add(name)
+                case str() if node not in rule_follows or follow & ~rule_follows[node]:
+                    rule_follows[node] = rule_follows.get(node, 0) | follow
+                    changed_rules.add(node)
                 case Sequence(parts):
                     for part in reversed(self._join_runs(parts)):
                         spread(part, follow)
@@ -458,12 +447,9 @@ class _Writer:
 
     def _find_join(self, node: Node) -> bool:
         """Return True if a node may be a lexeme, or part of one."""
-        match node:
-            case Token():
-                return False
-            case Reference(name):
-                return self._regular[name] and name not in self._split
-        return node not in self._split and all(map(self._can_join, {*children(node)}))
+        if isinstance(node, Token) or node in self._split:
+            return False
+        return self._regular[node] if isinstance(node, str) else all(map(self._can_join, {*children(node)}))
 
     def _join_runs(self, parts: list[Node]) -> list[Node]:
         """Join consecutive parts of lexemes into one, unless that is split."""
@@ -480,10 +466,10 @@ class _Writer:
     def _find_expression(self, node: Node) -> str:
         """Return the regular expression of a part without recursion; rules in it are separate terminals."""
         match node:
-            case Chars(ranges):
-                return literal(_letter(node)) if _letter(node) else _class(ranges)
-            case Reference(name):
-                return f"PART_{self._numbers[name]}"
+            case tuple():
+                return literal(_letter(node)) if _letter(node) else _class(node)
+            case str():
+                return f"PART_{self._numbers[node]}"
             case Sequence(parts):
                 texts: list[str] = []
                 for are_letters, group in groupby(parts, lambda part: bool(_letter(part))):
@@ -509,8 +495,8 @@ class _Writer:
                 expression = f"({expression}) & /(?s:.+)/" if is_nullable else expression
                 return terminals.setdefault(expression, f"LEXEME_{len(terminals)}") + "?" * is_nullable
             match node:
-                case Reference(name):
-                    return names[name]
+                case str():
+                    return names[node]
                 case Token(token, negated):
                     return f"<[{'^' * negated}{token}]>"
                 case Sequence(parts):
@@ -526,14 +512,11 @@ class _Writer:
         by_number = list(self._rules.values())
         written_parts, waiting = set[str](), [*terminals]
         while waiting:
-            for part in {*_PART.findall(waiting.pop())} - written_parts:
+            for part in {*re.findall(r"\bPART_([0-9]+)\b", waiting.pop())} - written_parts:
                 written_parts.add(part)
                 waiting.append(self._expression(by_number[int(part)]))
                 lines.append(f"PART_{part}: {waiting[-1]}")
         return lark(*lines)
-
-
-_PART = re.compile(r"\bPART_([0-9]+)\b")
 
 
 def _order_bottom_up(references: Mapping[str, set[str]]) -> list[str]:
@@ -551,7 +534,7 @@ def _order_bottom_up(references: Mapping[str, set[str]]) -> list[str]:
 def _letter(node: Node) -> str:
     """Return the only character that a node matches; "" for other nodes."""
     match node:
-        case Chars(((low, high),)) if low == high:
+        case ((low, high),) if low == high:
             return chr(low)
     return ""
 
@@ -570,3 +553,25 @@ def _bounds(minimum: int, maximum: int | None) -> str:
     if maximum is None:
         return {0: "*", 1: "+"}.get(minimum, f"{{{minimum},}}")
     return "?" if (minimum, maximum) == (0, 1) else f"{{{minimum},{maximum}}}"
+
+
+def compile_grammar(text: str, names: Mapping[str, int], n_vocab: int) -> Lark:
+    """Convert a grammar in `Lark`, or in GBNF that may name tokens, to one that llguidance can compile."""
+    grammar = text if isinstance(text, Lark) else gbnf_to_lark(text, names.get)
+    compile_lark(grammar, _tokenizer(n_vocab))
+    return grammar
+
+
+@lru_cache(1)
+def _tokenizer(n_vocab: int) -> LLTokenizer:
+    """Return a vocabulary of all bytes and further tokens without a text, which replaces the real one."""
+
+    class Bytes:
+        bos_token_id, eos_token_id = None, 255
+        tokens = tuple(bytes([i]) if i < 255 else b"\xff[%d]" % i for i in range(max(n_vocab, 256)))
+        special_token_ids = ()
+
+        def __call__(self, text: bytes) -> list[int]:
+            return [*text]
+
+    return LLTokenizer(TokenizerWrapper(Bytes()))

@@ -29,7 +29,6 @@ from ngramspec.grammars.lark import Lark, failure, lark
 FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _MAX_INTEGER = 2**63 - 1
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")
@@ -57,10 +56,7 @@ MAX_SCHEMAS = 20_000  # in one, with those that references repeat
 
 
 def json_rule(schema: Mapping[str, Any], *, strict: bool = True) -> str:
-    """Return the Lark expression of JSON that is valid by a schema; {} means any object.
-
-    An invalid schema raises a GrammarError, and with `strict` also one with unsupported constraints.
-    """
+    """Return the Lark expression of JSON that is valid by a schema ({}: any object); raise a GrammarError."""
     return "%json " + _to_json(_prepare(schema or {"type": "object"}, strict=strict), strict=strict)
 
 
@@ -187,7 +183,7 @@ class _Preparation:
         return prepared_schema
 
     def _value(self, key: str, value: Any, *, closed: bool) -> Any:
-        if key in _MAPS and isinstance(value, Mapping):
+        if key in {"properties", "patternProperties", "$defs", "definitions"} and isinstance(value, Mapping):
             return {name: self.convert(inner, closed=True) for name, inner in value.items()}
         if key in (*_LISTS, *_SINGLE) and isinstance(value, list):
             return [self.convert(inner, closed=closed or key not in _IN_PLACE) for inner in value]

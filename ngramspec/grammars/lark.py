@@ -54,11 +54,7 @@ def encode_controls(text: str, controls: Mapping[str, int]) -> str:
 
 
 def pattern_grammar(pattern: str) -> Lark:
-    """Return the grammar of the texts that a regular expression matches as a whole.
-
-    The syntax is that of Rust's `regex` without lookarounds and references; `\\d`, `\\w` and `\\s` match ASCII only. A
-    pattern that does not parse raises a GrammarError.
-    """
+    """Return the grammar of the texts that a pattern of Rust's `regex` matches as a whole; `\\d` etc. are ASCII."""
     inner = pattern.removeprefix("^")
     inner = inner.removesuffix("$") if not inner.endswith("\\$") else inner
     grammar = lark(f"start: /{regex_to_lark(f'(?:{inner})', 'dws')}/")

@@ -12,14 +12,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.gbnf import NAMED_TOKEN, gbnf_to_lark
+from ngramspec.grammars.gbnf import NAMED_TOKEN, compile_grammar, gbnf_to_lark, worker
 from ngramspec.grammars.lark import MAX_SIZE, Lark, compile_lark, reason
-from ngramspec.grammars.worker import compile_grammar, worker
 from ngramspec.tokens import ending_tokens
 
-# Limits on unused grammars that stay compiled. Each may have grown to 200 MB while it was used.
-_MAX_KEPT = 8
-_MAX_CHARACTERS = MAX_SIZE  # in all grammars together; each character takes 100 to 200 bytes
+_MAX_CHARACTERS = MAX_SIZE  # in all unused grammars that stay compiled; each character takes 100 to 200 bytes
 
 Bools = NDArray[np.bool_]
 
@@ -205,7 +202,7 @@ class Grammars:
     def _evict(self) -> None:
         """Drop unused grammars, the least recently used first, until the others are within the limits."""
         keys = [key for key in self._matchers if key not in self._hold_counts]
-        while len(keys) > _MAX_KEPT or sum(map(len, keys)) > _MAX_CHARACTERS:
+        while len(keys) > 8 or sum(map(len, keys)) > _MAX_CHARACTERS:
             del self._matchers[keys.pop(0)]
 
     def _find_token(self, name: str) -> int | None:

@@ -36,9 +36,9 @@ from pydantic import (
 
 from ngramspec.data import GrammarError, ModelError
 from ngramspec.fill_in import fill_in
+from ngramspec.grammars.gbnf import worker
 from ngramspec.grammars.json_schema import json_rule
 from ngramspec.grammars.lark import MAX_SIZE, choice_grammar, lark, pattern_grammar
-from ngramspec.grammars.worker import worker
 from ngramspec.request import Request
 from ngramspec.sampling.settings import (
     LARGEST_BIAS,

@@ -29,7 +29,7 @@ from pygments.util import ClassNotFound
 from starlette.responses import HTMLResponse, Response
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.worker import worker
+from ngramspec.grammars.gbnf import worker
 from ngramspec.server.body import Body, FieldError, describe_value
 from ngramspec.server.json_text import ApiError, JsonResponse
 from ngramspec.server.limits import MAX_HIGHLIGHTED, MAX_MARKDOWN
