@@ -18,8 +18,8 @@ from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import model_tuning_path
-from ngramspec.loading.settings import LoadSettings
-from ngramspec.model_settings import flags, load_tuned
+from ngramspec.loading.settings import LoadSettings, load_tuned
+from ngramspec.model_settings import flags
 
 from .console import pluralize
 

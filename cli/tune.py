@@ -16,9 +16,9 @@ from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.tuning.search import MIN_GAIN, Tuning, candidates, conclusions, table_section
 from ngramspec.llama.trial import STRETCH, SettingsTimer
 from ngramspec.loading.load import find, model_tuning_path, open_alone
-from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.loading.settings import LOADING, LoadSettings, Tuned, save_tuned
 from ngramspec.machine import DRAFTS, SINGLE
-from ngramspec.model_settings import UNQUANTISED, Tuned, flags, save_tuned
+from ngramspec.model_settings import UNQUANTISED, flags
 from ngramspec.quants.costs import costs_path, quant_note
 from ngramspec.quants.shape import is_shape, parse_shape, shape_of
 from ngramspec.sampling.settings import allow_int_range, allow_range, option

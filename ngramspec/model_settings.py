@@ -1,26 +1,21 @@
 """`ModelSettings`: the settings of a loaded model, each declared once under the name of llama.cpp's option.
 
 A setting is a field with a type, a default, allowed values, flags and a help text, as in `ngramspec.sampling.settings`.
-The options of the command line and of the plugin for `llm` are made of these. `Tuned` is the stored result of `tune`.
+The options of the command line and of the plugin for `llm` are made of these.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from ngramspec.cost.bits import EXACT, Exact
-from ngramspec.data import NGramSpecError, decode
 from ngramspec.sampling.settings import FINITE, Allowed, allow_choices, allow_int_range, option, options
-from ngramspec.storage import read_cache, write_whole
 
 Flash = Literal["auto", "on", "off"]
 SplitMode = Literal["none", "layer", "row"]
@@ -244,12 +239,9 @@ class ModelSettings:
         return *self.lora, *self.lora_scaled
 
     def changes(self, base: Self) -> dict[str, Any]:
-        """Return the settings that differ from `base`, with their values.
-
-        If one number of threads differs, both are returned, because `threads` sets the default of `threads_batch`.
-        """
+        """Return the settings that differ from `base`, with their values."""
         changes = {name: getattr(self, name) for name in NAMES if getattr(self, name) != getattr(base, name)}
-        if changes.keys() & {"threads", "threads_batch"}:
+        if changes.keys() & {"threads", "threads_batch"}:  # `threads` sets the default of `threads_batch`
             changes = {"threads": self.threads, "threads_batch": self.threads_batch} | changes
         return changes
 
@@ -265,37 +257,3 @@ def flags(changes: Mapping[str, Any]) -> str:
     for name, value in changes.items():
         words += [specs[name].flags[0]] if value is True else [specs[name].flags[0], str(value)]
     return " ".join(words)
-
-
-# --------------------------------------------------------------------------- stored settings
-
-TUNABLE = ("threads", "threads_batch", "ubatch_size", "flash_attn", "no_mmap", "no_repack")
-"""Names of the settings that tuning can change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The stored result of a tuning, which is applied when the model is loaded."""
-
-    changes: Mapping[str, Any]  # the faster settings (see `ModelSettings.changes`)
-    ratio: float  # time with the changes / time without them
-    date: str  # the day, as in 2026-11-22
-
-
-def load_tuned(path: Path) -> Tuned | None:
-    """Return the stored result; `None` if nothing is stored, or the file is invalid."""
-    with suppress(ValueError, TypeError):
-        tuned = decode(Tuned, json.loads(read_cache(path) or ""))
-        ModelSettings(**tuned.changes)
-        if tuned.changes.keys() <= {*TUNABLE}:
-            return replace(tuned, date=tuned.date[:10])
-    return None
-
-
-def save_tuned(path: Path, tuned: Tuned) -> None:
-    """Write the result to a file; raise an NGramSpecError if that fails."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(tuned)))
-    except OSError as error:
-        raise NGramSpecError(f"cannot save the settings in {path}: {error.strerror or error}") from error

@@ -31,8 +31,8 @@ from ngramspec.llama.requantize import choose_smollm
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary, common_tokens
 from ngramspec.llama.weights import tuning_key
-from ngramspec.loading.settings import MODEL_ONLY, LoadSettings
-from ngramspec.model_settings import NO_DEVICE, TUNABLE, LoadSettingsError, ModelSettings, flags, load_tuned
+from ngramspec.loading.settings import MODEL_ONLY, TUNABLE, LoadSettings, load_tuned
+from ngramspec.model_settings import NO_DEVICE, LoadSettingsError, ModelSettings, flags
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import ModelSource, remember_file, resolve
 from ngramspec.models.hub import PREFIX, Progress

@@ -1,11 +1,16 @@
-"""`LoadSettings`: checked settings of loading a model and of its drafter."""
+"""`LoadSettings`: checked settings of loading a model and of its drafter; `Tuned`: the stored result of `tune`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from ngramspec import leaves
+from ngramspec.data import NGramSpecError, decode
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.model_settings import (
@@ -23,6 +28,7 @@ from ngramspec.model_settings import (
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy, Policy
 from ngramspec.sampling.settings import option, options
+from ngramspec.storage import read_cache, write_whole
 from ngramspec.user_class import FORM, is_user_class, load_class
 
 MODEL_ONLY = "model"
@@ -211,3 +217,37 @@ LOADING = tuple(name for name in dict.fromkeys(("hf_repo", "offline", *options(L
 
 GPUS = (*PLACEMENT, "rpc")
 """Names of the settings for the devices and machines of the weights."""
+
+
+# --------------------------------------------------------------------------- stored settings
+
+TUNABLE = ("threads", "threads_batch", "ubatch_size", "flash_attn", "no_mmap", "no_repack")
+"""Names of the settings that tuning can change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The stored result of a tuning, which is applied when the model is loaded."""
+
+    changes: Mapping[str, Any]  # the faster settings (see `ModelSettings.changes`)
+    ratio: float  # time with the changes / time without them
+    date: str  # the day, as in 2026-11-22
+
+
+def load_tuned(path: Path) -> Tuned | None:
+    """Return the stored result; `None` if nothing is stored, or the file is invalid."""
+    with suppress(ValueError, TypeError):
+        tuned = decode(Tuned, json.loads(read_cache(path) or ""))
+        ModelSettings(**tuned.changes)
+        if tuned.changes.keys() <= {*TUNABLE}:
+            return replace(tuned, date=tuned.date[:10])
+    return None
+
+
+def save_tuned(path: Path, tuned: Tuned) -> None:
+    """Write the result to a file; raise an NGramSpecError if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(tuned)))
+    except OSError as error:
+        raise NGramSpecError(f"cannot save the settings in {path}: {error.strerror or error}") from error

@@ -18,10 +18,10 @@ from ngramspec.llama import rpc
 from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import model_tuning_path
-from ngramspec.loading.settings import LoadSettings
+from ngramspec.loading.settings import LoadSettings, Tuned, save_tuned
 from ngramspec.memory.memory import memory_folder
 from ngramspec.memory.store import Store
-from ngramspec.model_settings import LoadSettingsError, Tuned, save_tuned
+from ngramspec.model_settings import LoadSettingsError
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 SMALL: dict[str, Any] = {"ctx_size": 256, "threads": 1, "exact": "off"}
