@@ -81,11 +81,7 @@ def read_named(
 
 
 def read_objects(answer: Answer, *, ends: Sequence[str] = (), known_only: bool = False) -> Reads[bool]:
-    """Parse a JSON list of calls, or calls with only white space between them, before one of `ends`.
-
-    With `known_only`, an object with the name of no tool, without arguments, or with other keys than those of calls is
-    no call.
-    """
+    """Parse a JSON list of calls, or calls in a row; with `known_only`, objects that may be other JSON are no calls."""
     yield from answer.skip_space()
     is_list = bool((yield from answer.take("[")))
     yield from answer.skip_space()
@@ -107,10 +103,7 @@ def read_objects(answer: Answer, *, ends: Sequence[str] = (), known_only: bool =
 
 
 def read_arguments(answer: Answer, name: str) -> Reads[bool | None]:
-    """Begin a call if its arguments come next, and add them to the answer; return whether they are complete.
-
-    Arguments are a JSON object, a JSON string that contains one, or null. `None` means that no call began.
-    """
+    """Begin a call if its arguments come next, and return whether they are complete; `None` if no call began."""
     if (yield from answer.peek()) == "{":
         answer.begin_call(name)
         return (yield from read_value(answer, answer.add_arguments))
@@ -163,10 +156,7 @@ def _read_call(answer: Answer, known_only: bool) -> Reads[bool]:
 
 
 def read_python(answer: Answer, *, end: str, known_only: bool = False) -> Reads[bool]:
-    """Parse calls that are Python expressions or JSON objects; for `known_only` see `read_objects`.
-
-    Calls of other functions than the tools, and with other arguments than named literals, are content.
-    """
+    """Parse calls that are Python expressions, or JSON objects (see `read_objects`); other code is content."""
     start = answer.at
     if (yield from read_objects(answer, ends=(end,), known_only=known_only)):
         return True
@@ -188,16 +178,13 @@ def read_python(answer: Answer, *, end: str, known_only: bool = False) -> Reads[
     return True
 
 
-_CALL_START = re.compile(r"[\s,\[]*([^\s()\[\]{},'\"=]+)\(")
-_CALL_MARK = re.compile(rf"{PYTHON_STRING}|[()\[\]{{}},]", re.DOTALL)
-
-
 def _split_calls(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
     """Yield name, arguments (`None` if they are not named literals) and text of calls, and the rest without a name."""
-    at = 0
-    while (match := _CALL_START.match(source, at)) is not None:
+    at, opening = 0, re.compile(r"[\s,\[]*([^\s()\[\]{},'\"=]+)\(")
+    marks = re.compile(rf"{PYTHON_STRING}|[()\[\]{{}},]", re.DOTALL)
+    while (match := opening.match(source, at)) is not None:
         pieces, start, depth = list[str](), match.end(), 1
-        for mark in _CALL_MARK.finditer(source, start):
+        for mark in marks.finditer(source, start):
             depth += (mark[0] in {"(", "[", "{"}) - (mark[0] in {")", "]", "}"})
             if depth == 0 or (depth == 1 and mark[0] == ","):
                 pieces.append(source[start : mark.start()])
@@ -223,7 +210,6 @@ def _read_named(pieces: Sequence[str]) -> dict[str, Any] | None:
 # Hermes' and Qwen's JSON, Qwen3-Coder's tags, and GLM's keys and values all begin with `<tool_call>`, and models mix
 # the forms, so the text after the tag decides. The tool's schema gives the type of each value in the resulting JSON.
 
-_KINDS = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object"}
 _HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
 _QUOTE = '<|"|>'
 _GEMMA_NAME = r'[^:,{}\[\]<"]'
@@ -278,10 +264,7 @@ def read_function(answer: Answer, tags: Tags = _QWEN) -> Reads[bool]:
 
 
 def make_invoke_parsers(mark: str, *openings: str) -> dict[str, ReadCall]:
-    """Return the parsers of calls like `<invoke name="f">`, by the strings that they begin with.
-
-    `mark` is at the start of the name of each tag, and `openings` are the tags around several calls.
-    """
+    """Return the parsers of calls like `<invoke name="f">` by their starts; `openings` are around several calls."""
     item = f'<{mark}invoke name="'
     list_ends = {f"<{opening}>": f"</{opening}>" for opening in openings}
     tags = Tags(
@@ -306,10 +289,7 @@ def _read_name(reader: Reader) -> Reads[tuple[str, str | None]]:
 
 
 def _read_tagged(answer: Answer, name: str, is_whole: bool, tags: Tags) -> Reads[bool]:
-    """Parse parameters in tags as a JSON object, up to the first other text; return True if a call began.
-
-    A call begins if a parameter or the end of the call comes next, or the end of the answer after the whole name.
-    """
+    """Parse parameters in tags as a JSON object, up to the first other text; return True if a call began."""
     marker = yield from answer.take(tags.parameter, *tags.ends)
     if not name or (marker is None and ((yield from answer.peek()) or answer.cut or not is_whole)):
         return False
@@ -407,7 +387,8 @@ def convert_value(text: str, types: frozenset[str] | None) -> str:
 def _find_types(value: Any) -> frozenset[str]:
     if type(value) in {int, float}:
         return frozenset({"number", "integer"} if value % 1 == 0 else {"number"})
-    return frozenset({_KINDS[type(value)]})
+    kinds = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object"}
+    return frozenset({kinds[type(value)]})
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:

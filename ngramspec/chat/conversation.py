@@ -1,30 +1,42 @@
-"""Conversations: their history (`Conversation`), and the form that a chat template requires (`ToolTemplate`)."""
+"""Conversations: their history (`Conversation`), the form that a template requires (`adapt`), and prompts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-from ngramspec.chat.families import HERMES, family_of, find_open_tag, find_reasoning_tags
+from ngramspec.chat.families import HERMES, Family, family_of, find_open_tag, find_reasoning_tags
+from ngramspec.chat.prompt import ChatPrompt
 from ngramspec.chat.stream import Tool, complete_object, read_object, to_json
 from ngramspec.chat.template import (
+    LARGE,
     Message,
+    Messages,
     TemplateFeatures,
-    find_features,
+    examine,
     find_marks,
+    large_worker,
+    lay_out,
     openai_tool,
     split_contents,
+    worker,
 )
-from ngramspec.data import NGramSpecError, PromptError, get_reason
+from ngramspec.data import ModelError, NGramSpecError, PromptError, get_reason
 from ngramspec.storage import utf8, write_whole
+from ngramspec.tokens import Control, Tokenizer, make_pattern
+
+T = TypeVar("T")
 
 
 class Turn(NamedTuple):
@@ -54,11 +66,7 @@ class Conversation:
     def prompt(
         self, question: str, encode: Callable[[list[Message]], list[int]], max_tokens: int
     ) -> tuple[list[int], int]:
-        """Return the token ids of the prompt for the next question, and the index of the oldest turn in it.
-
-        As few of the oldest turns as possible are left out, but never the system message or the question; if these do
-        not fit, raise a PromptError. `encode` must not return more tokens for fewer turns.
-        """
+        """Return the tokens of the next question's prompt, with as many turns as fit, and the first of them."""
 
         def encode_from(first: int) -> list[int]:
             return encode([*self.messages(first), {"role": "user", "content": question}])
@@ -142,106 +150,162 @@ def load(path: Path) -> tuple[Conversation, str]:
     return Conversation(system, turns), model if isinstance(model, str) else ""
 
 
-class ToolTemplate:
-    """A chat template in Jinja, and its support for tools.
+class ChatTemplate:
+    """A chat template in Jinja over a vocabulary, the control tokens by their texts, and the texts of BOS and EOS."""
 
-    What a template does not support becomes plain messages: tools are described in the system message, calls are part
-    of the assistant's text in the form that `AnswerParser` reads, and results are in a user's turn.
-    `examine` calls its argument with the template's `Render` and further arguments.
-    """
+    def __init__(self, source: str, controls: Mapping[str, Control], bos: str = "", eos: str = "") -> None:
+        self._parts = pickle.dumps((source, tuple(controls), bos, eos), pickle.HIGHEST_PROTOCOL)
+        self.source, self.family, self._controls = source, family_of(source), controls
 
-    def __init__(self, source: str | None, examine: Callable[..., Any]) -> None:
-        self._source, self._examine, self._family = source or "", examine, family_of(source)
+    def prompt(
+        self,
+        messages: Messages,
+        tokenizer: Tokenizer,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        check: Callable[[int], None] | None = None,
+    ) -> ChatPrompt:
+        """Return the prompt of a conversation; `check` raises an error for the length of a text that is too long."""
+        prompt = self.lay_out({**variables, "messages": messages})
+        if check is not None:
+            check(len(prompt.text))
+        return self._tokenize(prompt, tokenizer)
 
-    def adapt(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
-    ) -> tuple[list[Message], list[Any] | None]:
-        """Return messages in OpenAI's form and tools as the template requires them; `None` if it receives no tools."""
-        features = self.features
-        fields = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
-        turns = [{key: m[key] for key in fields if m.get(key) is not None} for m in messages]
-        has_calls = bool(tools) or any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
-        renders_calls = features.arguments and features.results and features.tools
-        keeps_parts = features.system and (renders_calls or not has_calls)
-        for number, turn in enumerate(turns):
-            can_have_parts = keeps_parts and turn["role"] in features.parts and not turn.get("tool_calls")
-            if isinstance(content := turn.get("content"), list) and not can_have_parts:
-                turn["content"] = "\n".join(part["text"] for part in content)
-            _adapt_calls(turn, features, number)
-        if features.arguments is None:
-            turns = [self._write_calls(turn) for turn in turns]
-        elif not features.parallel:
-            turns = list(_split_turns(turns))
-        if not features.user_next:
-            turns = list(_add_answers(turns))
-        if not features.results:
-            turns = _move_results_to_turns(turns)
-        if tools and not features.tools:
-            turns = _add_description(turns, self._describe(tools), features.system)
-        if not features.system:
-            turns = _merge_system_message(turns)
-        turns = _adapt_rare_forms(turns, self._source)
-        if not features.strings and "user" in features.parts:
-            turns = split_contents(turns)
-        shown_tools = tools if features.tools else ()
-        return turns, [openai_tool(tool if features.schemas else _simplify(tool)) for tool in shown_tools] or None
+    def extend(
+        self, prompt: ChatPrompt, pieces: Sequence[tuple[str, bool]], opening: str, tokenizer: Tokenizer
+    ) -> ChatPrompt:
+        """Return a prompt followed by pieces of text; control tokens are parsed only in the template's own pieces."""
+        return self._tokenize(prompt.extend(pieces, opening, self._pattern), tokenizer)
 
     @cached_property
     def features(self) -> TemplateFeatures:
-        features: TemplateFeatures = self._examine(find_features)
-        if self._family is not None:
-            return features
-        # Calls of unknown families could not be parsed.
-        return TemplateFeatures(
-            False, features.system, features.schemas, strings=features.strings, parts=features.parts
-        )
+        """Features for `adapt`; calls of unknown families could not be parsed."""
+        return self.examine(TemplateFeatures, self.family is not None)
 
-    def begin_answer(
-        self, opening: str, reasoning: str, text: str, variables: Mapping[str, Any]
-    ) -> list[tuple[str, bool]]:
-        """Return the pieces of a begun answer after the prompt's `opening`, each with whether it is the template's own.
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return make_pattern(self._controls)
 
-        Reasoning is dropped if the template has no tags, and continues if `text` is "".
-        """
-        answer: Message = {"role": "assistant", "content": "qtextq"}
-        answer |= {"reasoning_content": "qthoughtq"} if reasoning else {}
-        turns, _ = self.adapt([{"role": "user", "content": "quserq"}, answer], ())
-        before = between = ""  # the reasoning, and between it and the text
-        if self._family is not None and self._family.channels:
-            final = "<|channel|>final<|message|>"
-            before = "<|channel|>analysis<|message|>" if reasoning else final if text else ""
-            between = f"<|end|><|start|>assistant{final}" if reasoning else ""
-        elif (marks := self._examine(find_marks, turns, variables)) is not None:
-            before, between = marks
+    def lay_out(self, values: Mapping[str, Any]) -> ChatPrompt:
+        """Return the text of a prompt for the variables of the template; raise a ModelError if it rejects them."""
+        with _nesting_errors():
+            raw = pickle.dumps(dict(values), pickle.HIGHEST_PROTOCOL)
+            return (large_worker if len(raw) > LARGE else worker).call(lay_out, self._parts, raw)
+
+    def examine(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function of a module that renders conversations with its first argument."""
+        with _nesting_errors():
+            result: T = worker.call(examine, self._parts, function, arguments)
+        return result
+
+    def _tokenize(self, prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
+        text, add_bos = prompt.text, not prompt.has_bos
+        if prompt.only_own:
+            return prompt._replace(tokens=tokenizer.tokenize(text, special=True, add_bos=add_bos))
+        tokens, at, before = tokenizer.tokenize("", add_bos=add_bos)[:1], 0, None
+        space = " \t\n\v\f\r"  # C's isspace()
+        # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
+        for start, end in [*prompt.controls, (len(text), len(text))]:
+            control = self._controls.get(text[start:end])
+            piece = text[at:start]
+            piece = piece.lstrip(space) if before is not None and before.rstrip else piece
+            piece = piece.rstrip(space) if control is not None and control.lstrip else piece
+            tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
+            tokens += [control.token] if control is not None else []
+            at, before = end, control
+        return prompt._replace(tokens=tokens)
+
+
+@contextmanager
+def _nesting_errors() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ModelError("the conversation or a variable of the chat template is nested too deeply") from None
+
+
+def adapt(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> tuple[list[Message], list[Any] | None]:
+    """Return messages in OpenAI's form and tools as the template requires them; `None` if it receives no tools.
+
+    What a template does not support becomes plain messages: tools are described in the system message, calls are part
+    of the assistant's text in the form that `AnswerParser` reads, and results are in a user's turn.
+    """
+    features, family = template.features, template.family or HERMES
+    fields = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+    turns = [{key: m[key] for key in fields if m.get(key) is not None} for m in messages]
+    has_calls = bool(tools) or any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
+    renders_calls = features.arguments and features.results and features.tools
+    keeps_parts = features.system and (renders_calls or not has_calls)
+    for number, turn in enumerate(turns):
+        can_have_parts = keeps_parts and turn["role"] in features.parts and not turn.get("tool_calls")
+        if isinstance(content := turn.get("content"), list) and not can_have_parts:
+            turn["content"] = "\n".join(part["text"] for part in content)
+        _adapt_calls(turn, features, number)
+    if features.arguments is None:
+        turns = [_write_calls(turn, family) for turn in turns]
+    elif not features.parallel:
+        turns = list(_split_turns(turns))
+    if not features.user_next:
+        turns = list(_add_answers(turns))
+    if not features.results:
+        turns = _move_results_to_turns(turns)
+    if tools and not features.tools:
+        turns = _add_description(turns, _describe(tools, family), features.system)
+    if not features.system:
+        turns = _merge_system_message(turns)
+    turns = _adapt_rare_forms(turns, template.source)
+    if not features.strings and "user" in features.parts:
+        turns = split_contents(turns)
+    shown_tools = tools if features.tools else ()
+    return turns, [openai_tool(tool if features.schemas else _simplify(tool)) for tool in shown_tools] or None
+
+
+def begin_answer(
+    template: ChatTemplate, opening: str, reasoning: str, text: str, variables: Mapping[str, Any]
+) -> list[tuple[str, bool]]:
+    """Return the pieces of a begun answer, each with whether it is the template's own; reasoning requires tags."""
+    answer: Message = {"role": "assistant", "content": "qtextq"}
+    answer |= {"reasoning_content": "qthoughtq"} if reasoning else {}
+    turns, _ = adapt(template, [{"role": "user", "content": "quserq"}, answer], ())
+    before = between = ""  # the reasoning, and between it and the text
+    if template.family is not None and template.family.channels:
+        final = "<|channel|>final<|message|>"
+        before = "<|channel|>analysis<|message|>" if reasoning else final if text else ""
+        between = f"<|end|><|start|>assistant{final}" if reasoning else ""
+    elif (marks := template.examine(find_marks, turns, variables)) is not None:
+        before, between = marks
+    else:
+        tags, has_line_ends = find_reasoning_tags(template.source), opening.endswith("\n")
+        tag = find_open_tag(tags, opening)
+        if tag is None and reasoning and tags:
+            tag = next(iter(tags))
+            has_line_ends = tag == "<think>"
+            before = f"{tag}\n" if has_line_ends else tag
+        if tag is None:
+            reasoning = ""
         else:
-            tags, has_line_ends = find_reasoning_tags(self._source), opening.endswith("\n")
-            tag = find_open_tag(tags, opening)
-            if tag is None and reasoning and tags:
-                tag = next(iter(tags))
-                has_line_ends = tag == "<think>"
-                before = f"{tag}\n" if has_line_ends else tag
-            if tag is None:
-                reasoning = ""
-            else:
-                between = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
-        return [(before, True), (reasoning, False), (between if text else "", True), (text, False)]
+            between = f"\n{tags[tag]}\n\n" if has_line_ends else tags[tag]
+    return [(before, True), (reasoning, False), (between if text else "", True), (text, False)]
 
-    def _write_calls(self, message: Message) -> Message:
-        calls = message.pop("tool_calls", None)
-        if not calls:
-            return message
-        functions = [(call["function"]["name"], to_json(call["function"]["arguments"])) for call in calls]
-        text = (self._family or HERMES).write(functions)
-        return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
 
-    def _describe(self, tools: Sequence[Tool]) -> str:
-        descriptions = "\n".join(to_json(openai_tool(tool)["function"]) for tool in tools)
-        example = (self._family or HERMES).write([("NAME", '{"PARAMETER": "VALUE"}')])
-        return (
-            f"# Tools\n\nYou can call these functions:\n\n<tools>\n{descriptions}\n</tools>\n\n"
-            "To call one, answer with its name and with arguments that fit its parameters, in this form:\n\n"
-            f"{example}\n\nYou then get the result. If no function is needed, just answer."
-        )
+def _write_calls(message: Message, family: Family) -> Message:
+    calls = message.pop("tool_calls", None)
+    if not calls:
+        return message
+    functions = [(call["function"]["name"], to_json(call["function"]["arguments"])) for call in calls]
+    text = family.write(functions)
+    return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
+
+
+def _describe(tools: Sequence[Tool], family: Family) -> str:
+    descriptions = "\n".join(to_json(openai_tool(tool)["function"]) for tool in tools)
+    example = family.write([("NAME", '{"PARAMETER": "VALUE"}')])
+    return (
+        f"# Tools\n\nYou can call these functions:\n\n<tools>\n{descriptions}\n</tools>\n\n"
+        "To call one, answer with its name and with arguments that fit its parameters, in this form:\n\n"
+        f"{example}\n\nYou then get the result. If no function is needed, just answer."
+    )
 
 
 def _adapt_calls(turn: Message, features: TemplateFeatures, number: int) -> None:

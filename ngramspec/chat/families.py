@@ -64,16 +64,6 @@ _DEEPSEEK = make_list_parsers(
     _DEEPSEEK_CALL,
     partial(read_named, separator=_DEEPSEEK_SEPARATOR, name="(.+)", end=_DEEPSEEK_CALL_END, fence="```json"),
 )
-_KIMI = make_list_parsers(
-    {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
-    "<|tool_call_begin|>",
-    partial(
-        read_named,
-        separator="<|tool_call_argument_begin|>",
-        name=r"(?:functions\.)?([^\n]+?)(?::\d+)?",
-        end="<|tool_call_end|>",
-    ),
-)
 # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
 _LLAMA = partial(read_objects, ends=(";",), known_only=True)
 _FENCE_CALL = partial(read_objects, ends=("```",), known_only=True)
@@ -119,7 +109,20 @@ FAMILIES = (
         call=(f"{_DEEPSEEK_CALL}%(name)s{_DEEPSEEK_SEPARATOR}", _DEEPSEEK_CALL_END),
         around=(_DEEPSEEK_LIST, "", _DEEPSEEK_END),
     ),
-    Family("kimi", (("<|tool_calls_section_begin|>",),), _KIMI),
+    Family(
+        "kimi",
+        (("<|tool_calls_section_begin|>",),),
+        make_list_parsers(
+            {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
+            "<|tool_call_begin|>",
+            partial(
+                read_named,
+                separator="<|tool_call_argument_begin|>",
+                name=r"(?:functions\.)?([^\n]+?)(?::\d+)?",
+                end="<|tool_call_end|>",
+            ),
+        ),
+    ),
     Family("minimax", (("<minimax:tool_call>",),), make_invoke_parsers("", "minimax:tool_call")),
     Family("glm", (("<arg_key>",),)),
     Family("qwen-coder", (("<function=",),), {"<seed:tool_call>": read_hermes, "<function=": read_function}),

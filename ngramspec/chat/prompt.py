@@ -40,7 +40,6 @@ _NONE = frozenset[str]()
 _JSON = re.compile(r'["\\\x00-\x1f]')  # characters that JSON always escapes
 _JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # characters that some JSON encoders escape
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TYPES = frozenset(
     {"string", "number", "integer", "boolean", "object", "array", "null", "function", "text", "thinking"}
 )
@@ -60,10 +59,7 @@ class ChatPrompt(NamedTuple):
     tokens: list[int]  # token ids; none until `ChatTemplate` has tokenized the text
 
     def extend(self, pieces: Sequence[tuple[str, bool]], opening: str, pattern: re.Pattern[str]) -> ChatPrompt:
-        """Return the text followed by pieces, each with whether it is the template's own, and with another opening.
-
-        `pattern` matches the control tokens.
-        """
+        """Return the text followed by pieces, each with whether it is the template's own; `pattern`: control tokens."""
         text, own_spans = self.text, [*self.controls]
         for piece, own in pieces:
             if own:
@@ -184,7 +180,8 @@ class _StringHider:
 
     def _hide_value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
-            kept_words = _ROLES if key == "role" else _TYPES if key == "type" else ()
+            roles = ("system", "developer", "user", "assistant", "tool")
+            kept_words = roles if key == "role" else _TYPES if key == "type" else ()
             return value if value in kept_words else self._hide_text(value)
         if isinstance(value, Mapping):
             return {self._hide_key(name): self._hide_value(inner, name) for name, inner in value.items()}
@@ -240,10 +237,7 @@ class _StringHider:
 
 
 def _find_strings(source: str) -> tuple[set[str], set[str]]:
-    """Return the stripped strings in the source of a template, and the keys that it uses.
-
-    Strings of one character are omitted, because almost every text contains them.
-    """
+    """Return the stripped strings in the source of a template, except single characters, and the keys it uses."""
     strings, names = set[str](), set[str]()
     before = ""
     for _, kind, value in Environment(extensions=["jinja2.ext.loopcontrols"]).lex(source):

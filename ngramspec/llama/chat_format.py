@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.chat.conversation import ToolTemplate
+from ngramspec.chat.conversation import ChatTemplate, adapt, begin_answer
 from ngramspec.chat.families import MARKS, missing_turn, reasoning_tags
 from ngramspec.chat.prompt import ChatPrompt, LayoutTemplate
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import ChatTemplate, check_variables, find_features, template_variables
+from ngramspec.chat.template import TemplateFeatures, check_variables, template_variables
 from ngramspec.data import ModelError
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.tokens import Control
@@ -109,7 +109,7 @@ class ChatFormat:
         raises an error if a text with that many characters is too long to be tokenized.
         """
         check_variables(variables)
-        turns, shown_tools = self._tools.adapt(messages, tools)
+        turns, shown_tools = adapt(self._template, messages, tools)
         values = template_variables(self._variables(variables)) | {"add_generation_prompt": answered}
         if shown_tools is not None:
             values["tools"] = shown_tools
@@ -126,7 +126,7 @@ class ChatFormat:
         # A client's string must not become part of the template's own text, in which control tokens are parsed.
         values = self._variables(variables).items()
         plain = {name: value for name, value in values if not isinstance(value, str | list | dict)}
-        pieces = self._tools.begin_answer(prompt.opening, thoughts, text, plain)
+        pieces = begin_answer(self._template, prompt.opening, thoughts, text, plain)
         opening = "" if text else prompt.opening + "".join(piece for piece, own in pieces if own)
         return self._template.extend(prompt, pieces, opening, self._vocabulary)
 
@@ -137,18 +137,14 @@ class ChatFormat:
     def capabilities(self) -> Mapping[str, bool]:
         """Features of the chat template by llama-server's names; a template that does not work has none."""
         try:
-            return self._template.examine(find_features).capabilities()
+            return self._template.examine(TemplateFeatures).capabilities()
         except ModelError:
-            return find_features(_refuse).capabilities()
+            return TemplateFeatures(_refuse).capabilities()
 
     @property
     def allows_parallel_calls(self) -> bool:
         """True if the chat template can render several calls in one turn."""
-        return self._tools.features.parallel
-
-    @cached_property
-    def _tools(self) -> ToolTemplate:
-        return ToolTemplate(self._source, self._template.examine)
+        return self._template.features.parallel
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
-from ngramspec.chat.conversation import ToolTemplate
+from ngramspec.chat.conversation import ChatTemplate, adapt
 from ngramspec.chat.families import AnswerParser
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import find_features, make_render, openai_tool
+from ngramspec.chat.template import TemplateFeatures, make_render, openai_tool
+
+T = TypeVar("T")
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} ARGUMENTS{% endfor %}"
@@ -63,18 +66,24 @@ def talk(arguments: Any = ARGUMENTS) -> list[dict[str, Any]]:
     ]
 
 
-def make(source: str) -> ToolTemplate:
-    render = make_render(source)
-    return ToolTemplate(source, lambda function, *arguments: function(render, *arguments))
+class LocalTemplate(ChatTemplate):
+    """A template that is rendered in this process."""
+
+    def examine(self, function: Callable[..., T], *arguments: Any) -> T:
+        return function(make_render(self.source), *arguments)
+
+
+def make(source: str) -> ChatTemplate:
+    return LocalTemplate(source, {})
 
 
 def adapted(source: str, messages: list[dict[str, Any]], tool: Tool | None = WEATHER) -> list[dict[str, Any]]:
-    return make(source).adapt(messages, [tool] if tool else [])[0]
+    return adapt(make(source), messages, [tool] if tool else [])[0]
 
 
 def shown(source: str, messages: list[dict[str, Any]], tool: Tool = WEATHER) -> str:
     """Return the text of a prompt."""
-    turns, tools = make(source).adapt(messages, [tool])
+    turns, tools = adapt(make(source), messages, [tool])
     return make_render(source)({"messages": turns, "tools": tools})
 
 
@@ -175,7 +184,7 @@ def test_template_adapt_completes_schemas_only_if_required(parameters: dict[str,
     tool = Tool("weather", "", parameters)
     for source in (LOOPING, RECURSIVE, OBJECTS):
         assert "weather" in shown(source, [USER], tool)
-    assert make(OBJECTS).adapt([USER], [tool])[1] == [openai_tool(tool)]
+    assert adapt(make(OBJECTS), [USER], [tool])[1] == [openai_tool(tool)]
 
 
 @pytest.mark.parametrize("roles", ["", "user", "user assistant", "user system tool", "user assistant system tool"])
@@ -205,7 +214,7 @@ def test_template_adapt_shortens_call_ids_only_if_required() -> None:
 
 @pytest.mark.parametrize("source", [PLAIN, UNKNOWN])
 def test_template_adapt_without_usable_tool_format_describes_tools(source: str) -> None:
-    messages, tools = make(source).adapt([{"role": "system", "content": "Be nice."}, *talk()], [WEATHER])
+    messages, tools = adapt(make(source), [{"role": "system", "content": "Be nice."}, *talk()], [WEATHER])
     assert tools is None
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[0]["content"].startswith("Be nice.\n\n# Tools")
@@ -232,7 +241,7 @@ def test_template_adapt_without_system_role_puts_tools_in_first_turn() -> None:
 
 
 def test_template_adapt_without_tool_role_moves_results_to_user_turn() -> None:
-    messages, tools = make(NO_RESULTS).adapt(talk(), [WEATHER])
+    messages, tools = adapt(make(NO_RESULTS), talk(), [WEATHER])
     assert tools is not None
     assert "tool_calls" in messages[1]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
@@ -319,6 +328,6 @@ CALLING = {"tools", "tool_calls", "parallel_tool_calls", "system_role", "string_
     ],
 )
 def test_capabilities_of_template_equal_expected_features(source: str, expected: set[str]) -> None:
-    found = find_features(make_render(source)).capabilities()
+    found = TemplateFeatures(make_render(source)).capabilities()
     assert len(found) == 9
     assert {name.removeprefix("supports_") for name, can in found.items() if can} == expected

@@ -14,7 +14,8 @@ from support.model_files import write_model
 
 from ngramspec import worker as module
 from ngramspec.chat import template as template_module
-from ngramspec.chat.template import ChatTemplate, large_worker, worker
+from ngramspec.chat.conversation import ChatTemplate
+from ngramspec.chat.template import large_worker, worker
 from ngramspec.llama.vocabulary import Vocabulary
 
 USER = {"role": "user", "content": "hi"}

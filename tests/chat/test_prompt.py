@@ -22,12 +22,14 @@ from jinja2 import Environment
 from support.model_files import write_vocabulary
 from support.templates import find_marks, template_files
 
+from ngramspec.chat.conversation import ChatTemplate
 from ngramspec.chat.stream import Tool
-from ngramspec.chat.template import ChatTemplate, Control, Messages
+from ngramspec.chat.template import Messages
 from ngramspec.data import ModelError
 from ngramspec.llama import crash_check
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.find import resolve
+from ngramspec.tokens import Control
 
 CHATML = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}<|start|>assistant\n"
 TRIM = CHATML.replace("m.content", "m['content'] | trim")

@@ -21,7 +21,7 @@ from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, RunResult, run,
 from support.model_files import write_gguf
 from support.signals import SIGNALS, by_signal, signal_after, signal_at
 
-from ngramspec.chat.template import ChatTemplate
+from ngramspec.chat.conversation import ChatTemplate
 from ngramspec.data import NGramSpecError
 from ngramspec.drafting import DRAFTERS
 from ngramspec.instruments.prompts import load_prompts
