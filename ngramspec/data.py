@@ -68,10 +68,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[Data], data: Any) -> Data:
-    """Return the dataclass of a value that `encode` returned; unknown keys are ignored.
-
-    It raises a ValueError of one line if a field is missing, or has another type than its annotation.
-    """
+    """Return the dataclass of a value that `encode` returned; raise a ValueError of one line if a field is wrong."""
     from pydantic import ValidationError  # every module imports this one, and most do not need pydantic
 
     try:

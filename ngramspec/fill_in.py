@@ -20,7 +20,6 @@ from ngramspec.backend import Vocabulary
 from ngramspec.data import ModelError
 
 _PROJECT, _FILE = "myproject", "filename"
-_SNIPPET = "\n\n--- snippet ---\n\n"  # text before each file if the model has no file token
 
 
 class Limits(NamedTuple):
@@ -32,11 +31,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def for_context(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:
-        """Return llama-server's limits: three quarters of `near` are prefix, one is suffix; other files fill the rest.
-
-        A small context lowers `near`. The limits leave room for twice `n_predict` tokens, and for at least an eighth of
-        `near`.
-        """
+        """Return llama-server's limits: 3/4 of `near` are prefix and 1/4 is suffix; other files fill the rest."""
         reserve = max(2 * n_predict, near // 8)
         near = min(near, max(n_ctx - reserve, n_ctx // 2))
         quarter = near // 4
@@ -76,7 +71,7 @@ def fill_in(
     if marks.project is not None:
         around += [marks.project, *tokens(f"{_PROJECT}\n")]
     for name, text in other_files:
-        heading = tokens(_SNIPPET) if marks.file is None else [marks.file, *tokens(f"{name}\n")]
+        heading = tokens("\n\n--- snippet ---\n\n") if marks.file is None else [marks.file, *tokens(f"{name}\n")]
         around += [*heading, *tokens(text)]
     if marks.file is not None:
         around += [marks.file, *tokens(f"{_FILE}\n")]

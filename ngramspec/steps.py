@@ -11,7 +11,6 @@ from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.sampling.distribution import Logprobs
 
 SHORT = 16  # minimum number of passes for an estimate of the gain; with fewer it would be noise
-MAX_SURPRISES = 0.2  # share of passes that took an unexpected time above which the gain is not estimated
 
 StopReason = Literal["eog", "stop", "length", "context"]
 
@@ -136,7 +135,7 @@ class Stats:
     @property
     def is_disturbed(self) -> bool:
         """True if too many passes took another time than expected to show a gain."""
-        return self.surprises > MAX_SURPRISES * self.passes
+        return self.surprises > 0.2 * self.passes
 
     @property
     def estimated_gain(self) -> float | None:

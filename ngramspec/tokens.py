@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -28,14 +28,12 @@ class Tokenizer(Protocol):
         """Return True if the token ends a generation (end of text, of turn, of message)."""
 
 
+# The search reads the whole vocabulary (100,000 tokens), and every request needs the result.
 _ending_tokens_cache: WeakKeyDictionary[Tokenizer, tuple[int, ...]] = WeakKeyDictionary()
 
 
 def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return all tokens that end a generation.
-
-    The result is cached, because the search reads the whole vocabulary (100,000 tokens) and every request needs it.
-    """
+    """Return all tokens that end a generation."""
     tokens = _ending_tokens_cache.get(tokenizer)
     if tokens is None:
         tokens = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
@@ -84,15 +82,6 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if list(a[:n]) == list(b[:n]):
         return n
     return next(i for i in range(n) if a[i] != b[i])
-
-
-def partial_match_start(text: str, marks: Collection[str]) -> int:
-    """Return the index at which the longest incomplete mark at the end of a text begins, or len(text)."""
-    longest = max(map(len, marks), default=1)
-    for at in range(max(0, len(text) - longest + 1), len(text)):
-        if any(mark.startswith(text[at:]) for mark in marks):
-            return at
-    return len(text)
 
 
 TopLogprobs = Sequence[tuple[int, float]]  # (token id, natural logarithm of its probability), best first

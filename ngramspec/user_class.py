@@ -36,10 +36,7 @@ def is_user_class(name: str) -> bool:
 
 
 def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
-    """Load a class from a file, as FILE.py:Class, which is run again only after it was changed.
-
-    It raises a UserCodeError if there is no such file, or no such complete subclass of `base`.
-    """
+    """Load a class from FILE.py:Class; raise a UserCodeError if it has no such complete subclass of `base`."""
     kind = cast(type[Base], base)  # as a callable, because the type checker rejects an abstract class as a type
     file, _, class_name = name.rpartition(":")
     if not file.endswith(".py") or not class_name.isidentifier():

@@ -119,14 +119,12 @@ class Worker:
         if answer is not None:
             return answer
         self._check_open()
-        late = process.returncode == _LATE
+        late = process.returncode == (1 if sys.platform == "win32" else -signal.SIGPROF)
         limit = f"more than {SECONDS:g} s" if late else "too much memory"
         raise self._error(f"{self._subject} takes {limit} to {self._action}")
 
 
 # --------------------------------------------------------------------------- the child
-
-_LATE = -signal.SIGPROF if sys.platform != "win32" else 1  # exit code of a child that exceeded its time
 
 
 def _start(memory: int) -> subprocess.Popen[bytes] | None:

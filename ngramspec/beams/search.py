@@ -51,11 +51,10 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """A text: its score, its last token, and its characters for the search for stop strings, if there are any."""
-
-    score: float
-    node: Node
-    stream: TextStream | None
+    score: float  # that of its `Hypothesis`
+    node: Node  # last token
+    stream: TextStream | None  # characters for the search for stop strings, if there are any
+    stop: StopReason | None = None  # reason for the end; `None` while the text is alive
 
 
 Extension = tuple[float, Beam, int]  # extended text: new score, text before the extension, added token
@@ -89,7 +88,7 @@ class BeamSearch:
         # tokens that were evaluated before a live text ended in them, and `draft_seconds` of all work outside passes.
         self.stats = Stats()
         self._live: list[Beam] = []  # texts that continue, the best one first
-        self._finished: list[tuple[Beam, StopReason]] = []
+        self._finished: list[Beam] = []
         self._rows: dict[Node, Logits] = {}  # of the last pass
 
     def run(
@@ -100,11 +99,7 @@ class BeamSearch:
         stop: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Generator[None]:
-        """Search, and yield after the prefill and after each pass; `hypotheses` returns the results at any time.
-
-        The arguments are those of `SpeculativeDecoder.generate`; without `max_tokens`, texts end with the context. If
-        the context has no room for `beams` texts of this length, a PromptError is raised before the first pass.
-        """
+        """Search, and yield after the prefill and after each pass; a PromptError means that the context has no room."""
         # The prompt is checked here and not at the first `next`, so that a wrong call fails immediately.
         if not prompt:
             raise PromptError("the prompt is empty")
@@ -129,13 +124,12 @@ class BeamSearch:
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best texts so far, at most `beams`, the best one first."""
-        texts: list[tuple[Beam, StopReason | None]] = [*self._finished]
-        texts += [(beam, None if self._rounds_left else self._limit_reason) for beam in self._live]
-        texts.sort(key=lambda text: -text[0].score)
-        return [self._hypothesis(beam, stop) for beam, stop in texts[: self.beams] if beam.node.parent is not None]
+        texts = sorted([*self._finished, *self._live], key=lambda beam: -beam.score)
+        return [self._hypothesis(beam) for beam in texts[: self.beams] if beam.node.parent is not None]
 
-    def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
+    def _hypothesis(self, beam: Beam) -> Hypothesis:
         stream, tokens = deepcopy(self._stream), tuple(beam.node.path())
+        stop = beam.stop or (None if self._rounds_left else self._limit_reason)
         text = "".join([stream.push(self._piece(token)) for token in tokens]) + stream.finish()
         # A complete stop string may have been held back because a longer one that began before it was still possible.
         return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)
@@ -248,16 +242,13 @@ class BeamSearch:
             if stream is not None:
                 stream.push(self._piece(token))
                 stop = "stop" if stream.stop_string is not None else stop
-            if stop is None:
-                live.append(Beam(score, node, stream))
-            else:
-                self._finished.append((Beam(score, node, stream), stop))
+            (self._finished if stop else live).append(Beam(score, node, stream, stop))
         for parent, new_children in children.items():
             parent.children = new_children
-        self._finished.sort(key=lambda entry: -entry[0].score)
+        self._finished.sort(key=lambda beam: -beam.score)
         del self._finished[self.beams :]
         if len(self._finished) == self.beams:
-            live = [beam for beam in live if beam.score > self._finished[-1][0].score]
+            live = [beam for beam in live if beam.score > self._finished[-1].score]
         self._live = live
         self._rounds_left -= 1
         return [beam.node for beam in live]
@@ -303,11 +294,8 @@ class BeamSearch:
 
 ORDERS = 3  # maximum number of context tokens of a row
 LONGEST = 8  # maximum number of context tokens of a copy
-AHEAD = 2  # minimum number of tokens by which a copy's context must exceed a row's, which contains more information
-COPY_MARGIN = 2  # minimum ratio of occurrences for which the most frequent copy is preferred to the most recent one
 FADE = 0.98  # factor by which earlier counts fade at each new count
 DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
-SIZES = range(1, 65)
 
 PARTIAL_SHARE = 0.5
 """Share of a round's rows that the search chooses if it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams. A
@@ -382,12 +370,12 @@ class BeamPlan:
         row_context = next((context for context in contexts[-ORDERS:] if context in self._rows), ())
         copy_context = next((context for context in contexts if context in self._copies), ())
         row = self._rows.get(row_context)
-        if len(copy_context) < len(row_context) + AHEAD:
+        if len(copy_context) < len(row_context) + 2:  # a row contains more information than a copy
             return row or (), len(row_context)
         counts = self._copies[copy_context]
         *_, latest = counts
         most_frequent = max(counts, key=counts.__getitem__)
-        copy = most_frequent if counts[most_frequent] >= COPY_MARGIN * counts[latest] else latest
+        copy = most_frequent if counts[most_frequent] >= 2 * counts[latest] else latest
         rate = self._trust[len(copy_context), len(row_context)]
         node.notes = copy, rate
         total = sum(counts.values())
@@ -412,12 +400,7 @@ class BeamPlan:
     def plan(
         self, live: Sequence[tuple[float, Node]], rounds: int, room: int, leaves: int
     ) -> tuple[list[Node], list[Node]]:
-        """Return the nodes to evaluate ahead, and the known nodes that may be needed, both without the live ones.
-
-        `live` are the score and the last node of each text of the next round; some of their rows are missing. `room` is
-        the maximum number of nodes to evaluate ahead, and `leaves` that of leaves among all kept and evaluated nodes,
-        including the live texts.
-        """
+        """Return at most `room` nodes to evaluate ahead, and known ones that may be needed, without the live ones."""
         common = reduce(common_ancestor, [node for _, node in live])
         if common is not self._trunk:
             self._commit(common.path()[self._trunk.length - common.length :])
@@ -438,7 +421,7 @@ class BeamPlan:
         self._layers = []
         front, tips, size, rate = live, len(live), n_missing, self._rate()
         # A further round must be likely enough to justify one more token in the pass.
-        price = MarginalCost(rate, [slope + self._per_token for slope in self._times.slopes(SIZES)])
+        price = MarginalCost(rate, [slope + self._per_token for slope in self._times.slopes(range(1, 65))])
         before = cost = self._cost(size)
         best, best_value = 0, 1.0 - rate * cost
         expected_steps = chance = 1.0
@@ -487,10 +470,7 @@ class BeamPlan:
         return self._times.ratio(size) + self._times.change_now(size) + self._per_token * size
 
     def learn(self, size: int, seconds: float, other_seconds: float, rounds: Sequence[Sequence[Node]]) -> None:
-        """Learn the result of the last planned pass, of `size` tokens.
-
-        `rounds` are the last nodes of the live texts after each round since the pass.
-        """
+        """Learn from the last planned pass, and from the last nodes of the live texts after each round since then."""
         for (nodes_drafted, _, coverage), nodes in zip(self._layers, rounds, strict=False):
             keys = {(node.parent, node.token) for node in nodes_drafted}
             hit = all((node.parent, node.token) in keys for node in nodes)

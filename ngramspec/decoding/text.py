@@ -23,7 +23,7 @@ from ngramspec.request import GREEDY, Request
 from ngramspec.sampling.distribution import distribution_logprobs, logprobs
 from ngramspec.sampling.sampler import CloseCalls, RecordingSampler, Sampler, TokenBanSampler
 from ngramspec.steps import Step, StopReason
-from ngramspec.tokens import TokenTable, ending_tokens, partial_match_start
+from ngramspec.tokens import TokenTable, ending_tokens
 
 
 class Drafts:
@@ -389,7 +389,7 @@ class TextStream:
         if not self.stop or self._min_tokens_left > 0:
             self._min_tokens_left -= 1
             return text.translate(self._hidden)
-        open_at = partial_match_start(text, self.stop)
+        open_at = _find_partial_match(text, self.stop)
         stop_at = self._find(text)
         # An unfinished stop string that begins before a finished one still wins if it completes: "abcd" over "bc" after
         # "abc". So the finished one counts only when nothing that began earlier is still open.
@@ -417,3 +417,12 @@ class TextStream:
         """Return the position and the text of the earliest stop string, the longest of those."""
         matches = [(at, stop) for stop in self.stop if (at := text.find(stop)) >= 0]
         return min(matches, key=lambda match: match[0], default=None)
+
+
+def _find_partial_match(text: str, marks: Sequence[str]) -> int:
+    """Return the index at which the longest incomplete mark at the end of a text begins, or len(text)."""
+    longest = max(map(len, marks), default=1)
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if any(mark.startswith(text[at:]) for mark in marks):
+            return at
+    return len(text)

@@ -89,9 +89,6 @@ class _File(BaseModel, extra="forbid"):
     prompts: list[dict[str, Any]]
 
 
-_MESSAGES = {"missing": "is missing"} | dict.fromkeys(("unexpected_keyword_argument", "extra_forbidden"), "unknown key")
-
-
 def _validate(kind: Any, data: object, where: str) -> Any:
     """Return the data as an instance of a type; an NGramSpecError names the place of the first error, from 1."""
     try:
@@ -99,16 +96,17 @@ def _validate(kind: Any, data: object, where: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        message = _MESSAGES.get(first["type"], first["msg"].removeprefix("Value error, "))
+        messages = {
+            "missing": "is missing",
+            "unexpected_keyword_argument": "unknown key",
+            "extra_forbidden": "unknown key",
+        }
+        message = messages.get(first["type"], first["msg"].removeprefix("Value error, "))
         raise NGramSpecError(": ".join(filter(None, (where, place.lstrip("."), message)))) from None
 
 
 def load_prompts(path: Path | None) -> list[Prompt]:
-    """Return all prompts of a file or folder, in the order of names and of the file; `None` means the packaged ones.
-
-    In a folder, hidden files, subfolders, empty files, files that are not UTF-8 text, and files named README or
-    LICENCE/LICENSE are skipped.
-    """
+    """Return all prompts of a file or folder, in order; `None` means the packaged ones."""
     if path is None:
         try:
             files = sorted(importlib.resources.files(PACKAGE).iterdir(), key=lambda file: file.name)

@@ -41,7 +41,6 @@ from ngramspec.storage import utf8
 
 VERSION = 3
 
-TOP = 5  # number of likely entries of a q that are written, in addition to that of the draft token
 CONTEXT = 12  # number of context tokens that are written with a pass
 
 _MARK = "ngramspec_trace"
@@ -154,7 +153,7 @@ def _brief(step: Step) -> Step:
     """Return the step with only the most likely tokens of each q, because whole distributions would fill the file."""
     draft, distributions = step.verified_draft, []
     for token, q in zip(draft.tokens, draft.q, strict=False):
-        top = nsmallest(TOP, q, key=lambda candidate, q=q: (-q[candidate], candidate))  # type: ignore[misc]
+        top = nsmallest(5, q, key=lambda candidate, q=q: (-q[candidate], candidate))  # type: ignore[misc]
         distributions.append(
             {likely_token: q[likely_token] for likely_token in dict.fromkeys((*top, token)) if likely_token in q}
         )

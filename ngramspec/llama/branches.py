@@ -34,12 +34,8 @@ class BranchingSequence(CacheSequence):
 
             rows = sequence.ask([last, a, b], [(0, (x,)), (0, (x, y)), (1, (z,))])   # last x y, and last a z
 
-        Tokens and branches are at most `max_batch`, and a branch is listed after the branches that it extends. The pass
-        puts the new tokens into the same cells as `evaluate`. Each branch that no other extends has a separate
-        llama.cpp sequence, whose cells are free again after the pass.
-
-        The result is the logits after each token, then after each branch. Those of the tokens are bit-identical to what
-        `evaluate` returns for a batch that has as many additional tokens as there are branches.
+        A branch is listed after the branches that it extends. Return the logits after each token, bit-identical to
+        those of `evaluate` for a batch with as many additional tokens as there are branches, then after each branch.
         """
         passes, n = self._passes, len(tokens) + len(branches)
         self.settle()

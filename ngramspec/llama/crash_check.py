@@ -36,9 +36,7 @@ from ngramspec.models.find import demo_model
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import FOLDERS, read_cache, write_cache
 
-_FROM_OUTSIDE = (-2, -9, -15)  # signals from outside: SIGINT, SIGKILL (also for lack of RAM), SIGTERM
 _CPU_SECONDS = 60
-_TOKENIZE_SECONDS = 10  # time limit; 250,000 tokens take 0.7 s, but some vocabularies take forever
 
 
 ChildEnd = tuple[int | None, str]
@@ -50,17 +48,14 @@ The code is negative for a signal (on Windows a crash has a code above 255 inste
 
 def died(code: int | None) -> bool:
     """Return True if a child crashed by itself."""
-    return code is not None and ((code < 0 and code not in _FROM_OUTSIDE) or code > 255)
+    # SIGINT, SIGKILL (also for lack of RAM) and SIGTERM come from outside.
+    return code is not None and ((code < 0 and code not in (-2, -9, -15)) or code > 255)
 
 
 def verdict(
     kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[ChildEnd], str | None]
 ) -> str:
-    """Return the verdict of a child, which may be cached from an earlier process that asked `about` the same.
-
-    If the cache folder `kind` cannot be written, each call runs the child again. After `patience` seconds the child
-    counts as hanging. A verdict `None` of `judge` is not cached, and means "".
-    """
+    """Return the verdict of a child, perhaps from the cache of what was asked `about` before; "" without a verdict."""
     path = FOLDERS.user_cache_path / kind / _digest(about)
     checksum, _, cached_verdict = (read_cache(path) or "").partition(" ")
     if cached_verdict and checksum == _digest(about + cached_verdict.encode()):
@@ -119,20 +114,12 @@ MAX_COMPUTED = 1 << 30
 """Maximum size in bytes of a file whose weights the child reads and computes with: a few seconds on a slow disk."""
 
 _GOOD = "good"
-_MEMORY_ERROR = re.compile("alloc|memory", re.IGNORECASE)  # errors of a lack of RAM, which say nothing about the file
-_ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _TEXT = "".join(map(chr, [*range(1, 0x250), *range(0x2010, 0x2030), 0x4E2D, 0x1F600])).encode() + b"  two\n\n\t 1234"
 _MAX_TOKENIZED = 20_000  # maximum bytes to tokenize; some vocabularies take time quadratic in the length
-_PATIENCE = 300.0
-_N_CTX = 256
 
 
 def check(path: Path, build: str) -> GGUFHeader | None:
-    """Return the header of a file, or raise a ModelError if `build` of llama.cpp would crash with it.
-
-    A file that makes it hang is accepted. The result is `None` if the file is not a GGUF file, which
-    llama.cpp reports itself.
-    """
+    """Return the header of a file, `None` if it is not GGUF; a ModelError means that llama.cpp would crash with it."""
     if not has_gguf_magic(path):
         return None
     header = read_header(path)
@@ -140,7 +127,7 @@ def check(path: Path, build: str) -> GGUFHeader | None:
     # The header may be longer than the edges of the file, so the key contains the time of modification too.
     stat = path.stat()
     about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + read_edges(path, stat.st_size)
-    result = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
+    result = verdict("trial", about, [__name__, str(path)], 300.0, _judge)
     if result not in ("", _GOOD):
         raise ModelError(f"{path} is damaged: llama.cpp crashes when loading it ({result}); download it again")
     return header
@@ -150,8 +137,9 @@ def _judge(end: ChildEnd) -> str | None:
     code, output = end
     if code == 0:
         return _GOOD
-    assertions = _ASSERTION.findall(output)
-    if code is None or not died(code) or (not assertions and _MEMORY_ERROR.search(output)):
+    assertions = re.findall(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*", output)
+    lacks_memory = not assertions and re.search("alloc|memory", output, re.IGNORECASE)  # says nothing about the file
+    if code is None or not died(code) or lacks_memory:
         return None
     return assertions[-1] if assertions else f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -164,7 +152,7 @@ def attempt(path: Path) -> None:
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         return
-    _limit(math.ceil(time.process_time()) + _TOKENIZE_SECONDS)
+    _limit(math.ceil(time.process_time()) + 10)  # 250,000 tokens take 0.7 s, but some vocabularies take forever
     _tokenize(llama.llama_model_get_vocab(model))
     _limit(_CPU_SECONDS)
     llama.llama_model_free(model)
@@ -181,7 +169,7 @@ def attempt(path: Path) -> None:
         if not model:
             return
         settings = llama.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = settings.n_ubatch = _N_CTX
+        settings.n_ctx = settings.n_batch = settings.n_ubatch = 256
         settings.n_threads = settings.n_threads_batch = 1
         context = llama.llama_init_from_model(model, settings)
         if not context:
@@ -217,9 +205,6 @@ AMX_NOTE = (
     "warning: this build's AMX kernels are broken (miscompiled by an older gcc, such as 12.2) and not used; built with"
     " gcc 14, passes of many tokens are up to twice as fast (cli/guide/first-gain.md: Build flags)"
 )
-
-TOLERANCE = 0.1
-"""Maximum relative difference of the logits from other kernels' in the 2-norm; that of working kernels is 0.008."""
 
 _DIFFERS = 3  # exit code of the child
 
@@ -264,8 +249,8 @@ def compare_amx() -> int:
     bindings.init_backend()
     path = demo_model().path
     plain, special = (_logits(path, extra) for extra in (False, True))
-    # The comparison is False for a NaN too.
-    return 0 if np.linalg.norm(special - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
+    # The relative difference of working kernels is 0.008. The comparison is False for a NaN too.
+    return 0 if np.linalg.norm(special - plain) <= 0.1 * np.linalg.norm(plain) else _DIFFERS
 
 
 def _logits(path: Path, extra: bool) -> NDArray[np.float32]:

@@ -143,15 +143,11 @@ def offloads_all(n_gpu_layers: int) -> bool:
 def cache_room(
     devices: Sequence[Device], layers: Counter[str], mapped_bytes: int = 0, *, if_empty: bool = False
 ) -> int:
-    """Return the largest KV cache in bytes that free memory can contain, split over the devices like the layers.
-
-    `layers` is the number of layers by the name of their device; layers on other devices than GPUs are in RAM.
-    `mapped_bytes` is the size of the weights if they are mapped, because RAM that they use still counts as free. With
-    `if_empty`, nothing else is in memory.
-    """
+    """Return the bytes of the largest KV cache for the free memory, split over the devices like the `layers`."""
     gpus = {d.name: d.total if if_empty else d.free for d in devices if d.is_gpu and d.total > 0}
     n_layers, memory = layers.total(), psutil.virtual_memory()
     in_ram = n_layers - sum(layers[name] for name in gpus)
+    # RAM that mapped weights use still counts as free.
     ram: int = (memory.total if if_empty else memory.available) - mapped_bytes * in_ram // n_layers
     rooms = [(max(0, ram), in_ram), *((gpus[name], layers[name]) for name in gpus)]
     return min(room * n_layers // count for room, count in rooms if count)
@@ -263,16 +259,13 @@ def anonymous_memory() -> list[Range]:
 
 
 def advise_huge_pages(before: Sequence[Range]) -> int:
-    """Request huge pages for the large blocks that were mapped since `before`, a result of `anonymous_memory`.
-
-    The kernel reports adjacent blocks as one, so a block that has grown is requested as a whole. Return the number of
-    requested bytes.
-    """
+    """Request huge pages for the large blocks that were mapped since `before`; return the number of bytes."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    # The kernel reports adjacent blocks as one, so a block that has grown is requested as a whole.
     blocks = [(start, end - start) for start, end in anonymous_memory() if (start, end) not in before]
     return sum(size for start, size in blocks if size >= LARGE and madvise(start, size, advice) == 0)
 

@@ -302,10 +302,7 @@ class Heads:
         self.sequences = [Head(self, own, number) for number, own in enumerate(states)]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """Append tokens to heads in as few passes as possible, after those for owed tokens.
-
-        The logits of a single head may be views, valid until the next pass. After an error, the heads are empty.
-        """
+        """Append tokens to heads in as few passes as possible; after an error, the heads are empty."""
         heads = [cast(Head, part.sequence) for part in parts]
         results: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
         try:

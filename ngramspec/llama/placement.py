@@ -177,10 +177,7 @@ def _shares(settings: ModelSettings) -> tuple[float, ...]:
 
 
 def make_plan(path: Path, settings: ModelSettings, texts: int = 1, reserved: int = 0, margin: int = MARGIN) -> Plan:
-    """Choose the placement of a model whose KV cache has `texts` sequences; raise a ModelError if a device is missing.
-
-    `reserved` bytes of all GPUs together stay free for a draft model, and `margin` bytes of each.
-    """
+    """Choose the placement of a model; `reserved` bytes of all GPUs together and `margin` of each stay free."""
     gpus = select_gpus(settings)
     headers = read_headers(path) if gpus and settings.gpu_layers else []
     sizes = model_sizes(headers, settings, texts) if headers else Sizes([], [], [], 0)

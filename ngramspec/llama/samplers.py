@@ -26,7 +26,6 @@ from ngramspec.sampling.sampler import GrammarState
 from ngramspec.sampling.settings import Sampling
 
 _MOVING = ("penalties", "dry")
-_DECIDING = (*_MOVING, "infill")  # samplers after which another token may be the most likely
 _MANY_BIASES = 1000  # for more, selecting the candidates takes longer than sampling from all tokens
 
 
@@ -118,7 +117,7 @@ class SamplerChain:
         names = [name for name in self.sampling.samplers if samplers[name][0]]
         if self.sampling.greedy:
             names = names[: names.index("temperature")]
-            while names and names[-1] not in _DECIDING:
+            while names and names[-1] not in (*_MOVING, "infill"):  # which may change the most likely token
                 names.pop()
         return {name: samplers[name][1] for name in names}
 

@@ -298,10 +298,7 @@ class Target(NativeObject):
             self.heads.set_adapters(adapters)
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """Append to several sequences in one pass; see `ngramspec.backend.SharedModel`.
-
-        The logits are views, valid until the next pass of any sequence.
-        """
+        """Append to several sequences in one pass; see `ngramspec.backend.SharedModel`. The logits are views."""
         self.submit_together(parts)
         return self.fetch_together()
 

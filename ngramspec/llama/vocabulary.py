@@ -24,8 +24,6 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Control, make_pattern
 
 _SILENT = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # tokens without text
-_MARK = re.compile(r"[<\[][|\uff5c].*..|.*..[|\uff5c][>\]]", re.DOTALL)  # <|start|>, <|tool_call>, [|user|]
-_TAG = re.compile(r"[^\w\s].*[^\W\d].*[^\w\s]", re.DOTALL)  # [INST], <think>; not a tab, a word or a number
 _INFILL_BUFFER = 512  # size in bytes of the infill sampler's buffer for a token's text; a longer text ends the process
 
 
@@ -190,12 +188,14 @@ class Vocabulary(NativeObject):
     def _is_mark(self, token: int) -> bool:
         """Return True if a user-defined token is a control token: by its role, by its name, or by the template."""
         name = self._special_text(token)
+        mark = r"(?s)[<\[][|\uff5c].*..|.*..[|\uff5c][>\]]"  # <|start|>, <|tool_call>, [|user|]
+        tag = r"(?s)[^\w\s].*[^\W\d].*[^\w\s]"  # [INST], <think>; not a tab, a word or a number
         return (
             self.is_eog(token)
             or token == llama.llama_vocab_bos(self._vocab)
             or token in self.fill_in_tokens
-            or _MARK.fullmatch(name) is not None
-            or (_TAG.fullmatch(name) is not None and name in self._template_text)
+            or re.fullmatch(mark, name) is not None
+            or (re.fullmatch(tag, name) is not None and name in self._template_text)
         )
 
     @cached_property

@@ -37,8 +37,6 @@ from ngramspec.models.check import check_adapter_file, read_edges
 
 HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
 
-_LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)")  # from llama.cpp's log
-
 SNAPSHOTS = 16
 """Default number of tokens by which a recurrent state can be rolled back; some architectures copy all in every pass."""
 
@@ -92,7 +90,7 @@ class Weights(NativeObject):
         device_names: dict[int, str] = {}
 
         def note_layer(line: str) -> None:
-            if match := _LAYER.match(line):
+            if match := re.match(r"load_tensors: layer +(\d+) assigned to device (.+?)(?:, is_swa|$)", line):
                 device_names[int(match[1])] = match[2]
 
         try:
@@ -241,10 +239,7 @@ class Weights(NativeObject):
 
     @property
     def token_bytes(self) -> float:
-        """Maximum size in bytes of one token of each sequence in the KV cache.
-
-        With 32 layers, 8 KV heads, and f16 keys and values of 128 numbers, it is 32 * 8 * (128 + 128) * 2 = 131 072.
-        """
+        """Maximum size in bytes of one token of each sequence in the KV cache."""
         heads = max(1, llama.llama_model_n_head(self.handle))
         n_layers, n_kv_heads = llama.llama_model_n_layer(self.handle), llama.llama_model_n_head_kv(self.handle) or heads
         widths: list[float] = []

@@ -53,11 +53,6 @@ Those with fewer bits require statistics of a text, and are not recommended."""
 
 RIGHT, WRONG = 1, 2  # token ids of a guess; the answer repeats the first
 
-_PRIOR = json.loads(Path(__file__).with_name("acceptance.json").read_bytes())
-_RATES: Sequence[float] = _PRIOR["rates"]  # acceptance in each class of guesses; no guess in the first class
-_FIRST, _NEXT = ([list(accumulate(row)) for row in _PRIOR[name]] for name in ("after_wrong", "after_right"))
-"""Cumulative probabilities of the class of a guess, by the class of the one before it."""
-
 
 @dataclass(frozen=True, slots=True)
 class QuantCost:
@@ -253,6 +248,10 @@ class TypicalDrafter(Drafter):
     name = "typical"
 
     def __init__(self) -> None:
+        prior = json.loads(Path(__file__).with_name("acceptance.json").read_bytes())
+        self._rates: Sequence[float] = prior["rates"]  # acceptance in each class of guesses; the first has no guess
+        # Cumulative probabilities of the class of a guess, by the class of the one before it, and whether it was right.
+        self._classes = [[list(accumulate(row)) for row in prior[f"after_{name}"]] for name in ("wrong", "right")]
         self._random = random.Random(1)
         self._last = 0, False  # class of the last guess before the chain, and whether it was right
         self._chain: list[tuple[int, bool]] = []  # the same for the next guesses; class 0 means that there is no guess
@@ -265,7 +264,7 @@ class TypicalDrafter(Drafter):
             self._extend()
         guesses = [guess for guess in self._chain[: ask.limit] if guess[0]]
         tokens = tuple(RIGHT if right else WRONG for _, right in guesses)
-        return Draft(tokens, acceptance_probs=tuple(_RATES[kind] for kind, _ in guesses), source=self.name)
+        return Draft(tokens, acceptance_probs=tuple(self._rates[kind] for kind, _ in guesses), source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         right = 0
@@ -283,9 +282,9 @@ class TypicalDrafter(Drafter):
         """Add a guess to the chain, or class 0 for its end."""
         kind, was_right = self._chain[-1] if self._chain else self._last
         # The drafter continues a chain as if all of its guesses were right.
-        rows = _NEXT if self._chain or was_right else _FIRST
+        rows = self._classes[bool(self._chain) or was_right]
         new = bisect_right(rows[kind][:-1], self._random.random())
-        self._chain.append((new, self._random.random() < _RATES[new]))
+        self._chain.append((new, self._random.random() < self._rates[new]))
 
 
 def typical_gain(curve: PassTimes) -> float:

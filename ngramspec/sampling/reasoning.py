@@ -24,11 +24,7 @@ def budget_for(
     prompt: Sequence[int] = (),
     start: str | None = None,
 ) -> ReasoningBudget | None:
-    """Return the budget of the response to a prompt, or `None` without `tags`, closing tags by opening tags.
-
-    `message` is inserted before the closing tag when the budget is used up; it contains no control tokens. The prompt
-    has opened the tag `start`.
-    """
+    """Return the budget of the response to a prompt that has opened the tag `start`; `None` without `tags`."""
     if not tags:
         return None
     before = tokenizer.tokenize(message, add_bos=False) if message else []
@@ -58,12 +54,10 @@ def _tokens_after(tag: str, prompt: Sequence[int], piece: Callable[[int], bytes]
 class BudgetSampler(WrappedSampler):
     """A sampler that closes a block of reasoning when its budget is used up.
 
-    The tokens that close it are forced one after the other: an optional message, then the closing tag. No setting can
-    forbid them; the sampler inside chooses all others. The count depends only on the tokens of prompt and text, so
-    drafts change nothing. The rules are those of llama.cpp's sampler for reasoning budgets: a budget counts all tokens
-    after the opening tag, each block has the whole budget, and a character is completed before its block is closed.
-    llama.cpp compares tokens; here tags are found in the text, as by the parser of the response, whichever tokens the
-    model writes them with. If a grammar forbids the closing tokens, the block stays open until it allows them.
+    An optional message and the closing tag are forced, which no setting can forbid; a grammar can delay them. The rules
+    are llama.cpp's: a budget counts all tokens after the opening tag, each block has the whole budget, and a character
+    is completed before its block is closed. But tags are found in the text, whichever tokens the model writes them
+    with. The count depends only on the tokens of prompt and text, so drafts change nothing.
     """
 
     def __init__(self, sampler: Sampler, budget: ReasoningBudget) -> None:

@@ -109,10 +109,7 @@ def allow_choices(*values: str) -> Allowed:
 
 FINITE = Allowed(lambda x: -_LARGEST <= x <= _LARGEST, "finite, in 32 bits")
 NOT_NEGATIVE = Allowed(lambda x: 0 <= x <= _LARGEST, "finite and at least 0, in 32 bits")
-FACTOR = Allowed(lambda x: 1e-30 < x <= _LARGEST, "finite and above 0 (1: off), in 32 bits")
-BASE = Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits")
 SHARE = Allowed(lambda x: 0 <= x <= 1, "between 0 and 1")
-RELATIVE = Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1")
 MASS = Allowed(lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
 COUNT = allow_integers(0, description="a whole number of at least 0 (0: off)")
 WINDOW = allow_integers(-1, description="a whole number of at least -1 (0: off, -1: the whole context)")
@@ -125,25 +122,24 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 # Samplers of llama.cpp that are used only if `Sampling.samplers` contains them; infill is for fill-in-the-middle.
 NAMED_ONLY = ("infill",)
 _MOST_COMPARED = 256  # maximum number of tokens for infill, which compares all pairs: about a millisecond
-_ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
 LARGEST_BIAS = 1e6  # large enough to decide, and well below 3e8, beyond which llama.cpp sorts logits wrongly
 MAX_BREAKERS = 32  # llama.cpp compares each breaker with all tokens of the vocabulary, which takes milliseconds
 _BREAKER_BYTES = 40  # llama.cpp cuts longer breakers
-_BIAS = re.compile(r"(\d+)([+-].+)")
 
 
 def parse_samplers(text: str) -> tuple[str, ...]:
     """Return the names of samplers in a text such as "top_k;temperature", with hyphens or llama.cpp's aliases."""
+    aliases = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
     names = (name.strip().lower().replace("-", "_") for name in text.split(";"))
-    return tuple(_ALIASES.get(name, name) for name in names if name)
+    return tuple(aliases.get(name, name) for name in names if name)
 
 
 def parse_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
     """Return the token ids and biases in texts such as "15043+1" and "15043-inf"; raise a ValueError for others."""
     biases = []
     for text in texts:
-        parts = _BIAS.fullmatch(text.replace(" ", ""))
+        parts = re.fullmatch(r"(\d+)([+-].+)", text.replace(" ", ""))
         try:
             biases.append((int(parts[1]), float(parts[2])))  # type: ignore[index]
         except (TypeError, ValueError):
@@ -178,7 +174,10 @@ class Sampling:
         0.95, help="Keep the most likely tokens with this total probability; 1: off.", allowed=MASS, sampler="top_p"
     )
     min_p: float = option(
-        0.05, help="Minimum probability relative to the most likely token; 0: off.", allowed=RELATIVE, sampler="min_p"
+        0.05,
+        help="Minimum probability relative to the most likely token; 0: off.",
+        allowed=Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1"),
+        sampler="min_p",
     )
     seed: int = option(
         0,
@@ -221,7 +220,7 @@ class Sampling:
     repeat_penalty: float = option(
         1.0,
         help="Divide the logits of recent tokens, including the prompt's, by this; 1: off.",
-        allowed=FACTOR,
+        allowed=Allowed(lambda x: 1e-30 < x <= _LARGEST, "finite and above 0 (1: off), in 32 bits"),
         sampler="penalties",
         changes_logits=True,
     )
@@ -249,7 +248,11 @@ class Sampling:
         sampler="dry",
         changes_logits=True,
     )
-    dry_base: float = option(1.75, help="DRY: base of the exponential growth with the length.", allowed=BASE)
+    dry_base: float = option(
+        1.75,
+        help="DRY: base of the exponential growth with the length.",
+        allowed=Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits"),
+    )
     dry_allowed_length: int = option(2, help="DRY: maximum length without a penalty.", allowed=allow_integers(0))
     dry_penalty_last_n: int = option(
         64, help="DRY: number of recent tokens to search; 0: none, -1: the whole context.", allowed=WINDOW

@@ -120,11 +120,7 @@ def replay_report(
     warnings: Sequence[str] = (),
     texts: Section | None = None,
 ) -> Report:
-    """Return the report on a replay.
-
-    `document` is that of `CurveComparison` with the "settings" and the "command". `total` counts the conversations of
-    the input, and `sources` describes cost curves, except those in `CURVES`.
-    """
+    """Return the report on the `document` of `CurveComparison` with "settings" and "command" of `total` answers."""
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
     origin = (

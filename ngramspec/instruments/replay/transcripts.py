@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 MAX_TOTAL = 8192  # tokens of a prompt and its response; longer prompts are cut at the start
 MAX_RESPONSE = 1500  # tokens of a response; a longer one is cut, and then has no end of turn
 
-_SEPARATOR = re.compile(r"^=== (prompt|response)[^\S\n]*\n", re.MULTILINE)
-
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
@@ -101,7 +99,7 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
     except UnicodeError as error:
         yield "the whole file", error
         return
-    marks = list(_SEPARATOR.finditer(text))
+    marks = list(re.finditer(r"^=== (prompt|response)[^\S\n]*\n", text, re.MULTILINE))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     parts = [(mark[1], mark.start(), text[mark.end() : end][:-1]) for mark, end in zip(marks, ends, strict=True)]
     while parts:

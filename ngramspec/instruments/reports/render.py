@@ -74,7 +74,6 @@ WIDTH = 760
 _CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
 _MAX_NAME = 30
-_RANGE = 1.2  # minimum end of an axis of ratios, so that noise does not fill a chart
 _TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24  # edges of a line chart
 
 
@@ -133,7 +132,8 @@ def _draw_bars(picture: Element, figure: Bars, top: int) -> int:
     names = [_short(bar.name) for bar in figure.bars]
     left = 36 + _CHARACTER * max(map(len, names), default=0)
     right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
-    ends = [1.0, _RANGE, *(end for bar in figure.bars for end in (bar.value, bar.low, bar.high) if end)]
+    # The axis ends at 1.2 or more, so that noise does not fill the chart.
+    ends = [1.0, 1.2, *(end for bar in figure.bars for end in (bar.value, bar.low, bar.high) if end)]
     scale = max(60.0, right - left) / (max(ends) - min(ends))
 
     def place(value: float) -> float:

@@ -22,7 +22,6 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
 from ngramspec.instruments.trace import (
     CONTEXT,
-    TOP,
     TracedPass,
     TraceHeader,
     TraceWriter,
@@ -93,7 +92,7 @@ def test_trace_of_generation_contains_every_step(how: str, tmp_path: Path) -> No
     for done, step in zip(found, steps, strict=True):
         draft = step.verified_draft
         for token, q, kept in zip(draft.tokens, draft.q, done.step.verified_draft.q, strict=bool(draft.q)):
-            assert [kept[t] for t in list(kept)[:TOP]] == sorted(q.values(), reverse=True)[:TOP]
+            assert [kept[t] for t in list(kept)[:5]] == sorted(q.values(), reverse=True)[:5]
             assert kept[token] == q[token]
             assert all(q[t] == kept[t] for t in kept)
         assert replace(done.step, verified_draft=replace(done.step.verified_draft, q=draft.q)) == step
