@@ -201,6 +201,9 @@ def test_page_settings_are_sent_and_survive_reload(visit: Visit) -> None:
     visit.press("Settings")
     for name, value in (given | {"max_tokens": 64}).items():
         visit.page.locator(f"#{name}").fill(str(value))
+    visit.page.keyboard.press("Escape")
+    expect(visit.page.locator("#settings")).to_be_hidden()
+    expect(visit.page.locator("#options")).to_be_focused()
     visit.page.reload()
     visit.answered(Script())
     request = visit.service.requests[-1]
@@ -256,6 +259,19 @@ def test_page_shows_server_error_and_keeps_message(visit: Visit) -> None:
     expect(visit.page.locator("article")).to_have_count(0)
 
 
+def test_page_hides_error_when_the_model_is_loaded(visit: Visit) -> None:
+    loading = {"error": {"message": "Loading model"}}
+    visit.page.route("**/v1/**", lambda route: route.fulfill(status=503, json=loading))
+    visit.page.reload()
+    expect(visit.page.locator("#model")).to_have_text("Loading the model …")
+    visit.say("hi")
+    expect(visit.error).to_contain_text("Loading model")
+    visit.page.unroute_all()
+    expect(visit.page.locator("#context")).to_have_text("context 4096")
+    expect(visit.error).to_be_hidden()
+    expect(visit.question).to_have_value("hi")
+
+
 def test_page_after_error_during_answer_keeps_partial_answer(visit: Visit) -> None:
     visit.answered(Script("one two three", error=TargetError("out of memory <b>"), after=2))
     expect(visit.error).to_contain_text("out of memory <b>")
@@ -273,7 +289,8 @@ def test_page_asks_for_api_key_and_stores_it_only_in_the_tab(visit: Visit) -> No
     visit.page.keyboard.type("secret")
     visit.question.press("Enter")
     expect(visit.answer).to_have_text("Hello, world")
-    expect(visit.page.locator("#model")).to_have_text("demo · context 4096")
+    expect(visit.page.locator("#model")).to_have_text("demo")
+    expect(visit.page.locator("#context")).to_have_text("context 4096")
     assert "secret" not in visit.page.evaluate("Object.values(localStorage).join() + document.cookie")
     visit.page.reload()
     assert "secret" in visit.page.evaluate("Object.values(sessionStorage).join()")
@@ -599,11 +616,12 @@ def test_page_fits_each_width_and_meets_contrast_requirement(visit: Visit) -> No
     expect(visit.page.locator(".question table")).to_have_count(10)
     visit.page.get_by_label("Accepted drafts in green").check()
     visit.press("Settings")
+    visit.page.evaluate("(name) => (document.getElementById('model').textContent = name)", "a-long-name" * 20)
     for width in (320, 900, 1200):
         visit.page.set_viewport_size({"width": width, "height": 640})
         if visit.page.locator("#chats").is_hidden():
             visit.press("Chats")
-        for id in ("send", "question", "new", "options", "menu", "attach", "green", "import", "filter", "key"):
+        for id in ("send", "question", "new", "options", "menu", "attach", "green", "import", "filter", "key", "context"):
             visit.page.locator(f"#{id}").scroll_into_view_if_needed()
             box = visit.page.locator(f"#{id}").bounding_box()
             assert box["x"] >= 0, id

@@ -383,12 +383,16 @@ function deletePreset() {
 // Shows the model and the settings of the server.
 async function identify() {
   const [models, props] = await Promise.all(["v1/models", "props"].map((path) => request(path).catch(() => null)));
+  const loading = "Loading the model …";
+  if (models?.ok && $("model").textContent === loading) fail(""); // what was asked too early can be sent now
   if (models?.status === 503) setTimeout(identify, 2000);
-  $("model").textContent = models?.status === 503 ? "Loading the model …" : "";
+  $("model").textContent = models?.status === 503 ? loading : "";
+  $("context").textContent = "";
   if (!models?.ok || !props?.ok) return;
   const { id, meta } = (await models.json()).data[0];
   contextSize = meta.n_ctx;
-  $("model").textContent = $("model").title = `${id} · context ${contextSize}`;
+  $("model").textContent = $("model").title = id;
+  $("context").textContent = `context ${contextSize}`;
   const { params } = (await props.json()).default_generation_settings;
   for (const name of NUMBERS.slice(0, -2)) $(name).placeholder = params[name];
 }
@@ -415,7 +419,7 @@ document.onkeydown = (event) => {
   else if (!wide.matches && !$("chats").hidden) {
     listed(false);
     $("menu").focus();
-  }
+  } else if (!$("settings").hidden) settings(false, $("options"));
 };
 $("stop").onclick = () => {
   running?.work.abort();
