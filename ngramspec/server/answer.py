@@ -134,8 +134,9 @@ class Answer:
                 raise to_api_error(event, started=self.prompt_tokens > 0)
 
     def _finish(self, done: Done) -> None:
-        if done.reason == "cancelled" and not self.tokens:
-            raise shutdown_error()  # otherwise the response ends with the tokens that were generated before
+        # While a client waits, only a server that stops cancels its request. No finish reason would be true.
+        if done.reason == "cancelled" and not self.ended:
+            raise shutdown_error()
         has_calls = any(block.kind == "call" for block in self.blocks)
         # A reader with calls ended the text after a call, and others at a limit.
         by_itself = has_calls if self.ended else done.reason in ("eog", "stop")

@@ -256,11 +256,11 @@ def stream_until_sigterm(
         return [json.loads(line.removeprefix("data: ")) for line in lines[0] if line], done
 
 
-def test_serve_after_drain_time_returns_partial_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_after_drain_time_ends_stream_with_error(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_module, "DRAIN_SECONDS", 0.0)
     (*parts, last), _ = stream_until_sigterm(env, ENDLESS, {})
-    assert (last["stop"], last["stop_type"], last["truncated"]) == (True, "limit", False)
-    assert last["tokens_predicted"] >= len(parts)
+    assert not any(part["stop"] for part in parts)
+    assert last["error"] == {"code": 503, "message": "the server is shutting down", "type": "unavailable_error"}
 
 
 def test_serve_that_cannot_start_prints_one_line_error(

@@ -182,14 +182,19 @@ async def test_stream_error_after_signs_of_life_is_sent_as_chunk(path: str, erro
     assert [json.loads(line.removeprefix("data: ")) for line in rest] == [{"error": error}]
 
 
-async def test_stream_ends_with_final_chunk_when_server_stops() -> None:
-    async with streaming(endless(), "/completion", BODY) as (_, service, lines):
-        while service.stats.generated < 3:
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(service.stop)
-        rest = "\n".join([line async for line in lines])
-    last = parse_chunks(rest)[-1]
-    assert (last["stop_type"], last["timings"]["predicted_n"]) == ("limit", 3)
+@pytest.mark.parametrize("path", BODIES)
+async def test_answer_ends_with_error_when_server_stops(path: str) -> None:
+    """llama-server closes the connections, so its clients get no finish reason either."""
+    async with connected(lambda _: endless()) as (client, service):
+        whole = asyncio.create_task(client.post(path, json=BODIES[path] | {"stream": False}))
+        async with client.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:
+            while service.stats.generated < 6:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(service.stop)
+            text = "\n".join([line async for line in response.aiter_lines()])
+    assert "the server is shutting down" in text
+    assert not re.search('"(length|limit|incomplete|max_tokens)"', text)
+    assert (await whole).status_code == 503
 
 
 async def test_serve_ignores_request_with_incomplete_body() -> None:
