@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
-from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
 from ngramspec.server.body import Body, Items, Name, TextPart, join_parts, parts, tagged, whole
@@ -20,13 +19,11 @@ from ngramspec.server.chat import (
     Toolbox,
     ToolFields,
     Transcript,
-    answer_chat,
-    count_prompt,
 )
 from ngramspec.server.generation import Constraint, Generation, Stop
-from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments, read_arguments
+from ngramspec.server.json_text import ApiError, dump_arguments, read_arguments
 from ngramspec.server.reply import NAMED, Reply, merge
-from ngramspec.server.state import Call
+from ngramspec.server.state import Call, ServedModel
 
 # Claude Code begins its system prompt with this line, which differs in every request. It is removed, because otherwise
 # only the first tokens of a prompt would be in the cache.
@@ -157,7 +154,7 @@ class _OutputConfig(Body):
     format: _Format | None = None
 
 
-class _ConversationBody(Generation):
+class ConversationBody(Generation):
     system: _Texts = ()
     messages: Items[Annotated[_Turn, tagged("role", {"user": _UserTurn, "assistant": _AssistantTurn}, _Turn)]]
     # Other tools, such as web search, run only on Anthropic's servers.
@@ -168,78 +165,67 @@ class _ConversationBody(Generation):
     output_format: _Format | None = None  # older form of `output_config.format`
     thinking: Thinking | None = None
 
+    def task(self, model: ServedModel) -> ChatTask:
+        toolbox, choice, config = Toolbox(), self.tool_choice, self.output_config
+        for number, tool in enumerate(self.tools):
+            if isinstance(tool, _Tool):
+                toolbox.add_tool(tool, "function", path=f"tools[{number}]")
+        variables: dict[str, Any] = {}
+        if self.thinking is not None:
+            variables["enable_thinking"] = self.thinking.type != "disabled"
+        if config is not None and config.effort is not None:
+            variables["reasoning_effort"] = EFFORTS[config.effort]
+        form = None
+        if config is not None and config.format is not None:
+            form = Constraint("output_config.format.schema", config.format.json_form)
+        elif self.output_format is not None:
+            form = Constraint("output_format.schema", self.output_format.json_form)
+        if choice is not None:
+            toolbox.choice = toolbox.find(choice) if choice.type == "tool" else _CHOICES[choice.type]
+        return ChatTask(
+            self,
+            self._make_messages(),
+            toolbox,
+            parallel=choice is None or not choice.disable_parallel_tool_use,
+            constraint=self.read_constraint(form),
+            variables=variables,
+            reasoning_budget=self.thinking.budget if self.thinking else None,
+        )
 
-class _MessageBody(_ConversationBody):
+    def _make_messages(self) -> list[dict[str, Any]]:
+        transcript = Transcript()
+        for part in self.system:
+            transcript.add_system(_BILLING.sub("", part.text))
+        for turn in self.messages:
+            if turn.role == "system":
+                for part in turn.content:
+                    transcript.add_system(part.text)
+                continue
+            if turn.role == "assistant":
+                transcript.add_message("assistant", "")
+            # Templates require the results of calls directly after the calls.
+            for part in sorted(turn.content, key=lambda part: not isinstance(part, _Result)):
+                match part:
+                    case _Result():
+                        text = "Error: " * part.is_error + join_parts(part.content)
+                        transcript.add_result(part.tool_use_id, text)
+                    case _Thinking():
+                        transcript.add_reasoning(part.thinking)
+                    case _Use():
+                        transcript.add_call(part.id, part.name, dump_arguments(part.input))
+                    case TextPart():
+                        transcript.add_message(turn.role, part.text)
+        return transcript.messages
+
+
+class MessageBody(ConversationBody):
     max_tokens: Annotated[int, whole()]
-
-
-async def messages(call: Call[_MessageBody]) -> Response:
-    return await answer_chat(call, read_task, MessageReply)
-
-
-async def count_tokens(call: Call[_ConversationBody]) -> Response:
-    return JsonResponse({"input_tokens": await count_prompt(call, read_task)})
-
-
-def read_task(call: Call[Any]) -> ChatTask:
-    body: _ConversationBody = call.body
-    toolbox, choice, config = Toolbox(), body.tool_choice, body.output_config
-    for number, tool in enumerate(body.tools):
-        if isinstance(tool, _Tool):
-            toolbox.add_tool(tool, "function", path=f"tools[{number}]")
-    variables: dict[str, Any] = {}
-    if body.thinking is not None:
-        variables["enable_thinking"] = body.thinking.type != "disabled"
-    if config is not None and config.effort is not None:
-        variables["reasoning_effort"] = EFFORTS[config.effort]
-    form = None
-    if config is not None and config.format is not None:
-        form = Constraint("output_config.format.schema", config.format.json_form)
-    elif body.output_format is not None:
-        form = Constraint("output_format.schema", body.output_format.json_form)
-    if choice is not None:
-        toolbox.choice = toolbox.find(choice) if choice.type == "tool" else _CHOICES[choice.type]
-    return ChatTask(
-        body,
-        _make_messages(body),
-        toolbox,
-        parallel=choice is None or not choice.disable_parallel_tool_use,
-        constraint=body.read_constraint(form),
-        variables=variables,
-        reasoning_budget=body.thinking.budget if body.thinking else None,
-    )
-
-
-def _make_messages(body: _ConversationBody) -> list[dict[str, Any]]:
-    transcript = Transcript()
-    for part in body.system:
-        transcript.add_system(_BILLING.sub("", part.text))
-    for turn in body.messages:
-        if turn.role == "system":
-            for part in turn.content:
-                transcript.add_system(part.text)
-            continue
-        if turn.role == "assistant":
-            transcript.add_message("assistant", "")
-        # Templates require the results of calls directly after the calls.
-        for part in sorted(turn.content, key=lambda part: not isinstance(part, _Result)):
-            match part:
-                case _Result():
-                    text = "Error: " * part.is_error + join_parts(part.content)
-                    transcript.add_result(part.tool_use_id, text)
-                case _Thinking():
-                    transcript.add_reasoning(part.thinking)
-                case _Use():
-                    transcript.add_call(part.id, part.name, dump_arguments(part.input))
-                case TextPart():
-                    transcript.add_message(turn.role, part.text)
-    return transcript.messages
 
 
 class MessageReply(Reply):
     head = NAMED
 
-    def __init__(self, call: Call[_MessageBody], answers: Sequence[Answer], _: Toolbox) -> None:
+    def __init__(self, call: Call[MessageBody], answers: Sequence[Answer], _: Toolbox) -> None:
         super().__init__(call, answers)
         self._id = f"msg_{secrets.token_hex(12)}"
         # True if the text of reasoning is omitted

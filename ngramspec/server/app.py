@@ -8,9 +8,9 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from itertools import islice
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
@@ -22,12 +22,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
-from ngramspec.server import anthropic, embeddings, ollama, openai_chat, openai_completions, page, responses, status
+from ngramspec.server import anthropic, embeddings, llama_server, ollama, openai_completions, page, status
 from ngramspec.server.access import Access, CrossOrigin
 from ngramspec.server.body import B, Body, parse
+from ngramspec.server.chat import answer_chat, count_tokens
+from ngramspec.server.embeddings import EmbeddingsBody
 from ngramspec.server.json_text import ApiError, error_body, to_api_error
 from ngramspec.server.limits import LARGE_JSON, MAX_DIGITS, MAX_PATH, MAX_VALUES
-from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
+from ngramspec.server.openai_chat import ChatBody, ChatReply
+from ngramspec.server.responses import ResponseReply, ResponsesBody
 from ngramspec.server.state import COUNTERS, FORMAT, Call, Counters, Server, error_response
 
 Log = Callable[[Counters], None]
@@ -60,14 +63,12 @@ class Endpoint:
     # Function that answers a call. It raises an ApiError or NGramSpecError for an invalid request; other exceptions are
     # defects of the server.
     handler: Callable[[Call[Any]], Awaitable[Response]]
-    method: Literal["GET", "POST"] = "POST"
+    body: type[Body] | None = None  # model of the JSON of a request; `None` if its method is GET
     list_field: str = ""  # field that contains the JSON of a request if it is a list
 
-    @cached_property
-    def body(self) -> type[Body]:
-        """Model of the JSON of a request, from the annotation of the handler."""
-        (model,) = get_args(get_type_hints(self.handler)["call"])
-        return cast(type[Body], model)
+    @property
+    def method(self) -> str:
+        return "GET" if self.body is None else "POST"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,7 +90,7 @@ class Endpoint:
         try:
             query = {**QueryParams(scope["query_string"]), **scope.get("path_params", {})}
             # The body may be empty, such as in POST /slots/N?action=erase.
-            body, data = await _read_json(raw if raw and self.method == "POST" else b"{}", self.body, self.list_field)
+            body, data = await _read_json(raw if raw and self.body else b"{}", self.body or Body, self.list_field)
             server: Server = scope["app"].state.server
             call = Call(server, body, data, scope[COUNTERS], query, Headers(scope=scope), scope[FORMAT])
             response = await self.handler(call)
@@ -101,40 +102,42 @@ class Endpoint:
         await response(scope, receive, send)
 
 
+_COUNT = partial(count_tokens, object="response.input_tokens")
+
 ENDPOINTS = (
-    Endpoint(("/health", "/v1/health"), status.health, "GET"),
-    Endpoint(("/v1/models", "/models"), status.models, "GET"),
-    Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), status.model, "GET"),
-    Endpoint(("/props",), status.props, "GET"),
-    Endpoint(("/lora-adapters",), status.lora_adapters, "GET"),
-    Endpoint(("/lora-adapters",), status.scale_lora_adapters, list_field="adapters"),
-    Endpoint(("/slots",), status.slots, "GET"),
-    Endpoint(("/slots/{id_slot}",), status.slot_action),
-    Endpoint(("/metrics",), status.metrics, "GET"),
-    Endpoint(("/v1/chat/completions", "/chat/completions"), openai_chat.chat_completions),
-    Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), openai_chat.input_tokens),
-    Endpoint(("/v1/completions",), openai_completions.completions),
-    Endpoint(("/completion", "/completions"), completion),
-    Endpoint(("/infill",), infill),
-    Endpoint(("/v1/embeddings", "/embeddings"), embeddings.embeddings),
-    Endpoint(("/embedding",), embeddings.embedding),
-    Endpoint(("/",), page.page, "GET"),
-    Endpoint(("/markdown",), page.markdown),
-    Endpoint(("/tokenize",), tokenize),
-    Endpoint(("/detokenize",), detokenize),
-    Endpoint(("/apply-template",), apply_template),
-    Endpoint(("/v1/messages",), anthropic.messages),
-    Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens),
-    Endpoint(("/v1/responses", "/responses"), responses.responses),
-    Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
-    Endpoint(("/api/chat",), ollama.chat),
-    Endpoint(("/api/generate",), ollama.generate_text),
-    Endpoint(("/api/embed",), embeddings.ollama_embed),
-    Endpoint(("/api/embeddings",), embeddings.ollama_embeddings),
-    Endpoint(("/api/tags",), ollama.tags, "GET"),
-    Endpoint(("/api/ps",), ollama.processes, "GET"),
-    Endpoint(("/api/show",), ollama.show),
-    Endpoint(("/api/version",), ollama.version, "GET"),
+    Endpoint(("/health", "/v1/health"), status.health),
+    Endpoint(("/v1/models", "/models"), status.models),
+    Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), status.model),
+    Endpoint(("/props",), status.props),
+    Endpoint(("/lora-adapters",), status.lora_adapters),
+    Endpoint(("/lora-adapters",), status.scale_lora_adapters, status.AdaptersBody, "adapters"),
+    Endpoint(("/slots",), status.slots),
+    Endpoint(("/slots/{id_slot}",), status.slot_action, status.SlotBody),
+    Endpoint(("/metrics",), status.metrics),
+    Endpoint(("/v1/chat/completions", "/chat/completions"), partial(answer_chat, make_reply=ChatReply), ChatBody),
+    Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), _COUNT, ChatBody),
+    Endpoint(("/v1/completions",), openai_completions.completions, openai_completions.CompletionBody),
+    Endpoint(("/completion", "/completions"), llama_server.completion, llama_server.PromptBody),
+    Endpoint(("/infill",), llama_server.infill, llama_server.InfillBody),
+    Endpoint(("/v1/embeddings", "/embeddings"), embeddings.embeddings, EmbeddingsBody),
+    Endpoint(("/embedding",), embeddings.embedding, EmbeddingsBody),
+    Endpoint(("/",), page.page),
+    Endpoint(("/markdown",), page.markdown, page.MarkdownBody),
+    Endpoint(("/tokenize",), llama_server.tokenize, llama_server.TokenizeBody),
+    Endpoint(("/detokenize",), llama_server.detokenize, llama_server.DetokenizeBody),
+    Endpoint(("/apply-template",), llama_server.apply_template, ChatBody),
+    Endpoint(("/v1/messages",), partial(answer_chat, make_reply=anthropic.MessageReply), anthropic.MessageBody),
+    Endpoint(("/v1/messages/count_tokens",), count_tokens, anthropic.ConversationBody),
+    Endpoint(("/v1/responses", "/responses"), partial(answer_chat, make_reply=ResponseReply), ResponsesBody),
+    Endpoint(("/v1/responses/input_tokens",), _COUNT, ResponsesBody),
+    Endpoint(("/api/chat",), ollama.chat, ollama.ChatBody),
+    Endpoint(("/api/generate",), ollama.generate_text, ollama.GenerateBody),
+    Endpoint(("/api/embed",), embeddings.ollama_embed, EmbeddingsBody),
+    Endpoint(("/api/embeddings",), embeddings.ollama_embeddings, EmbeddingsBody),
+    Endpoint(("/api/tags",), ollama.tags),
+    Endpoint(("/api/ps",), ollama.processes),
+    Endpoint(("/api/show",), ollama.show, Body),
+    Endpoint(("/api/version",), ollama.version),
 )
 
 

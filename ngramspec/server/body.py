@@ -133,11 +133,11 @@ def texts(max_strings: int = MAX_STRINGS, max_characters: int = MAX_CHARACTERS) 
     return PlainValidator(check)
 
 
-def refuse(problem: str) -> AfterValidator:
-    """Return the validator of a field that is not supported, and must have a value like false."""
+def refuse(problem: str, *harmless: Any) -> AfterValidator:
+    """Return the validator of a field that is not supported, except for some values, by default those like false."""
 
     def check(value: Any) -> Any:
-        if value:
+        if value not in harmless if harmless else value:
             raise FieldError(problem)
         return value
 

@@ -1,4 +1,4 @@
-"""Chats of all APIs: each turns its body into a `ChatTask`, with a `Transcript` and a `Toolbox`, and has a `Reply`."""
+"""Chats of all APIs: each has a body with a method `task`, which returns a `ChatTask`, and a `Reply`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ngramspec.server.generation import (
     repeat_with_seeds,
     run_in_worker,
 )
-from ngramspec.server.json_text import ApiError, dump_arguments, read_arguments
+from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments, read_arguments
 from ngramspec.server.reply import Reply, respond
 from ngramspec.server.state import UNLIMITED, Call, ServedModel
 
@@ -52,6 +52,7 @@ class ChatTask:
     # separate turn.
     continues_message: bool = True
     starts_answer: bool = True  # whether the prompt ends with the start of that separate turn
+    n_answers: int = 1
     earlier_tokens: Sequence[int] = ()  # token ids of an earlier text before the conversation
 
     def __post_init__(self) -> None:
@@ -100,27 +101,23 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     return prompt
 
 
-async def count_prompt(call: Call[Any], read_task: Callable[[Call[Any]], ChatTask]) -> int:
-    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, read_task(call)))
-    return len(prompt.tokens)
+async def count_tokens(call: Call[Any], **fields: str) -> Response:
+    """Return the number of tokens in the prompt of a chat, with further fields of an API."""
+    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, call.body.task(call.model)))
+    return JsonResponse(fields | {"input_tokens": len(prompt.tokens)})
 
 
-async def answer_chat(
-    call: Call[Any],
-    read_task: Callable[[Call[Any]], ChatTask],
-    make_reply: Callable[[Call[Any], Sequence[Answer], Toolbox], Reply],
-    n_answers: int = 1,
-) -> Response:
-    """Answer a chat of an API, which reads its own task and formats its own answers."""
+async def answer_chat(call: Call[Any], make_reply: Callable[[Call[Any], Sequence[Answer], Toolbox], Reply]) -> Response:
+    """Answer a chat, in the format of an API."""
 
     def prepare() -> Reply:
-        task = read_task(call)
-        return make_reply(call, _make_answers(call, task, n_answers), task.toolbox)
+        task = call.body.task(call.model)
+        return make_reply(call, _make_answers(call, task), task.toolbox)
 
     return await respond(prepare)
 
 
-def _make_answers(call: Call[Any], task: ChatTask, count: int) -> list[Answer]:
+def _make_answers(call: Call[Any], task: ChatTask) -> list[Answer]:
     model, vocabulary = call.model, call.model.vocabulary
     sampling = make_sampling(call, task.body, task.constraint if task.json_form is None else None)
     prompt = render_prompt(model, task)
@@ -142,7 +139,7 @@ def _make_answers(call: Call[Any], task: ChatTask, count: int) -> list[Answer]:
     template, tools = vocabulary.chat_template, task.callable_tools
     return [
         Answer(request, number, AnswerParser(template, tools, opening=prompt.opening, parallel=parallel))
-        for number, request in enumerate(repeat_with_seeds(request, count))
+        for number, request in enumerate(repeat_with_seeds(request, task.n_answers))
     ]
 
 

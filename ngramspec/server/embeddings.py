@@ -23,7 +23,7 @@ Vectors = NDArray[np.float32]
 """Vectors of one text; shape (1, width), or (tokens, width) without pooling."""
 
 
-class _EmbeddingsBody(Body):
+class EmbeddingsBody(Body):
     model: str = ""
     input: PromptField | None = None
     content: PromptField | None = None  # llama-server's name of `input`
@@ -34,7 +34,7 @@ class _EmbeddingsBody(Body):
     truncate: bool = True
 
 
-async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
+async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Return a vector for each text; if they are in llama-server's field `content`, respond in its format."""
     body = call.body
     if body.input is None and body.content is not None:
@@ -59,7 +59,7 @@ async def embeddings(call: Call[_EmbeddingsBody]) -> Response:
     return await asyncio.to_thread(encode)
 
 
-async def embedding(call: Call[_EmbeddingsBody]) -> Response:
+async def embedding(call: Call[EmbeddingsBody]) -> Response:
     """Return a list of vectors for each text: one vector, or without pooling one for each token."""
     name, prompts = ("input", call.body.input) if call.body.content is None else ("content", call.body.content)
     _, results = await _embed(call, name, prompts)
@@ -71,7 +71,7 @@ async def embedding(call: Call[_EmbeddingsBody]) -> Response:
     return await asyncio.to_thread(encode)
 
 
-async def ollama_embed(call: Call[_EmbeddingsBody]) -> Response:
+async def ollama_embed(call: Call[EmbeddingsBody]) -> Response:
     """Return an embedding of each text, in Ollama's format; texts that are too long are truncated by default."""
     body, width = call.body, _embedder(call, pools=True).width
     if body.dimensions is not None and not 1 <= body.dimensions <= width:
@@ -89,7 +89,7 @@ async def ollama_embed(call: Call[_EmbeddingsBody]) -> Response:
     return JsonResponse(fields)
 
 
-async def ollama_embeddings(call: Call[_EmbeddingsBody]) -> Response:
+async def ollama_embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
     _embedder(call, pools=True)
     if not call.body.prompt:
@@ -98,7 +98,7 @@ async def ollama_embeddings(call: Call[_EmbeddingsBody]) -> Response:
     return JsonResponse({"embedding": vector.tolist()})
 
 
-def _embedder(call: Call[_EmbeddingsBody], *, pools: bool = False) -> Embedder:
+def _embedder(call: Call[EmbeddingsBody], *, pools: bool = False) -> Embedder:
     """Return the embedder; raise an ApiError if it does not make one vector of each text (`pools`)."""
     embedder = call.model.embedder
     if embedder is None:
@@ -109,7 +109,7 @@ def _embedder(call: Call[_EmbeddingsBody], *, pools: bool = False) -> Embedder:
     return embedder
 
 
-def _read_texts(call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool) -> list[list[int]]:
+def _read_texts(call: Call[EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool) -> list[list[int]]:
     """Return the token ids of each text of a field; `truncate`: shorten texts that are longer than the context."""
     embedder, vocabulary = _embedder(call), call.model.vocabulary
     if prompts is None:
@@ -138,7 +138,7 @@ def _read_texts(call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None,
 
 
 async def _embed(
-    call: Call[_EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False, width: int | None = None
+    call: Call[EmbeddingsBody], name: str, prompts: Prompts | None, truncate: bool = False, width: int | None = None
 ) -> tuple[list[list[int]], list[Vectors]]:
     """Return the texts of a field, and their vectors, cut to `width` numbers; other requests run between the texts."""
     embedder = _embedder(call)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -228,11 +228,6 @@ def _make_field(name: str, option: Option) -> tuple[Any, Any]:
     return Annotated[form, AfterValidator(check)], Field(None, validation_alias=aliases)
 
 
-_FIELDS: dict[str, Any] = {name: _make_field(name, option) for name, option in _OPTIONS.items() if name != "grammar"}
-_FIELDS |= {name: (Annotated[int, whole()], 0) for name in options(TextRules)}
-_Settings: Any = create_model("_Settings", __base__=Constraints, **_FIELDS)
-
-
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "adaptive_target": ((-1,), "adaptive-p sampling is not available"),
     "allowed_token_ids": (([],), "use grammar or logit_bias"),
@@ -240,12 +235,21 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "include_stop_str_in_output": ((False,), "stop strings are never included"),
     "length_penalty": ((0, 1), "beam search is not available"),
     "min_keep": ((0, 1), "samplers keep at least one token"),
-    "prompt_logprobs": ((), "prompt tokens have no logprobs; use echo with logprobs in /v1/completions"),
+    "prompt_logprobs": ((None,), "prompt tokens have no logprobs; use echo with logprobs in /v1/completions"),
     "reasoning_format": (("auto", "deepseek"), "reasoning is returned as reasoning_content"),
     "truncate_prompt_tokens": ((-1,), "prompts are never truncated"),
     "use_beam_search": ((False,), "beam search is not available"),
 }
 """Unsupported fields of vLLM and llama-server that change a text, their values without effect, and an alternative."""
+
+_FIELDS: dict[str, Any] = {name: _make_field(name, option) for name, option in _OPTIONS.items() if name != "grammar"}
+_FIELDS |= {name: (Annotated[int, whole()], 0) for name in options(TextRules)}
+_FIELDS |= {
+    name: (Annotated[Any, refuse(f"is not supported; {advice}", *values)], None)
+    for name, (values, advice) in _UNSUPPORTED.items()
+}
+_Settings: Any = create_model("_Settings", __base__=Constraints, **_FIELDS)
+
 
 _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
@@ -296,27 +300,13 @@ class Generation(_Settings):  # type: ignore[misc]
     return_progress: bool = False
     timings_per_token: bool = False
 
-    # Unsupported fields, their values without effect, and the problem with others
-    unsupported: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
-        name: (values, f"is not supported; {advice}") for name, (values, advice) in _UNSUPPORTED.items()
-    }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unsupported(cls, data: Any) -> Any:
-        for name, (harmless_values, problem) in cls.unsupported.items() if isinstance(data, dict) else ():
-            if data.get(name) is not None and data[name] not in harmless_values:
-                raise FieldError(problem, name)
-        return data
-
 
 class TextGeneration(Generation):
     """The fields of a request that continues a text which is not a chat, so that the tags of reasoning are unknown."""
 
-    unsupported: ClassVar = {
-        **Generation.unsupported,
-        **dict.fromkeys(_BUDGETS, ((-1,), "is supported in chats only; use /v1/chat/completions")),
-    }
+    reasoning_budget_tokens: Annotated[Any, refuse("is supported in chats only; use /v1/chat/completions", -1)] = Field(
+        -1, validation_alias=AliasChoices(*_BUDGETS)
+    )
 
 
 def make_request(

@@ -29,7 +29,7 @@ from ngramspec.server.chat import render_prompt
 from ngramspec.server.generation import TextGeneration, check_token, fill_in_prompt, make_text_answers, read_prompts
 from ngramspec.server.json_text import Encoded, JsonResponse
 from ngramspec.server.limits import MAX_ALTERNATIVES, MAX_ITEMS, MAX_LOGPROBS, MAX_TEXT
-from ngramspec.server.openai_chat import ChatBody, read_chat
+from ngramspec.server.openai_chat import ChatBody
 from ngramspec.server.reply import Reply, logprobs_content, merge, native_answer, respond
 from ngramspec.server.state import Call
 
@@ -45,11 +45,11 @@ class _NativeBody(TextGeneration):
     response_fields: Annotated[tuple[str, ...], texts(max_strings=256)] = ()
 
 
-class _PromptBody(_NativeBody):
+class PromptBody(_NativeBody):
     prompt: PromptField
 
 
-async def completion(call: Call[_PromptBody]) -> Response:
+async def completion(call: Call[PromptBody]) -> Response:
     def prepare() -> NativeReply:
         prompts = read_prompts(call.model, call.body.prompt)
         return _make_reply(call, prompts, as_list=call.body.prompt.is_list)
@@ -139,7 +139,7 @@ class NativeReply(Reply):
         return fields
 
 
-class _TokenizeBody(Body):
+class TokenizeBody(Body):
     content: Any = ("",)
     add_special: bool = False
     parse_special: bool = True
@@ -156,7 +156,7 @@ class _TokenizeBody(Body):
         return pieces
 
 
-async def tokenize(call: Call[_TokenizeBody]) -> Response:
+async def tokenize(call: Call[TokenizeBody]) -> Response:
     """Return the token ids of a text, or of a list of texts and token ids; pieces that are not UTF-8 are bytes."""
     body, vocabulary = call.body, call.model.vocabulary
 
@@ -182,11 +182,11 @@ def _decode_piece(raw: bytes) -> str | list[int]:
         return list(raw)
 
 
-class _DetokenizeBody(Body):
+class DetokenizeBody(Body):
     tokens: Tokens = ()
 
 
-async def detokenize(call: Call[_DetokenizeBody]) -> Response:
+async def detokenize(call: Call[DetokenizeBody]) -> Response:
     """Return the text of token ids, with the names of control tokens, so that `/tokenize` returns the same tokens."""
     vocabulary = call.model.vocabulary
 
@@ -201,7 +201,7 @@ async def detokenize(call: Call[_DetokenizeBody]) -> Response:
 async def apply_template(call: Call[ChatBody]) -> Response:
     """Return the prompt of a chat as text, without the first control token if `/completion` adds it."""
     vocabulary = call.model.vocabulary
-    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, read_chat(call)))
+    prompt = await asyncio.to_thread(lambda: render_prompt(call.model, call.body.task(call.model)))
     bos = vocabulary.ends[0]
     adds_bos = vocabulary.tokenize("")[:1] == vocabulary.tokenize(bos, special=True, add_bos=False)
     return JsonResponse({"prompt": prompt.text.removeprefix(bos) if adds_bos else prompt.text})
@@ -215,14 +215,14 @@ class _ExtraFile(Body):
     text: str
 
 
-class _InfillBody(_NativeBody):
+class InfillBody(_NativeBody):
     input_prefix: str
     input_suffix: str
     input_extra: Items[_ExtraFile] = ()
     prompt: str = ""
 
 
-async def infill(call: Call[_InfillBody]) -> Response:
+async def infill(call: Call[InfillBody]) -> Response:
     """Generate the text between a prefix and a suffix, for llama.vim and llama.vscode; `/completion`'s fields apply."""
     body = call.body
 

@@ -95,7 +95,7 @@ class _OllamaBody(Body):
     return_progress: ClassVar = False  # not in this API
     timings_per_token: ClassVar = False
 
-    def read_task(
+    def _make_task(
         self, model: ServedModel, messages: list[dict[str, Any]], toolbox: Toolbox, earlier_tokens: Sequence[int] = ()
     ) -> ChatTask:
         variables: dict[str, Any] = {} if self.think is None else {"enable_thinking": self.think is not False}
@@ -139,12 +139,18 @@ class _Tool(Body):
     function: ToolFields
 
 
-class _OllamaChatBody(_OllamaBody):
+class ChatBody(_OllamaBody):
     messages: Items[_Message] = ()
     tools: Items[_Tool] = ()
 
+    def task(self, model: ServedModel) -> ChatTask:
+        toolbox = Toolbox()
+        for tool in self.tools:
+            toolbox.add_tool(tool.function, "function")
+        return self._make_task(model, _make_messages(self.messages), toolbox)
 
-class _GenerateBody(_OllamaBody):
+
+class GenerateBody(_OllamaBody):
     prompt: str = ""
     suffix: str = ""
     system: str = ""
@@ -153,40 +159,32 @@ class _GenerateBody(_OllamaBody):
     images: _Images = ()
     template: Annotated[str, refuse("Go templates are not supported; use raw with the whole prompt")] = ""
 
+    def task(self, model: ServedModel) -> ChatTask:
+        transcript = Transcript()
+        transcript.add_system(self.system)
+        transcript.add_message("user", self.prompt)
+        before = [check_token(model.vocabulary, token, "context") for token in self.context]
+        return self._make_task(model, transcript.messages, Toolbox(), before)
 
-async def chat(call: Call[_OllamaChatBody]) -> Response:
-    return await answer_chat(call, _read_chat, OllamaReply) if call.body.messages else _load(call)
+
+async def chat(call: Call[ChatBody]) -> Response:
+    return await answer_chat(call, OllamaReply) if call.body.messages else _load(call)
 
 
-async def generate_text(call: Call[_GenerateBody]) -> Response:
+async def generate_text(call: Call[GenerateBody]) -> Response:
     """Answer a prompt in the chat template, continue it as it is (`raw`), or generate the text before `suffix`."""
     body = call.body
     if not body.prompt and not body.suffix:
         return _load(call)
     if body.raw or body.suffix:
         return await respond(lambda: OllamaReply(call, _read_request(call)))
-    return await answer_chat(call, _read_prompt, OllamaReply)
+    return await answer_chat(call, OllamaReply)
 
 
 def _load(call: Call[Any]) -> Response:
     """Answer a request without a prompt. The model is always loaded and never unloaded."""
     reason = "load" if call.body.keep_alive else "unload"
     return JsonResponse(OllamaReply(call, ()).event() | {"done": True, "done_reason": reason})
-
-
-def _read_chat(call: Call[_OllamaChatBody]) -> ChatTask:
-    toolbox = Toolbox()
-    for tool in call.body.tools:
-        toolbox.add_tool(tool.function, "function")
-    return call.body.read_task(call.model, _make_messages(call.body.messages), toolbox)
-
-
-def _read_prompt(call: Call[_GenerateBody]) -> ChatTask:
-    transcript = Transcript()
-    transcript.add_system(call.body.system)
-    transcript.add_message("user", call.body.prompt)
-    before = [check_token(call.model.vocabulary, token, "context") for token in call.body.context]
-    return call.body.read_task(call.model, transcript.messages, Toolbox(), before)
 
 
 def _make_messages(messages: Sequence[_Message]) -> list[dict[str, Any]]:
@@ -215,7 +213,7 @@ def _make_messages(messages: Sequence[_Message]) -> list[dict[str, Any]]:
     return transcript.messages
 
 
-def _read_request(call: Call[_GenerateBody]) -> list[Answer]:
+def _read_request(call: Call[GenerateBody]) -> list[Answer]:
     """Return the answer to a prompt without the chat template."""
     body, model = call.body, call.model
     field = "raw" if body.raw else "suffix"
@@ -261,7 +259,7 @@ class OllamaReply(Reply):
     def event(self, text: str = "", **more: Any) -> dict[str, Any]:
         """Return an event with a text; `more` contains reasoning (`thinking`) or `tool_calls`."""
         head = {"model": self.name, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
-        if isinstance(self.call.body, _OllamaChatBody):
+        if isinstance(self.call.body, ChatBody):
             return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
         return {**head, "response": text, **more, "done": False}
 
@@ -277,7 +275,7 @@ class OllamaReply(Reply):
             "eval_duration": round(1e9 * done.seconds),
         }
         body = self.call.body
-        if isinstance(body, _GenerateBody) and not (body.raw or body.suffix):
+        if isinstance(body, GenerateBody) and not (body.raw or body.suffix):
             fields["context"] = [*answer.request.prompt, *answer.tokens]
         return fields
 

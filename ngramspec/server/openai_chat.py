@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, model_validator
-from starlette.responses import Response
 
 from ngramspec.chat.template import check_variables
 from ngramspec.server.answer import Answer, Block
@@ -35,14 +34,12 @@ from ngramspec.server.chat import (
     Toolbox,
     ToolChoiceField,
     ToolFields,
-    answer_chat,
-    count_prompt,
     free_text,
 )
 from ngramspec.server.generation import Alternatives, Generation, ResponseFormat, read_logprobs
-from ngramspec.server.json_text import ApiError, JsonResponse, dump_arguments
+from ngramspec.server.json_text import ApiError, dump_arguments
 from ngramspec.server.reply import ChunkReply, logprobs_content, native_answer, prediction_usage
-from ngramspec.server.state import Call
+from ngramspec.server.state import Call, ServedModel
 
 
 class _Reasoning(TextPart):
@@ -152,78 +149,69 @@ class ChatBody(Generation):
     think: Annotated[str | bool | None, PlainValidator(_read_think)] = None  # Ollama's
     enable_thinking: bool | None = None  # Qwen's
 
+    def task(self, model: ServedModel) -> ChatTask:
+        toolbox = Toolbox()
+        for item in self.tools:
+            if (tool := item.custom if item.type == "custom" else item.function) is not None:
+                toolbox.add_tool(tool, item.type)
+        for tool in self.functions or ():
+            toolbox.add_tool(tool, "function")
+        messages = [_to_template(message, number) for number, message in enumerate(self.messages)]
+        can_continue = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        wants_new_turn = bool(self.add_generation_prompt)  # the request explicitly asks for a separate turn
+        continues_message = self.continue_final_message
+        if continues_message is None:
+            continues_message = can_continue and not wants_new_turn
+        if continues_message and not can_continue:
+            raise FieldError("the last message must be an assistant message with text", "continue_final_message")
+        if continues_message and len(messages) > 1 and messages[-2]["role"] == "assistant":
+            problem = "must not end with two assistant messages, of which one could be continued"
+            raise ApiError(400, f"messages: {problem}", param="messages")
+        if continues_message and wants_new_turn:
+            problem = "cannot be combined with continue_final_message"
+            raise ApiError(400, f"add_generation_prompt: {problem}", param="add_generation_prompt")
+        toolbox.read_choice(self.tool_choice)
+        parallel, reasoning = self.parallel_tool_calls, self.reasoning
+        budget = reasoning.max_tokens if reasoning is not None else None
+        return ChatTask(
+            self,
+            messages,
+            toolbox,
+            parallel=self.functions is None if parallel is None else parallel,
+            constraint=self.read_constraint(self.response_format.read()),
+            logprobs=read_logprobs(self.logprobs, self.top_logprobs),
+            post_sampling=self.post_sampling_probs,
+            variables=self._read_variables(),
+            prediction=self.prediction.text if self.prediction else "",
+            reasoning_budget=self.thinking.budget if budget is None and self.thinking else budget,
+            continues_message=continues_message,
+            starts_answer=self.add_generation_prompt is not False,
+            n_answers=self.n,
+        )
 
-async def chat_completions(call: Call[ChatBody]) -> Response:
-    return await answer_chat(call, read_chat, ChatReply, call.body.n)
-
-
-async def input_tokens(call: Call[ChatBody]) -> Response:
-    return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, read_chat)})
-
-
-def read_chat(call: Call[ChatBody]) -> ChatTask:
-    body, toolbox = call.body, Toolbox()
-    for item in body.tools:
-        if (tool := item.custom if item.type == "custom" else item.function) is not None:
-            toolbox.add_tool(tool, item.type)
-    for tool in body.functions or ():
-        toolbox.add_tool(tool, "function")
-    messages = [_to_template(message, number) for number, message in enumerate(body.messages)]
-    can_continue = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    wants_new_turn = bool(body.add_generation_prompt)  # the request explicitly asks for a separate turn
-    continues_message = body.continue_final_message
-    if continues_message is None:
-        continues_message = can_continue and not wants_new_turn
-    if continues_message and not can_continue:
-        raise FieldError("the last message must be an assistant message with text", "continue_final_message")
-    if continues_message and len(messages) > 1 and messages[-2]["role"] == "assistant":
-        problem = "must not end with two assistant messages, of which one could be continued"
-        raise ApiError(400, f"messages: {problem}", param="messages")
-    if continues_message and wants_new_turn:
-        problem = "cannot be combined with continue_final_message"
-        raise ApiError(400, f"add_generation_prompt: {problem}", param="add_generation_prompt")
-    toolbox.read_choice(body.tool_choice)
-    parallel, reasoning = body.parallel_tool_calls, body.reasoning
-    budget = reasoning.max_tokens if reasoning is not None else None
-    return ChatTask(
-        body,
-        messages,
-        toolbox,
-        parallel=body.functions is None if parallel is None else parallel,
-        constraint=body.read_constraint(body.response_format.read()),
-        logprobs=read_logprobs(body.logprobs, body.top_logprobs),
-        post_sampling=body.post_sampling_probs,
-        variables=_read_variables(body),
-        prediction=body.prediction.text if body.prediction else "",
-        reasoning_budget=body.thinking.budget if budget is None and body.thinking else budget,
-        continues_message=continues_message,
-        starts_answer=body.add_generation_prompt is not False,
-    )
-
-
-def _read_variables(body: ChatBody) -> dict[str, Any]:
-    variables = body.chat_template_kwargs or {}
-    try:
-        check_variables(variables)
-    except ValueError as error:
-        raise ApiError(400, f"chat_template_kwargs: {error}", param="chat_template_kwargs") from error
-    reasoning, thinking = body.reasoning, body.thinking
-    switches = (
-        body.reasoning_effort or None,
-        reasoning and (reasoning.effort or reasoning.enabled),
-        thinking and thinking.type != "disabled",
-        body.think,
-        body.enable_thinking,
-    )
-    match next((switch for switch in switches if switch is not None), None):
-        case None:
-            return variables
-        case True:
-            return variables | {"enable_thinking": True}
-        case False | "none":
-            return variables | NO_REASONING
-        case effort:
-            return variables | {"reasoning_effort": effort}
+    def _read_variables(self) -> dict[str, Any]:
+        variables = self.chat_template_kwargs or {}
+        try:
+            check_variables(variables)
+        except ValueError as error:
+            raise ApiError(400, f"chat_template_kwargs: {error}", param="chat_template_kwargs") from error
+        reasoning, thinking = self.reasoning, self.thinking
+        switches = (
+            self.reasoning_effort or None,
+            reasoning and (reasoning.effort or reasoning.enabled),
+            thinking and thinking.type != "disabled",
+            self.think,
+            self.enable_thinking,
+        )
+        match next((switch for switch in switches if switch is not None), None):
+            case None:
+                return variables
+            case True:
+                return variables | {"enable_thinking": True}
+            case False | "none":
+                return variables | NO_REASONING
+            case effort:
+                return variables | {"reasoning_effort": effort}
 
 
 def _to_template(message: _Message, number: int) -> dict[str, Any]:
@@ -235,9 +223,9 @@ def _to_template(message: _Message, number: int) -> dict[str, Any]:
         reasoning = [part.text for part in message.content if isinstance(part, _Reasoning)]
         if reasoning or message.reasoning_content is not None:
             result["reasoning_content"] = "\n".join(filter(None, [message.reasoning_content, *reasoning]))
-        calls = [_to_call(call) for call in message.tool_calls]
+        calls = [_to_call(call.id, call.custom or call.function) for call in message.tool_calls]
         if message.function_call is not None:
-            calls.append(_to_call(_Call.model_construct(id=f"call_{number}", function=message.function_call)))
+            calls.append(_to_call(f"call_{number}", message.function_call))
         if calls:
             result["tool_calls"] = calls
     # Several parts remain parts, because templates join them differently.
@@ -251,11 +239,8 @@ def _to_template(message: _Message, number: int) -> dict[str, Any]:
     return result
 
 
-def _to_call(call: _Call) -> dict[str, Any]:
-    function = call.custom or call.function
-    assert function is not None
-    fields = {"name": function.name, "arguments": function.arguments}
-    return {"id": call.id, "type": "function", "function": fields}
+def _to_call(id: str, function: Any) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": function.name, "arguments": function.arguments}}
 
 
 class ChatReply(ChunkReply):

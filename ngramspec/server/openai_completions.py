@@ -36,7 +36,7 @@ def _read_count(value: Any) -> int | bool:
 _ALTERNATIVES: TypeAdapter[int] = TypeAdapter(Alternatives)
 
 
-class _CompletionBody(TextGeneration):
+class CompletionBody(TextGeneration):
     prompt: PromptField | None = None
     suffix: str = ""
     echo: bool = False
@@ -47,11 +47,11 @@ class _CompletionBody(TextGeneration):
     post_sampling_probs: Annotated[bool, refuse("is not supported here; use /completion")] = False
 
 
-async def completions(call: Call[_CompletionBody]) -> Response:
+async def completions(call: Call[CompletionBody]) -> Response:
     return await respond(lambda: _read_request(call))
 
 
-def _read_request(call: Call[_CompletionBody]) -> CompletionReply:
+def _read_request(call: Call[CompletionBody]) -> CompletionReply:
     """Return a reply with an answer for each choice, grouped by prompt, and the text that `echo` puts before each."""
     body, model = call.body, call.model
     if body.best_of not in (None, body.n):
@@ -116,7 +116,7 @@ def _find_offsets(vocabulary: Vocabulary, prompt: Sequence[int], text: str) -> l
 class CompletionReply(ChunkReply):
     """A response with completions, or its stream. `echoes` are the texts before each answer."""
 
-    def __init__(self, call: Call[_CompletionBody], answers: Sequence[Answer], echoes: Sequence[str]) -> None:
+    def __init__(self, call: Call[CompletionBody], answers: Sequence[Answer], echoes: Sequence[str]) -> None:
         super().__init__(call, answers, "cmpl", {"object": "text_completion"}, {})
         self._pending_echoes = dict(enumerate(echoes))  # text before each answer of which nothing was sent
         self._offsets = [_Offsets(len(echo)) for echo in echoes]

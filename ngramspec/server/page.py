@@ -94,12 +94,12 @@ def _read_spans(value: Any) -> tuple[Span, ...]:
     return tuple((start, end) for start, end in value)
 
 
-class _MarkdownBody(Body):
+class MarkdownBody(Body):
     text: str
     drafted: Annotated[tuple[Span, ...], PlainValidator(_read_spans)] = ()
 
 
-async def markdown(call: Call[_MarkdownBody]) -> Response:
+async def markdown(call: Call[MarkdownBody]) -> Response:
     """Return the Markdown in `text` as elements; the spans in `drafted` are marked."""
     blocks, last = await asyncio.to_thread(render, call.body.text, sorted(call.body.drafted))
     return JsonResponse({"blocks": blocks, "last": last})

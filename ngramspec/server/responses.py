@@ -1,7 +1,7 @@
 """OpenAI's `/v1/responses`, the newer API for chats, which Codex uses.
 
-A conversation is a list of items: messages, reasoning, calls and their results. `read_task` converts them to messages
-as in chat completions, and `ResponseReply` the answer to items again. The server stores nothing.
+A conversation is a list of items: messages, reasoning, calls and their results. `ResponsesBody` converts them to
+messages as in chat completions, and `ResponseReply` the answer to items again. The server stores nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field, PlainValidator, TypeAdapter, model_validator
-from starlette.responses import Response
 
 from ngramspec.server.answer import Answer, Block
 from ngramspec.server.body import (
@@ -43,15 +42,13 @@ from ngramspec.server.chat import (
     ToolChoiceField,
     ToolFields,
     Transcript,
-    answer_chat,
-    count_prompt,
     free_text,
     function_name,
 )
 from ngramspec.server.generation import Alternatives, Constraint, Generation
-from ngramspec.server.json_text import ApiError, Encoded, JsonResponse, dump_arguments, encode_json
+from ngramspec.server.json_text import ApiError, Encoded, dump_arguments, encode_json
 from ngramspec.server.reply import NAMED, Reply, logprobs_content, prediction_usage
-from ngramspec.server.state import Call
+from ngramspec.server.state import Call, ServedModel
 
 _NOT_STORED = refuse("this server does not store responses; send the whole conversation as input")
 
@@ -164,7 +161,7 @@ class _Effort(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class _ResponsesBody(Generation):
+class ResponsesBody(Generation):
     input: Annotated[tuple[Body, ...], PlainValidator(_read_input)]
     instructions: str = ""
     tools: _Tools = ()
@@ -184,46 +181,38 @@ class _ResponsesBody(Generation):
     background: Annotated[bool, refuse("background responses are not supported")] = False
     truncation: Literal["disabled"] = "disabled"
 
-
-async def responses(call: Call[_ResponsesBody]) -> Response:
-    return await answer_chat(call, read_task, ResponseReply)
-
-
-async def input_tokens(call: Call[_ResponsesBody]) -> Response:
-    return JsonResponse({"object": "response.input_tokens", "input_tokens": await count_prompt(call, read_task)})
-
-
-def read_task(call: Call[_ResponsesBody]) -> ChatTask:
-    body, transcript, toolbox = call.body, Transcript(), Toolbox()
-    _add_tools(toolbox, body.tools, "tools")
-    transcript.add_system(body.instructions)
-    for number, item in enumerate(body.input):
-        if isinstance(item, _MoreTools):
-            _add_tools(toolbox, item.tools, f"input[{number}].tools")
-        else:
-            _add_item(transcript, item)
-    if not transcript.messages:
-        transcript.add_message("user", "")  # Codex sends an empty input to check the connection
-    variables: Mapping[str, Any] = {}
-    if (effort := body.reasoning.effort) is not None:
-        levels = {"minimal": "low"} | EFFORTS
-        variables = NO_REASONING if effort == "none" else {"enable_thinking": True, "reasoning_effort": levels[effort]}
-    format, form = body.text.format, None
-    if format is not None and format.type != "text":
-        schema = format.json_form if format.type == "json_schema" else None
-        form = Constraint("text.format.schema", schema or {}, strict=format.strict)
-    has_logprobs = "message.output_text.logprobs" in body.include
-    toolbox.read_choice(body.tool_choice)
-    return ChatTask(
-        body,
-        transcript.messages,
-        toolbox,
-        parallel=body.parallel_tool_calls,
-        constraint=body.read_constraint(form),
-        logprobs=body.top_logprobs or (0 if has_logprobs else None),
-        variables=variables,
-        prediction=body.prediction.text if body.prediction else "",
-    )
+    def task(self, model: ServedModel) -> ChatTask:
+        transcript, toolbox = Transcript(), Toolbox()
+        _add_tools(toolbox, self.tools, "tools")
+        transcript.add_system(self.instructions)
+        for number, item in enumerate(self.input):
+            if isinstance(item, _MoreTools):
+                _add_tools(toolbox, item.tools, f"input[{number}].tools")
+            else:
+                _add_item(transcript, item)
+        if not transcript.messages:
+            transcript.add_message("user", "")  # Codex sends an empty input to check the connection
+        variables: Mapping[str, Any] = {}
+        if (effort := self.reasoning.effort) == "none":
+            variables = NO_REASONING
+        elif effort is not None:
+            variables = {"enable_thinking": True, "reasoning_effort": EFFORTS.get(effort, "low")}
+        format, form = self.text.format, None
+        if format is not None and format.type != "text":
+            schema = format.json_form if format.type == "json_schema" else None
+            form = Constraint("text.format.schema", schema or {}, strict=format.strict)
+        has_logprobs = "message.output_text.logprobs" in self.include
+        toolbox.read_choice(self.tool_choice)
+        return ChatTask(
+            self,
+            transcript.messages,
+            toolbox,
+            parallel=self.parallel_tool_calls,
+            constraint=self.read_constraint(form),
+            logprobs=self.top_logprobs or (0 if has_logprobs else None),
+            variables=variables,
+            prediction=self.prediction.text if self.prediction else "",
+        )
 
 
 def _add_tools(toolbox: Toolbox, tools: Sequence[Body], path: str, namespace: str | None = None) -> None:
@@ -254,15 +243,13 @@ def _add_item(transcript: Transcript, item: Body) -> None:
 
 Event = dict[str, Any]
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-"""Prefixes of the ids of items."""
-
-_DELTAS = {
-    "message": "response.output_text.delta",
-    "reasoning": "response.reasoning_text.delta",
-    "function_call": "response.function_call_arguments.delta",
+_KINDS = {
+    "message": ("msg", "response.output_text"),
+    "reasoning": ("rs", "response.reasoning_text"),
+    "function_call": ("fc", "response.function_call_arguments"),
+    "custom_tool_call": ("ctc", "response.custom_tool_call_input"),
 }
-"""Events of items that grow; the input of a custom tool is sent at its end."""
+"""Prefixes of the ids of items, and of the events of their content."""
 
 
 class ResponseReply(Reply):
@@ -284,7 +271,7 @@ class ResponseReply(Reply):
 
     head = NAMED
 
-    def __init__(self, call: Call[_ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox) -> None:
+    def __init__(self, call: Call[ResponsesBody], answers: Sequence[Answer], toolbox: Toolbox) -> None:
         super().__init__(call, answers)
         self._toolbox = toolbox
         self._key = secrets.token_hex(12)  # part of the ids of the response and its items
@@ -319,8 +306,8 @@ class ResponseReply(Reply):
                 events += self._open(block)
             elif kind == "closed":
                 self._closed = block
-            elif (name := _DELTAS.get(self._item["type"])) is not None:
-                event: Event = {"type": name, **self._place, "delta": text}
+            elif (item := self._item["type"]) != "custom_tool_call":  # its input is sent at its end
+                event: Event = {"type": f"{_KINDS[item][1]}.delta", **self._place, "delta": text}
                 if block.kind == "text":
                     event |= {"logprobs": [], **more}
                 if logprobs:
@@ -333,7 +320,17 @@ class ResponseReply(Reply):
             if self._closed is not None:
                 events += self._close(self._closed, cut=is_cut)
             response = self._response("incomplete" if is_cut else "completed")
-            response["usage"] = self._usage(answer, answer.done.stats.generated)
+            generated, predicted = answer.done.stats.generated, answer.request.prediction
+            response["usage"] = {
+                "input_tokens": answer.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": generated,
+                "output_tokens_details": {
+                    "reasoning_tokens": answer.reasoning_tokens,
+                    **prediction_usage(predicted, [answer.tokens]),
+                },
+                "total_tokens": answer.prompt_tokens + generated,
+            }
             events.append(self._event(f"response.{response['status']}", response=response, **more))
         return events
 
@@ -363,7 +360,7 @@ class ResponseReply(Reply):
         name, namespace, tool = self._toolbox.origin(block.name)
         call_type = "custom_tool_call" if tool == "custom" else "function_call"
         kind = {"text": "message", "reasoning": "reasoning"}.get(block.kind, call_type)
-        id = f"{_PREFIXES[kind]}_{self._key}_{block.index}"
+        id = f"{_KINDS[kind][0]}_{self._key}_{block.index}"
         item: dict[str, Any] = {"id": id, "type": kind, "status": "in_progress"}
         self._item, self._place = item, {"item_id": id, "output_index": block.index}
         if block.kind == "call":
@@ -383,25 +380,23 @@ class ResponseReply(Reply):
         ]
 
     def _close(self, block: Block, *, cut: bool) -> list[Event]:
-        item, place, events = self._item, self._place, list[Event]()
+        item, place, (_, name) = self._item, self._place, _KINDS[self._item["type"]]
         self._closed, item["status"] = None, "incomplete" if cut else "completed"
-        match item["type"]:
-            case "custom_tool_call":  # its input is within the JSON of arguments, which is complete only now
-                name, text = "response.custom_tool_call_input", free_text(block.text)
-                item["input"] = text
-                events += [self._event(f"{name}.delta", **place, delta=text)]
-                events += [self._event(f"{name}.done", **place, input=text)]
-            case "function_call":
-                item["arguments"] = block.text
-                done = {"name": item["name"], "arguments": block.text}
-                events += [self._event("response.function_call_arguments.done", **place, **done)]
-            case kind:
-                (part,) = item["content"]
-                part["text"] = block.text
-                done = {name: part[name] for name in ("text", "logprobs") if name in part}
-                name = "output_text" if kind == "message" else "reasoning_text"
-                events += [self._event(f"response.{name}.done", **place, **done)]
-                events += [self._event("response.content_part.done", **place, part=part)]
+        events, part = list[Event](), dict[str, Any]()
+        if "content" in item:
+            (part,) = item["content"]
+            part["text"] = block.text
+            done = {field: part[field] for field in ("text", "logprobs") if field in part}
+        elif "arguments" in item:
+            item["arguments"] = block.text
+            done = {"name": item["name"], "arguments": block.text}
+        else:  # the input of a custom tool is within the JSON of arguments, which is complete only now
+            item["input"] = free_text(block.text)
+            events.append(self._event(f"{name}.delta", **place, delta=item["input"]))
+            done = {"input": item["input"]}
+        events.append(self._event(f"{name}.done", **place, **done))
+        if part:
+            events.append(self._event("response.content_part.done", **place, part=part))
         self._output.append(item)
         return [*events, self._event("response.output_item.done", output_index=block.index, item=item)]
 
@@ -427,15 +422,4 @@ class ResponseReply(Reply):
             **self._echo,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-        }
-
-    def _usage(self, answer: Answer, output_tokens: int) -> dict[str, Any]:
-        input_tokens = answer.prompt_tokens
-        prediction_fields = prediction_usage(answer.request.prediction, [answer.tokens])
-        return {
-            "input_tokens": input_tokens,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": output_tokens,
-            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens, **prediction_fields},
-            "total_tokens": input_tokens + output_tokens,
         }

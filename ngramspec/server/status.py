@@ -102,11 +102,11 @@ async def lora_adapters(call: Call[Body]) -> Response:
     return JsonResponse([{"id": number, "path": path, "scale": scale} for number, (path, scale) in enumerate(files)])
 
 
-class _AdaptersBody(Body):
+class AdaptersBody(Body):
     adapters: Items[Scale]
 
 
-async def scale_lora_adapters(call: Call[_AdaptersBody]) -> Response:
+async def scale_lora_adapters(call: Call[AdaptersBody]) -> Response:
     """Set the scales of the LoRA adapters for later requests, from a list as in the field `lora`."""
     scales = read_scales(call.model, call.body.adapters, "adapters")
     call.model.service.scales = scales or (0.0,) * len(call.model.adapters)
@@ -244,11 +244,11 @@ with four bytes each, and the result of `SequenceModel.save_state`."""
 _MAGIC = b"ngslot3\0"
 
 
-class _SlotBody(Body):
+class SlotBody(Body):
     filename: str = ""  # not required to erase a slot
 
 
-async def slot_action(call: Call[_SlotBody]) -> Response:
+async def slot_action(call: Call[SlotBody]) -> Response:
     """Save a slot to a file in the server's folder, restore it from one, or erase it.
 
     If the content of a file cannot be used, the slot is empty afterwards.
@@ -271,7 +271,7 @@ async def slot_action(call: Call[_SlotBody]) -> Response:
     return JsonResponse({"id_slot": number} | fields)
 
 
-async def _save(call: Call[_SlotBody], number: int) -> dict[str, Any]:
+async def _save(call: Call[SlotBody], number: int) -> dict[str, Any]:
     path = _read_path(call)
 
     def pack(sequence: SequenceModel) -> tuple[int, bytes]:
@@ -295,7 +295,7 @@ async def _save(call: Call[_SlotBody], number: int) -> dict[str, Any]:
     return {"filename": path.name, "n_saved": count, "n_written": len(content)}
 
 
-async def _restore(call: Call[_SlotBody], number: int) -> dict[str, Any]:
+async def _restore(call: Call[SlotBody], number: int) -> dict[str, Any]:
     path = _read_path(call)
     try:
         content = await asyncio.to_thread(path.read_bytes)
@@ -323,7 +323,7 @@ async def _restore(call: Call[_SlotBody], number: int) -> dict[str, Any]:
     return {"filename": path.name, "n_restored": count, "n_read": len(content)}
 
 
-async def _erase(call: Call[_SlotBody], number: int) -> dict[str, Any]:
+async def _erase(call: Call[SlotBody], number: int) -> dict[str, Any]:
     def clear(sequence: SequenceModel) -> int:
         count = len(sequence.tokens)
         sequence.clear()
@@ -335,7 +335,7 @@ async def _erase(call: Call[_SlotBody], number: int) -> dict[str, Any]:
 _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
 
 
-async def _run_on_slot(call: Call[_SlotBody], number: int, work: Callable[[SequenceModel], Any]) -> Any:
+async def _run_on_slot(call: Call[SlotBody], number: int, work: Callable[[SequenceModel], Any]) -> Any:
     return await asyncio.wrap_future(call.model.service.on_slot(number, work))
 
 
@@ -343,12 +343,12 @@ def _checksum(count: int, body: bytes | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(struct.pack("<Q", count)))
 
 
-def _make_fingerprint(call: Call[_SlotBody], sequence: SequenceModel) -> bytes:
+def _make_fingerprint(call: Call[SlotBody], sequence: SequenceModel) -> bytes:
     """Return the fingerprint of the model, its settings and the scales of its adapters."""
     return sha256(f"{sequence.fingerprint} {call.model.service.scales}".encode()).digest()
 
 
-def _read_path(call: Call[_SlotBody]) -> Path:
+def _read_path(call: Call[SlotBody]) -> Path:
     """Return the path of the requested file, which must be directly in the folder."""
     name = call.body.filename
     if name in ("", ".", "..") or len(name.encode()) > 255 or any(c in "/\\" or not c.isprintable() for c in name):
