@@ -20,7 +20,7 @@ import httpx
 import pytest
 from ngramspec_cli.serve import ServeOptions, open_served_model
 from support.dialects import DIALECTS, Dialect
-from support.http import run_server
+from support.http import parse_chunks, run_server
 from support.model_files import write_family_model
 from support.templates import find_marks, template_folder
 
@@ -411,10 +411,9 @@ class Served:
             return f"{response.status_code} {response.text}"
         if not stream:
             return response.json()
-        lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
-        events = [json.loads(line) for line in lines if line.startswith("{")]
+        events = parse_chunks(response.text)
         errors = [event for event in events if event.get("error")]
-        return f"stream: {errors}" if errors else dialect.join(response.text)
+        return f"stream: {errors}" if errors else events
 
 
 def _read_template(row: Row) -> str:

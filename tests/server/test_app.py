@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -41,18 +40,6 @@ def test_chat_completions_with_n_uses_a_seed_per_choice() -> None:
         for choice in chunk["choices"]:
             texts[choice["index"]] += choice["delta"].get("content") or ""
     assert texts == dict.fromkeys(range(3), TEXT)
-
-
-def test_chat_completions_accepts_limit_names_roles_and_content_parts() -> None:
-    """The limit has three names, developer messages are system messages, and parts of a message are joined."""
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
-    plain = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a\nb"}]
-    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
-        told, service = ask(CHATS, {"messages": messages, name: 3}, Script(ends=False))
-        (request,) = service.requests
-        assert (request.max_tokens, told["choices"][0]["finish_reason"]) == (3, "length")
-        assert list(request.prompt) == demo_vocabulary().chats.tokens(plain)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -109,42 +96,6 @@ def sampling_of(body: dict[str, Any], defaults: tuple[Sampling, int] | None = No
     response = send(server, NATIVE, {"prompt": "x"} | body)
     assert response.status_code == 200, response.text
     return service.requests[0].sampling
-
-
-def test_completion_settings_reach_the_sampler() -> None:
-    hello = tuple((token, 1.0) for token in demo_vocabulary().tokenize("hello", add_bos=False))
-    cases: list[tuple[dict[str, Any], str, Any]] = [
-        ({"temperature": 1}, "temperature", 1.0),
-        ({"top_k": -1}, "top_k", 0),
-        ({"top_k": 5.0}, "top_k", 5),
-        ({"min_p": None}, "min_p", 0.05),
-        ({"repetition_penalty": 1.5}, "repeat_penalty", 1.5),
-        ({"samplers": ["top_k", "temperature"]}, "samplers", ("top_k", "temperature")),
-        ({"samplers": "min_p;temp"}, "samplers", ("min_p", "temperature")),
-        ({"samplers": ["top_k", "top_p"], "temperature": 0.3}, "temperature", 1.0),
-        ({"samplers": ["top_k"], "min_p": 0.3}, "min_p", 0.05),
-        ({"samplers": []}, "samplers", ()),
-        ({"samplers": "kpt"}, "samplers", ("top_k", "top_p", "temperature")),
-        ({"samplers": "edskypmxt"}, "samplers", Sampling().samplers),
-        ({"samplers": "temp"}, "samplers", ("temperature",)),
-        ({"mirostat": 2, "top_k": 7}, "top_k", 40),
-        ({"logit_bias": [[5, -1], [6, False]]}, "logit_bias", ((5, -1.0), (6, -math.inf))),
-        ({"logit_bias": {"5": 2}}, "logit_bias", ((5, 2.0),)),
-        ({"logit_bias": [["hello", 1]]}, "logit_bias", hello),
-        ({"dry_sequence_breakers": ["x"]}, "dry_sequence_breakers", ("x",)),
-        ({"grammar": ""}, "grammar", None),
-        ({"seed": 2**63}, "seed", 2**63),
-    ]
-    for body, name, value in cases:
-        assert getattr(sampling_of(body), name) == value, body
-
-
-def test_completion_with_ignore_eos_forbids_all_end_tokens() -> None:
-    biases = sampling_of({"ignore_eos": True, "logit_bias": {"5": 1}}).logit_bias
-    assert biases[0] == (5, 1.0)
-    assert {token for token, bias in biases if bias == -math.inf} == {
-        token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token)
-    }
 
 
 def test_completion_uses_server_defaults_and_random_seeds() -> None:
@@ -256,11 +207,6 @@ def test_slots_describes_requests_without_their_text() -> None:
     assert (busy["params"]["temperature"], busy["params"]["n_predict"]) == (0.3, 60)
     assert (idle["id_task"], "params" in idle, idle["next_token"][0]["n_remain"]) == (-1, False, -1)
     assert (endless["params"]["n_predict"], endless["next_token"][0]["n_remain"]) == (-1, -1)
-
-
-def test_serve_accepts_empty_conversation() -> None:
-    assert ask(CHATS, {"messages": []})[0]["choices"][0]["message"]["content"] == TEXT
-    assert ask("/v1/messages", {"messages": [], "max_tokens": 9})[0]["content"][0]["text"] == TEXT
 
 
 def test_serve_rejects_images_with_status_500_and_no_retry() -> None:

@@ -13,8 +13,6 @@ import pytest
 from support.fake_service import FakeService, Script
 from support.http import BODIES, allows, ask, demo_vocabulary, get_error, thinking_vocabulary
 
-from ngramspec.sampling.settings import TextRules
-
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 PATHS = [path for path in BODIES if not path.startswith("/api/")]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -73,24 +71,3 @@ def test_bad_words_of_one_token_become_logit_biases() -> None:
     both = {*vocabulary.tokenize(word, add_bos=False), *vocabulary.tokenize(f" {word}", add_bos=False)}
     service = engine_of(NATIVE, {"bad_words": [word], "logit_bias": {"5": 1}})
     assert service.requests[0].sampling.logit_bias == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))
-
-
-@pytest.mark.parametrize("more", [{"logit_bias": [["<|im_start|>", False]]}, {"bad_words": ["<|im_start|>"]}])
-def test_name_of_control_token_in_bias_or_bad_words_is_that_token(more: dict[str, Any]) -> None:
-    token = demo_vocabulary().controls["<|im_start|>"]
-    assert engine_of(NATIVE, more).requests[0].sampling.logit_bias == ((token, -math.inf),)
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_min_tokens_stop_tokens_and_long_bad_words_become_text_rules(path: str) -> None:
-    vocabulary = demo_vocabulary()
-    more: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": [65, 66], "bad_words": ["quite a few", "x"]}
-    body = BODIES[path] | (more if path in PATHS else {"options": more})
-    _, service = ask(path, body, Script(ends=False))
-    (request,) = service.requests
-    words = [tuple(vocabulary.tokenize(text, add_bos=False)) for text in ("quite a few", " quite a few")]
-    assert request.rules == TextRules(min_tokens=3, stop_token_ids=frozenset({65, 66}), bad_words=tuple(words))
-    assert {bias for _, bias in request.sampling.logit_bias} == {-math.inf}
-    nothing: dict[str, Any] = {"min_tokens": 0, "stop_token_ids": [], "bad_words": None}
-    body = BODIES[path] | (nothing if path in PATHS else {"options": nothing})
-    assert ask(path, body)[1].requests[0].rules == TextRules()

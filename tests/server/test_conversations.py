@@ -9,8 +9,7 @@ import pytest
 from support.dialects import DIALECTS, USER, Dialect
 from support.fake_service import Script
 from support.http import allows, ask, demo_vocabulary, format_tool_call, vocabulary_with
-from support.json_chat import TEMPLATE, Chat
-from support.templates import ONE_CALL
+from support.templates import CHAT_VALUES, ONE_CALL
 
 Message = dict[str, Any]
 
@@ -45,89 +44,15 @@ def follow_ups(history: list[Message], results: list[Message]) -> Iterator[tuple
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_every_answer_is_accepted_as_history(dialect: Dialect, name: str, stream: bool) -> None:
-    server, text = {"vocabulary": vocabulary_with(TEMPLATE), "n_ctx": 4000}, ANSWERS[name]
+    server, text = {"vocabulary": vocabulary_with(CHAT_VALUES), "n_ctx": 4000}, ANSWERS[name]
     is_cut = name.startswith("half")  # the limit cuts the answer there
-    limit = len(vocabulary_with(TEMPLATE).tokenize(text, add_bos=False)) if is_cut else 400
+    limit = len(vocabulary_with(CHAT_VALUES).tokenize(text, add_bos=False)) if is_cut else 400
     script = Script(text or "<|im_end|>", ends=not is_cut)
     answer, _ = dialect.ask(dialect.body(limit=limit, stream=stream), script, **server)
     for conversation, has_answer in follow_ups(answer.history, answer.results):
         _, service = dialect.ask(dialect.body(**{dialect.messages: conversation}), **server)
         if has_answer:
             assert ("Pondering." in service.prompt_text()) == ("Pondering." in text), conversation
-
-
-API = Chat("/v1/chat/completions")
-PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-
-
-@pytest.mark.parametrize(
-    ("message", "content", "reasoning"),
-    [
-        ({"content": None, "refusal": "no"}, "no", None),
-        ({"content": "yes", "refusal": None, "annotations": [], "audio": None, "function_call": None}, "yes", None),
-        ({"content": [{"type": "refusal", "refusal": "no"}]}, "no", None),
-        ({"content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, PARTS[0]]}, "a", "hm"),
-        ({"content": [{"type": "thinking", "thinking": PARTS}, PARTS[0]]}, "a", "a\nb"),
-        ({"content": [{"type": "redacted_thinking", "data": "x"}, PARTS[0]]}, "a", None),
-        ({"content": [{"type": "reasoning", "text": "hm"}, *PARTS]}, "a\nb", "hm"),
-        ({"content": "a", "reasoning": "hm", "reasoning_details": [{"type": "reasoning.text"}]}, "a", "hm"),
-        ({"content": "a", "reasoning": "hm", "reasoning_content": "hm"}, "a", "hm"),
-        ({"content": [], "tool_calls": []}, "", None),
-        ({}, "", None),
-    ],
-)
-def test_chat_completions_accepts_answers_of_other_servers(
-    message: Message, content: str, reasoning: str | None
-) -> None:
-    _, answer, _ = API.messages(messages=[USER, {"role": "assistant"} | message, USER])
-    texts = answer["content"] if isinstance(answer["content"], list) else [{"text": answer["content"]}]
-    assert "\n".join(part["text"] for part in texts) == content
-    assert answer.get("reasoning_content") == reasoning
-
-
-@pytest.mark.parametrize(
-    ("fields", "enabled", "effort"),
-    [
-        ({}, True, None),  # the default
-        ({"reasoning_effort": "none"}, False, None),
-        ({"reasoning": {"effort": "none"}}, False, None),
-        ({"reasoning": {"enabled": False}}, False, None),
-        ({"thinking": {"type": "disabled"}}, False, None),
-        ({"think": False}, False, None),
-        ({"enable_thinking": False}, False, None),
-        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, False, None),
-        ({"reasoning_effort": "low"}, True, "low"),
-        ({"reasoning": {"effort": "high", "exclude": False}}, True, "high"),
-        ({"reasoning_effort": "low", "reasoning": {"effort": "none"}, "think": False}, True, "low"),
-        ({"think": "medium"}, True, "medium"),
-        ({"think": None, "thinking": None, "reasoning": None, "enable_thinking": None}, True, None),
-        *(
-            (switch | {"chat_template_kwargs": {"enable_thinking": False}}, True, None)
-            for switch in (
-                {"reasoning": {"enabled": True}},
-                {"thinking": {"type": "enabled"}},
-                {"think": True},
-                {"enable_thinking": True},
-            )
-        ),
-    ],
-)
-def test_chat_completions_switches_reasoning_in_the_form_of_any_server(
-    fields: Message, enabled: bool, effort: str | None
-) -> None:
-    received = API.template_values(messages=[USER], **fields)
-    assert (received["enable_thinking"], received["reasoning_effort"]) == (enabled, effort)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"reasoning": {"max_tokens": 7}}, {"thinking": {"type": "enabled", "budget_tokens": 7}}]
-)
-def test_chat_completions_reads_reasoning_budget_of_other_servers(fields: Message) -> None:
-    response, engine = API.ask(messages=[USER], **fields)
-    assert response.status_code == 200, response.text
-    budget = engine.requests[0].rules.reasoning
-    assert budget is not None
-    assert budget.limit == 7
 
 
 QUESTION = {"role": "user", "content": "2 + 2?"}
@@ -231,34 +156,6 @@ def allowed(body: dict[str, Any], text: str) -> bool:
     return allows(service, text)
 
 
-def test_chat_completions_tool_choice_allows_only_chosen_tools() -> None:
-    look, find = format_tool_call("look", '{"at": 1}'), format_tool_call("find", "{}")
-    named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}}
-    assert [allowed(named, text) for text in (look, f"{look}\n{look}", find)] == [True, False, False]
-    only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "find"}}]}
-    asked = {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": only}}
-    assert [allowed(asked, text) for text in (find, look)] == [True, False]
-
-
-def test_chat_completions_describes_grammar_of_custom_tool_in_prompt() -> None:
-    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
-    tool = {"type": "custom", "custom": {"name": "patch", "format": lark}}
-    _, service = ask(CHATS, {"messages": [USER], "tools": [tool]})
-    assert "start: /.+/" in service.prompt_text()
-
-
-def test_chat_completions_supports_deprecated_functions_field() -> None:
-    body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}}
-    told, service = ask(CHATS, body, Script(format_tool_call("look", '{"at": 1}'), step=2))
-    assert service.requests[0].sampling.grammar is not None
-    said = told["choices"][0]["message"]
-    result = {"role": "function", "name": "look", "content": "seen"}
-    _, service = ask(CHATS, {"messages": [USER, said, result], "functions": [LOOK]})
-    prompt = service.prompt_text()
-    assert '{"at": 1}' in prompt
-    assert "seen" in prompt
-
-
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "look"}}])
 def test_chat_completions_omits_call_truncated_by_token_limit(choice: object) -> None:
     whole = format_tool_call("look", '{"at": 1}')
@@ -311,9 +208,3 @@ def test_cut_answer_as_history_is_accepted(source: str | None) -> None:
         result = {"type": "function_call_output", "call_id": "c", "output": "failed"}
         body = RESPONSE | {"input": [USER, item, result]}
         assert "failed" in ask("/v1/responses", body, vocabulary=vocabulary)[1].prompt_text()
-
-
-def test_responses_api_accepts_namespace_that_ends_with_separator() -> None:
-    tool = {"type": "namespace", "name": "mcp__db__", "description": "", "tools": [FUNCTION]}
-    (shown,) = Chat("/v1/responses", input="hi").tools(tools=[tool])
-    assert shown["name"] == "mcp__db__look"

@@ -31,8 +31,7 @@ from support.http import (
     thinking_vocabulary,
     vocabulary_with,
 )
-from support.json_chat import TEMPLATE, answers
-from support.templates import ONE_CALL
+from support.templates import CHAT_VALUES, ONE_CALL
 
 from ngramspec.data import TargetError
 
@@ -216,11 +215,24 @@ def test_settings_reach_the_engine(dialect: Dialect) -> None:
     assert request.stop == ("END",) or dialect.name == "responses"  # OpenAI's responses have no stop strings
 
 
+FRAGMENTS = ("<think>\n", "hm ", "\n</think>\n\n", "I löok. ", "\n", '<tool_call>\n{"name": "loo', '{"at": [1]}', "</")
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[Script, int]:
+    """Draw reasoning, texts, calls and parts of them in any order; and the maximum number of tokens."""
+    calls = map(format_tool_call, ("look", "patch", "made_up"))
+    parts = draw(st.lists(st.sampled_from([*FRAGMENTS, *calls]), max_size=8))
+    is_cut = draw(st.booleans())
+    script = Script("".join(parts) or "x", step=draw(st.integers(1, 9)), ends=not is_cut, n_cached=5)
+    return script, 60 if is_cut else 400
+
+
 @EACH
-@given(answer=answers("look", "patch", "made_up"), has_tools=st.booleans())
+@given(answer=answers(), has_tools=st.booleans())
 def test_stream_equals_whole_answer(dialect: Dialect, answer: tuple[Script, int], has_tools: bool) -> None:
     script, limit = answer
-    server = {"vocabulary": vocabulary_with(TEMPLATE), "n_ctx": 4000}
+    server = {"vocabulary": vocabulary_with(CHAT_VALUES), "n_ctx": 4000}
     tools = dialect.tools if has_tools else []
     whole, _ = dialect.ask(dialect.body(limit=limit, tools=tools), script, **server)
     streamed, _ = dialect.ask(dialect.body(limit=limit, tools=tools, stream=True), script, **server)
@@ -244,10 +256,12 @@ def test_logprobs_cover_exactly_the_text(name: str, stream: bool) -> None:
 
 ONE, TWO, FREE = LOOKS[0], "\n".join(LOOKS), format_tool_call("patch", '{"input": "x"}')
 NAMED_CHOICE = {"type": "function", "name": "look"}
+ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}
 CHOICES: list[tuple[str, Any, list[str] | None]] = [
     *((name, choice, None) for name in ("chat completions", "responses") for choice in (None, "auto", "none")),
     ("chat completions", "required", [ONE, TWO, FREE]),
     ("chat completions", {"type": "function", "function": {"name": "look"}}, [ONE]),
+    ("chat completions", {"type": "allowed_tools", "allowed_tools": ALLOWED}, [ONE, TWO]),
     ("responses", "required", [ONE, TWO, FREE]),
     ("responses", NAMED_CHOICE, [ONE]),
     ("responses", {"type": "allowed_tools", "mode": "required", "tools": [NAMED_CHOICE]}, [ONE, TWO]),

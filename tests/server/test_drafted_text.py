@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import BODIES, CHAT, ask, demo_vocabulary, thinking_vocabulary
+from support.http import CHAT, ask, demo_vocabulary, thinking_vocabulary
 
 CHATS = "/v1/chat/completions"
 
@@ -81,25 +81,3 @@ def test_timings_of_disturbed_response_omit_gain() -> None:
     told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it" * 12, step=3, is_surprising=True))
     assert told["timings"]["draft_n"] > 32
     assert "gain" not in told["timings"]
-
-
-PATHS = ("/v1/chat/completions", "/v1/responses")
-PREDICTION = "Hello, world of many words"
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_prediction_reaches_the_engine_and_is_counted_in_usage(path: str, stream: bool) -> None:
-    tokens = demo_vocabulary().tokenize(PREDICTION, add_bos=False)
-    came = len(demo_vocabulary().tokenize("Hello, world", add_bos=False))
-    for content in (PREDICTION, [{"type": "text", "text": "Hello, world"}, {"type": "text", "text": " of many words"}]):
-        more = {"prediction": {"type": "content", "content": content}, "stream_options": {"include_usage": True}}
-        told, service = ask(path, BODIES[path] | more | {"stream": stream}, Script("Hello, world", step=2))
-        assert list(service.requests[0].prediction) == tokens
-        last = told[-1] if stream else told
-        usage = last.get("response", last)["usage"]
-        details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
-        assert details["accepted_prediction_tokens"] == came
-        assert details["rejected_prediction_tokens"] == len(tokens) - came
-    told, service = ask(path, BODIES[path])
-    assert (list(service.requests[0].prediction), "accepted_prediction" in str(told)) == ([], False)

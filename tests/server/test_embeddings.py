@@ -29,31 +29,6 @@ def of(*texts: Any) -> Any:
     return expected_embeddings(*(t if isinstance(t, list) else demo_vocabulary().tokenize(t) for t in texts))
 
 
-@pytest.mark.parametrize(
-    ("given", "texts"),
-    [
-        ("hello there", ["hello there"]),
-        (["hello", "there you are"], ["hello", "there you are"]),
-        ([7, 8, 9], [[7, 8, 9]]),
-        ([[7], [8, 9]], [[7], [8, 9]]),
-        ([[7, 8], "hello"], [[7, 8], "hello"]),
-        # An empty text still has the BOS token.
-        ("", [""]),
-        (["hello", ""], ["hello", ""]),
-        ({"prompt_string": "hello"}, ["hello"]),
-        ({"content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}, ["hello"]),
-        (["hello", {"prompt_string": "there"}], ["hello", "there"]),
-    ],
-)
-def test_embeddings_returns_normalised_embeddings_in_input_order(given: Any, texts: list[Any]) -> None:
-    answer = told(OPENAI, {"input": given, "model": "any"})
-    assert (answer["object"], answer["model"]) == ("list", "any")
-    assert [(one["object"], one["index"]) for one in answer["data"]] == [("embedding", i) for i in range(len(texts))]
-    assert np.allclose([one["embedding"] for one in answer["data"]], of(*texts), atol=1e-6)
-    tokens = sum(len(text if isinstance(text, list) else demo_vocabulary().tokenize(text)) for text in texts)
-    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
 def test_embeddings_work_with_openai_client() -> None:
     with run_server(make_server(embedder=CountingEmbedder())[0]) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)

@@ -11,17 +11,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from support import http
 from support.fake_embedder import CountingEmbedder
-from support.fake_service import FakeService, Script
+from support.fake_service import Script
 from support.http import (
     allows,
+    ask,
     demo_vocabulary,
     get_error,
     make_server,
     send,
     thinking_vocabulary,
-    vocabulary_with,
 )
 from support.model_files import write_vocabulary
 
@@ -34,12 +33,6 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
 PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
 BODIES = {"/api/chat": CHAT, "/api/generate": PROMPT}
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
-
-
-def ask(path: str, body: Any, script: Any = None, **settings: Any) -> tuple[list[dict[str, Any]], FakeService]:
-    """Return the JSON objects of a response, one or a stream of them, and the engine."""
-    parts, service = http.ask(path, body, script, **settings)
-    return parts if isinstance(parts, list) else [parts], service
 
 
 @pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
@@ -55,22 +48,6 @@ def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
         assert [allows(service, text) for text in texts] == [True, False]
     for nothing in ({}, {"format": ""}):
         assert ask(path, body | nothing)[1].requests[0].sampling.grammar is None
-
-
-def test_ollama_think_sets_template_variables() -> None:
-    template = "<think>{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %} {{ reasoning_effort }}"
-    vocabulary = vocabulary_with(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
-    for path, body in BODIES.items():
-        for think, text in (
-            (None, "<think>True hi"),  # By default, a template that supports reasoning uses it.
-            (False, "<think>False hi"),
-            (True, "<think>True hi"),
-            ("low", "<think>True lowhi"),
-            ("high", "<think>True highhi"),
-        ):
-            _, service = ask(path, body | {"think": think}, vocabulary=vocabulary)
-            assert service.prompt_text() == text
-    ask("/api/chat", CHAT | {"think": False})
 
 
 def test_ollama_generate_with_suffix_requires_fill_in_the_middle(tmp_path: Path) -> None:
@@ -155,11 +132,11 @@ def test_ollama_version_and_head_requests_succeed() -> None:
 
 def test_ollama_embed_truncates_long_texts_unless_truncate_is_false() -> None:
     for text in ("word " * 30, "word " * 100_000):
-        answer, _ = http.ask("/api/embed", {"input": text}, embedder=CountingEmbedder())
+        answer, _ = ask("/api/embed", {"input": text}, embedder=CountingEmbedder())
         assert answer["prompt_eval_count"] == CountingEmbedder.n_ctx
         message = get_error("/api/embed", {"input": text, "truncate": False}, embedder=CountingEmbedder())
         assert "exceeds the available context size (16 tokens)" in message
-        older, _ = http.ask("/api/embeddings", {"prompt": text}, embedder=CountingEmbedder())
+        older, _ = ask("/api/embeddings", {"prompt": text}, embedder=CountingEmbedder())
         assert len(older["embedding"]) == 3
 
 
@@ -172,7 +149,7 @@ def test_ollama_embed_truncation_keeps_end_token() -> None:
             seen.append(list(tokens))
             return super().reading(tokens, max_chunk)
 
-    http.ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
+    ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
     assert seen == [[*range(10, 25), end], [*range(10, 26)]]
 
 

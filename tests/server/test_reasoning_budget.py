@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.dialects import DIALECTS, USER
 from support.ear import run_engine
-from support.http import ask, send, vocabulary_with
+from support.http import ask, parse_chunks, send, vocabulary_with
 from support.mock_shared import MockShared
 
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
@@ -42,7 +42,7 @@ def answer(server: Server, path: str, **fields: Any) -> tuple[str, str]:
     """Return the reasoning and the content of an answer at temperature 0."""
     response = send(server, path, {**BODIES[path], "temperature": 0, **fields})
     assert response.status_code == 200, response.text
-    turn = APIS[path].read(APIS[path].join(response.text) if fields.get("stream") else response.json())
+    turn = APIS[path].read(parse_chunks(response.text) if fields.get("stream") else response.json())
     return turn.reasoning, turn.text
 
 

@@ -1,9 +1,9 @@
 """Tests that requests reach the engine, and that responses come back, as in `recorded/`.
 
 An exchange has a request, the script of the engine, and what the test adds: the requests to the engine, the status and
-the lines of the response. `RECORD=1 pytest tests/server/test_recorded.py` adds it again. So the changes of these files
-are what clients can notice. In chats, the prompt is what the chat template receives. An answer that ends before the
-script has one step, because otherwise the engine may have taken more.
+the lines of the response. `RECORD=1 pytest tests/server/test_recorded.py` adds it again, also for new requests. So the
+changes of these files are what clients can notice. In chats, the prompt is what the chat template receives. An answer
+that ends before the script has one step, because otherwise the engine may have taken more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from support.fake_embedder import CountingEmbedder
 from support.fake_service import Script
 from support.http import make_server, send, vocabulary_with
-from support.json_chat import TEMPLATE
+from support.templates import CHAT_VALUES
 
 from ngramspec.request import Request
 from ngramspec.sampling.settings import Sampling, TextRules
@@ -62,7 +62,9 @@ def normalize(text: str) -> list[str]:
 def replay(exchange: Mapping[str, Any]) -> dict[str, Any]:
     script, method = exchange.get("script", {}), exchange.get("method", "POST")
     embedder = CountingEmbedder() if "embed" in exchange["path"] else None
-    server, engine = make_server(Script(**script), vocabulary=vocabulary_with(TEMPLATE), n_ctx=600, embedder=embedder)
+    server, engine = make_server(
+        Script(**script), vocabulary=vocabulary_with(CHAT_VALUES), n_ctx=600, embedder=embedder
+    )
     server.seed = 7
     response = send(server, exchange["path"], exchange.get("body"), method)
     requests = [describe(request, engine.prompt_text(i)) for i, request in enumerate(engine.requests)]
@@ -75,6 +77,17 @@ def replay(exchange: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in exchange.items() if name not in found} | found
 
 
+def encode(exchange: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each field and for each item of a list."""
+    fields = list[str]()
+    for name, value in exchange.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list):
+            text = "[" + ",".join(f"\n  {json.dumps(item, ensure_ascii=False)}" for item in value) + "]"
+        fields.append(f"{json.dumps(name)}: {text}")
+    return "{" + ",\n ".join(fields) + "}"
+
+
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_exchanges_are_as_recorded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each step becomes a chunk, however busy the event loop is.
@@ -85,6 +98,6 @@ def test_exchanges_are_as_recorded(file: Path, monkeypatch: pytest.MonkeyPatch) 
     exchanges = json.loads(file.read_text("utf-8"))
     found = [replay(exchange) for exchange in exchanges]
     if os.environ.get("RECORD"):
-        file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        file.write_text("[\n" + ",\n".join(map(encode, found)) + "\n]\n", "utf-8")
     for new, exchange in zip(found, exchanges, strict=True):
         assert new == exchange

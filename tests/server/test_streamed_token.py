@@ -144,7 +144,7 @@ def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
     assert bytes(b"".join(map(service.vocabulary.piece, tokens))).decode() == text
     told, _ = late(CHATS, CHAT | {"return_drafts": True}, Script(text, step=3))
     drafted = content = ""
-    for chunk in parse_chunks(told)[:-1]:
+    for chunk in parse_chunks(told):
         choice = chunk["choices"][0]
         piece = choice["delta"].get("content") or ""
         content += piece
@@ -156,7 +156,7 @@ def test_stream_chunk_of_several_steps_contains_all_tokens_and_drafts() -> None:
 @pytest.mark.parametrize("fields", [{"logprobs": True}, {"timings_per_token": True}])
 def test_stream_with_fields_per_token_sends_one_chunk_per_token(fields: dict[str, Any]) -> None:
     told, service = late(CHATS, CHAT | fields, Script("Hello, world: all of it"))
-    parts = [chunk for chunk in parse_chunks(told)[1:-2] if chunk["choices"][0]["delta"]]
+    parts = [chunk for chunk in parse_chunks(told)[1:-1] if chunk["choices"][0]["delta"]]
     assert len(parts) == service.stats.generated - 1  # The last token ends the text.
     if "logprobs" in fields:
         assert all(len(part["choices"][0]["logprobs"]["content"]) == 1 for part in parts)

@@ -192,9 +192,9 @@ async def test_answer_ends_with_error_when_server_stops(path: str) -> None:
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(service.stop)
             text = "\n".join([line async for line in response.aiter_lines()])
+        assert (await whole).status_code == 503
     assert "the server is shutting down" in text
     assert not re.search('"(length|limit|incomplete|max_tokens)"', text)
-    assert (await whole).status_code == 503
 
 
 async def test_serve_ignores_request_with_incomplete_body() -> None:

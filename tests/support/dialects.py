@@ -14,7 +14,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.fake_service import FakeService
-from support.http import make_server, parse_chunks, send
+from support.http import ask
 
 Fields = dict[str, Any]
 
@@ -49,8 +49,8 @@ class Dialect:
         messages: Name of the field with the conversation.
         limit: Name of the setting that limits the tokens of the answer.
         tools: The tools look and patch.
-        read: Function that reads the JSON of an answer.
-        join: Function that makes the JSON of an answer from the text of its stream.
+        read_whole: Function that reads the JSON of an answer.
+        join: Function that makes the JSON of an answer from the chunks of its stream.
         settings: Name of the field with the settings; "" if they are next to the others.
     """
 
@@ -59,8 +59,8 @@ class Dialect:
     messages: str
     limit: str
     tools: Sequence[Fields]
-    read: Callable[[Any], Turn]
-    join: Callable[[str], Any]
+    read_whole: Callable[[Any], Turn]
+    join: Callable[[list[Any]], Any]
     settings: str = ""
 
     def body(self, *, limit: int = 400, settings: Fields | None = None, **fields: Any) -> Fields:
@@ -72,10 +72,12 @@ class Dialect:
 
     def ask(self, body: Fields, script: Any = None, **server: Any) -> tuple[Turn, FakeService]:
         """Return the answer to a request, streamed or not, and the engine."""
-        scripted_server, service = make_server(script, **server)
-        response = send(scripted_server, self.path, body)
-        assert response.status_code == 200, response.text
-        return self.read(self.join(response.text) if body["stream"] else response.json()), service
+        answer, service = ask(self.path, body, script, **server)
+        return self.read(answer), service
+
+    def read(self, answer: Any) -> Turn:
+        """Read the JSON of an answer, or the chunks of its stream."""
+        return self.read_whole(self.join(answer) if isinstance(answer, list) else answer)
 
 
 def _read_chat(answer: Any) -> Turn:
@@ -100,8 +102,7 @@ def _read_chat(answer: Any) -> Turn:
     )
 
 
-def _join_chat(text: str) -> Any:
-    chunks = [chunk for chunk in parse_chunks(text) if chunk != "[DONE]"]
+def _join_chat(chunks: list[Any]) -> Any:
     choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
     logprobs = [token for choice in choices for token in (choice.get("logprobs") or {"content": []})["content"]]
     choice = {"message": _merge([choice["delta"] for choice in choices]), "logprobs": {"content": logprobs}}
@@ -144,9 +145,8 @@ def _read_response(answer: Any) -> Turn:
     )
 
 
-def _join_response(text: str) -> Any:
+def _join_response(events: list[Any]) -> Any:
     """Return the response at the end of a stream; all events before it are as OpenAI's client expects them."""
-    events = parse_chunks(text)
     answer, last = events[-1]["response"], events[-1]["type"]
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
     ids, deltas = list[str](), dict[int, str]()
@@ -189,11 +189,10 @@ def _read_message(answer: Any) -> Turn:
     )
 
 
-def _join_message(text: str) -> Any:
+def _join_message(events: list[Any]) -> Any:
     """Return the message that Anthropic's client builds from a stream."""
     snapshot: Any = None
     parts: dict[int, bytes] = {}
-    events = parse_chunks(text)
     blocks = [(event["type"], event["index"]) for event in events if event["type"].startswith("content_block_st")]
     kinds = ("content_block_start", "content_block_stop")
     assert blocks == [(kind, index) for index in range(len(blocks) // 2) for kind in kinds]
@@ -220,8 +219,7 @@ def _read_ollama(answer: Any) -> Turn:
     )
 
 
-def _join_ollama(text: str) -> Any:
-    lines = [json.loads(line) for line in text.splitlines()]
+def _join_ollama(lines: list[Any]) -> Any:
     message: Fields = {"role": "assistant", "content": "", "thinking": "", "tool_calls": []}
     for line in lines:
         for name, value in line["message"].items():

@@ -91,17 +91,12 @@ def send(
 
 
 def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tuple[Any, FakeService]:
-    """Return the JSON of a scripted server's response, or its chunks without "[DONE]" if it streams; and the engine."""
+    """Return the JSON of a scripted server's response, or its chunks if it is a stream; and the engine."""
     server, service = make_server(script, **settings)
     response = send(server, path, body)
     assert response.status_code == 200, response.text
-    kind = response.headers["content-type"].partition(";")[0]
-    if kind == "application/x-ndjson":
-        return [json.loads(line) for line in response.text.splitlines()], service
-    if kind == "text/event-stream":
-        return [chunk for chunk in parse_chunks(response.text) if chunk != "[DONE]"], service
-    assert kind == "application/json"
-    return response.json(), service
+    is_json = response.headers["content-type"] == "application/json"
+    return (response.json() if is_json else parse_chunks(response.text)), service
 
 
 def get_error(path: str, body: Any, status: int = 400, method: str = "POST", **settings: Any) -> Any:
@@ -127,9 +122,9 @@ def format_tool_call(name: str, arguments: str = "{}") -> str:
 
 
 def parse_chunks(text: str) -> list[Any]:
-    """Return the data of a stream of events, parsed except for "[DONE]"."""
-    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [item if item == "[DONE]" else json.loads(item) for item in data]
+    """Return the objects of a stream, of events or of lines."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @contextmanager

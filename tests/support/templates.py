@@ -37,3 +37,9 @@ ONE_CALL = (
     "{% endfor %}{{ tools | tojson }}"
 )
 """Template that accepts only one call in a turn, like Llama 3's."""
+
+_VALUES = ", ".join(
+    f"'{name}': {name} | default(none)" for name in ("messages", "tools", "enable_thinking", "reasoning_effort")
+)
+CHAT_VALUES = f"{{{{ {{{_VALUES}}} | tojson }}}}{{# <tool_call> <think> </think> #}}"
+"""Template that writes the values that it receives as JSON, and supports reasoning and tool calls."""
