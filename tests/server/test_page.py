@@ -621,7 +621,8 @@ def test_page_fits_each_width_and_meets_contrast_requirement(visit: Visit) -> No
         visit.page.set_viewport_size({"width": width, "height": 640})
         if visit.page.locator("#chats").is_hidden():
             visit.press("Chats")
-        for id in ("send", "question", "new", "options", "menu", "attach", "green", "import", "filter", "key", "context"):
+        names = "send question new options menu attach green import filter key context"
+        for id in names.split():
             visit.page.locator(f"#{id}").scroll_into_view_if_needed()
             box = visit.page.locator(f"#{id}").bounding_box()
             assert box["x"] >= 0, id
