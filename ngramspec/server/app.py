@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.data import NGramSpecError
-from ngramspec.server import anthropic, embeddings, llama_server, ollama, openai_completions, page, status
+from ngramspec.server import anthropic, embeddings, native, ollama, openai_completions, page, status
 from ngramspec.server.access import Access, CrossOrigin
 from ngramspec.server.body import B, Body, parse
 from ngramspec.server.chat import answer_chat, count_tokens
@@ -117,15 +117,15 @@ ENDPOINTS = (
     Endpoint(("/v1/chat/completions", "/chat/completions"), partial(answer_chat, make_reply=ChatReply), ChatBody),
     Endpoint(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), _COUNT, ChatBody),
     Endpoint(("/v1/completions",), openai_completions.completions, openai_completions.CompletionBody),
-    Endpoint(("/completion", "/completions"), llama_server.completion, llama_server.PromptBody),
-    Endpoint(("/infill",), llama_server.infill, llama_server.InfillBody),
+    Endpoint(("/completion", "/completions"), native.completion, native.PromptBody),
+    Endpoint(("/infill",), native.infill, native.InfillBody),
     Endpoint(("/v1/embeddings", "/embeddings"), embeddings.embeddings, EmbeddingsBody),
     Endpoint(("/embedding",), embeddings.embedding, EmbeddingsBody),
     Endpoint(("/",), page.page),
     Endpoint(("/markdown",), page.markdown, page.MarkdownBody),
-    Endpoint(("/tokenize",), llama_server.tokenize, llama_server.TokenizeBody),
-    Endpoint(("/detokenize",), llama_server.detokenize, llama_server.DetokenizeBody),
-    Endpoint(("/apply-template",), llama_server.apply_template, ChatBody),
+    Endpoint(("/tokenize",), native.tokenize, native.TokenizeBody),
+    Endpoint(("/detokenize",), native.detokenize, native.DetokenizeBody),
+    Endpoint(("/apply-template",), native.apply_template, ChatBody),
     Endpoint(("/v1/messages",), partial(answer_chat, make_reply=anthropic.MessageReply), anthropic.MessageBody),
     Endpoint(("/v1/messages/count_tokens",), count_tokens, anthropic.ConversationBody),
     Endpoint(("/v1/responses", "/responses"), partial(answer_chat, make_reply=ResponseReply), ResponsesBody),

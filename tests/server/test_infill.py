@@ -24,8 +24,8 @@ from ngramspec.backend import FillInTokens
 from ngramspec.chat.stream import Delta
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server import llama_server
-from ngramspec.server.llama_server import NEAR, LineLimits
+from ngramspec.server import native
+from ngramspec.server.native import NEAR, LineLimits
 
 VIM: dict[str, Any] = json.loads(Path(__file__).with_name("llama_vim.json").read_text("utf-8"))
 ASKED: dict[str, Any] = {"input_prefix": "def f(a):\n    ", "input_suffix": "\n    return b\n"}
@@ -143,7 +143,7 @@ def test_infill_limits_prompt_to_the_context(coder: Vocabulary) -> None:
 def test_infill_after_deadline_ends_with_complete_line(coder: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token starts the clock, and the time is over at the second one."""
     seconds = itertools.count(step=0.02)
-    monkeypatch.setattr(llama_server, "LineLimits", partial(LineLimits, clock=lambda: next(seconds)))
+    monkeypatch.setattr(native, "LineLimits", partial(LineLimits, clock=lambda: next(seconds)))
     script = Script("a = 1; b = 2\nc = 3\nd = 4\n", ends=False, go=threading.Semaphore(40))
     told, service = fill(coder, {"t_max_predict_ms": 10}, script)
     assert (told["content"], told["stop_type"], told["stopping_word"]) == ("a = 1; b = 2\n", "limit", "")
