@@ -254,8 +254,8 @@ def serve(
         load = replace(load, ubatch_size=max(serving.batch_size, MAX_DRAFT + 1))
     if load.ctx_size and serving.parallel > 1:
         per_request = max(16, load.ctx_size // serving.parallel)
-        each = f"-c {load.ctx_size} is the context size of each of {serving.parallel} requests"
-        note(f"{each}; llama-server divides it among them (equivalent to -c {per_request} here)")
+        each = f"each of {serving.parallel} requests has a context of {load.ctx_size} tokens"
+        note(f"{each}; llama-server's -c {load.ctx_size} is -c {per_request} here, because it is divided among them")
     defaults = sampling.settings({"seed": max(0, sampling.seed)})
     keys = serving.keys
     source = find(model, load, DISPLAY)

@@ -431,10 +431,7 @@ def test_serve_accepts_llama_server_command_line(env: dict[str, str], tmp_path: 
     for flag in ("--kv-unified", "--no-warmup", "--spec-type"):
         assert f"{flag} has no effect: " in done.err
     assert done.err.count("has no effect") == 3  # Behaviour that is always on gives no note.
-    assert (
-        "-c 512 is the context size of each of 2 requests; llama-server divides it among them (equivalent to -c 256 "
-        "here)" in done.err
-    )
+    assert "each of 2 requests has a context of 512 tokens; llama-server's -c 512 is -c 256 here" in done.err
 
 
 @pytest.mark.exhaustive
