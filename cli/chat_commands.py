@@ -25,11 +25,11 @@ from ngramspec.loading.load import find
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import Option, Sampling, TextRules, options
 
-from .chat_session import ChatOptions, Session, conversation_path, draw_seed
+from .chat_session import ChatOptions, Session, conversation_path
 from .chat_view import totals
 from .console import note, pluralize, print_error, read_text, stderr
 from .markdown import code_blocks
-from .options import AUTO, CHAT_TEMPERATURE, DISPLAY, SamplingOptions
+from .options import AUTO, CHAT_TEMPERATURE, DISPLAY, SamplingOptions, draw_seed
 from .reasoning_options import ReasoningOptions
 from .show import ACCEPTED, CORRECTION, REFUSED, names_table
 
@@ -405,10 +405,9 @@ def print_resumed(session: Session, model: str) -> None:
     if session.interactive and session.conversation.turns:
         turn = session.conversation.turns[-1]
         note(f"> {turn.user}")
-        session.view.begin()
-        session.view.write([Delta("reasoning", turn.reasoning)] if turn.reasoning else [])
-        session.view.write([Delta("text", turn.assistant)])
-        session.view.end()
+        with session.view.answering():
+            session.view.write([Delta("reasoning", turn.reasoning)] if turn.reasoning else [])
+            session.view.write([Delta("text", turn.assistant)])
 
 
 def _turns(session: Session) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -29,8 +28,8 @@ from ngramspec.storage import FOLDERS
 
 from .chat_input import StopKey, disable_echo
 from .chat_view import AnswerView, MemoryTip
-from .console import Terminated, fail, format_error, guard_stdout, note, print_error
-from .options import DISPLAY, check_sampling, keep, parse_stop, predict_option, token_limit
+from .console import Terminated, fail, format_error, note, print_error
+from .options import DISPLAY, check_sampling, draw_seed, keep, parse_stop, predict_option, token_limit
 from .reasoning_options import ENABLE, ReasoningOptions
 from .show import AnswerReport, counting_bar
 
@@ -60,10 +59,6 @@ class ChatOptions:
     def restriction(self) -> str:
         """The rule or budget that limits the acceptance of drafts, as `TextRules.restriction` names it."""
         return self.reasoning.restriction or self.rules.restriction
-
-
-def draw_seed() -> int:
-    return random.SystemRandom().randrange(2**32)
 
 
 def open_model(source: ModelSource, settings: LoadSettings) -> LoadedModel:
@@ -258,15 +253,13 @@ class Session:
             if n_dropped := first - conversation.first:
                 turns = "oldest turn does not fit" if n_dropped == 1 else f"{n_dropped} oldest turns do not fit"
                 note(f"the {turns} in the context; the model answers without {'it' if n_dropped == 1 else 'them'}")
-            with self.stop_key, disable_echo(), guard_stdout():
+            with self.stop_key, disable_echo():
                 try:
                     self.generate(prompt, steps, deltas)
                 except Terminated:  # keep the incomplete turn for --resume
                     if deltas or not is_retry:
                         add_turn()
                     raise
-                finally:
-                    self.view.end()
         except NGramSpecError as error:
             print_error(f"{error} (the turn was removed)")
             return False
@@ -314,8 +307,7 @@ class Session:
             header = TraceHeader.of(self.decoder, self.source.label, options.sampling, options.acceptance)
             self._trace.begin(prompt, vocabulary.piece, header)
         parser = AnswerParser(vocabulary.chat_template, opening=self._opening)
-        self.view.begin()
-        with counting_bar("reading") as bar, suppress(KeyboardInterrupt):
+        with self.view.answering(), counting_bar("reading") as bar, suppress(KeyboardInterrupt):
 
             def progress(done: int, total: int) -> None:
                 if self.stop_key.pressed:

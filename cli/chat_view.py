@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +17,7 @@ from ngramspec.memory.memory import settings_path
 from ngramspec.steps import Stats, Step, StopReason
 from ngramspec.storage import FOLDERS
 
-from .console import note, print_stdout, printable, stderr, write_stdout
+from .console import guard_stdout, note, print_stdout, printable, stderr, write_stdout
 from .markdown import THEME, MarkdownStream
 from .show import ACCEPTED, CORRECTION, REFUSED, names_table
 
@@ -66,9 +66,17 @@ class AnswerView:
         # Some terminals do not know their size and report 0.
         return (columns or 80) >= 20 and (lines or 24) >= 10
 
-    def begin(self) -> None:
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Show an answer in the block, and end its last line."""
         self._kind, self._stream = "", None
         self._renders = self.markdown and not self.drafts and self.can_render
+        with guard_stdout():  # rich writes to stdout too
+            try:
+                yield
+            finally:
+                self._end_part()
+                self._kind = ""
 
     def show(self, step: Step, deltas: Iterable[Delta], piece: Piece) -> None:
         """Write a step, which adds `deltas` to the answer; `piece` returns the bytes of a token."""
@@ -99,10 +107,6 @@ class AnswerView:
             else:
                 with suppress(OSError):  # a failing stderr must not end the program
                     stderr.print(printable(text), style=style, end="", markup=False, soft_wrap=True)
-
-    def end(self) -> None:
-        self._end_part()
-        self._kind = ""
 
     def _print(self, text: Text) -> None:
         if text:

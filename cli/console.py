@@ -48,8 +48,8 @@ def printable(text: str) -> str:
     return text.translate(_SYMBOLS)
 
 
-def pluralize(number: int, noun: str, nouns: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+def pluralize(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def note(text: str) -> None:
@@ -213,8 +213,9 @@ def prepare_streams() -> None:
 
 
 def write_stdout(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    with guard_stdout():
+        sys.stdout.write(text)
+        sys.stdout.flush()
     if text.endswith("\n"):
         _line_open.clear()
     elif text:
@@ -232,7 +233,6 @@ def guard_stdout() -> Iterator[None]:
     """End the program cleanly when stdout fails: silently on a closed pipe, with a message on a full disk."""
     try:
         yield
-        sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
         raise typer.Exit(0) from None

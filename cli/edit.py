@@ -31,7 +31,6 @@ from .console import (
     MAX_COLUMNS,
     Outcome,
     fail,
-    guard_stdout,
     note,
     pluralize,
     printable,
@@ -112,8 +111,7 @@ def edit(
             replace_text(Path(name).resolve(), "".join(lines))
         if diff or not write:
             output = "".join(format_diff(label, file, lines) if diff else lines)
-            with guard_stdout():
-                write_stdout(printable(output) if sys.stdout.isatty() else output)
+            write_stdout(printable(output) if sys.stdout.isatty() else output)
     session.show_report(stats, ending, intro="" if problem else f"{pluralize(n_changed, 'line')} changed")
     if problem:
         fail(f"{problem}; nothing was written")
@@ -162,12 +160,9 @@ def _generate(session: Session, name: str, text: str, instruction: str, *, is_bo
     steps, deltas, stats = list[Step](), list[Delta](), Stats()
     # Small models may repeat lines without end; reasoning does not count.
     limit = 2 * n_tokens + 1024 if is_bounded else limit
-    with Outcome() as outcome, guard_stdout(), counting_bar("writing") as show_progress:
+    with Outcome() as outcome, counting_bar("writing") as show_progress:
         session.view = _HiddenView(text, n_tokens, limit, show_progress)
-        try:
-            session.generate(prompt, steps, deltas)
-        finally:
-            session.view.end()
+        session.generate(prompt, steps, deltas)
     for step in steps:
         stats.add(step)
     ending = steps[-1].stop if steps else None

@@ -27,7 +27,7 @@ from ngramspec.quants.costs import quant_note, typical_gain
 from ngramspec.sampling.settings import option
 
 from .conditions import Load, tuning_line
-from .console import MAX_COLUMNS, guard_stdout, note, pluralize, printable, write_stdout
+from .console import MAX_COLUMNS, note, pluralize, printable, write_stdout
 from .options import DISPLAY, Model
 from .show import print_report
 
@@ -83,8 +83,7 @@ def info(
         lines += ["", *_costs(target, stored.times, is_timed=is_timed)]
     if sequence.can_rollback and details:
         lines += _batches(target, None if is_disturbed else stored.times, kernels, auto)
-    with guard_stdout():
-        write_stdout("".join(f"{printable(line)}\n" for line in lines))
+    write_stdout("".join(f"{printable(line)}\n" for line in lines))
 
 
 def _verdict(target: Target, load: LoadSettings, times: PassTimes, is_disturbed: bool) -> Iterator[str]:

@@ -18,7 +18,7 @@ from ngramspec.memory.store import MemoryFileError, Store, total
 from ngramspec.models.check import has_gguf_magic
 from ngramspec.sampling.settings import option
 
-from .console import Terminated, fail, guard_stdout, note, pluralize, printable, usage_error, write_stdout
+from .console import Terminated, fail, note, pluralize, printable, usage_error, write_stdout
 from .options import open_vocabulary
 from .show import counting_bar
 
@@ -70,19 +70,18 @@ def list_(memory: str = NAME) -> None:
     """List the files of a memory with their tokens."""
     note(f"memories: {', '.join(memory_names()) or 'none'}; saving answers: {'on' if saves_answers() else 'off'}")
     errors = list[str]()
-    with guard_stdout():
-        for store in _stores(memory):
-            try:
-                documents, model = store.documents(), store.read().model
-            except MemoryFileError as error:  # the other files follow
-                errors.append(str(error))
-                continue
-            write_stdout(f"tokenizer of {printable(model).replace(chr(10), ' ')}\n")
-            for document in documents:
-                if document.kind == "file":
-                    write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
-            if answers := [document for document in documents if document.kind == "answer"]:
-                write_stdout(f"{total(answers):>12,}  in {pluralize(len(answers), 'saved answer')}\n")
+    for store in _stores(memory):
+        try:
+            documents, model = store.documents(), store.read().model
+        except MemoryFileError as error:  # the other files follow
+            errors.append(str(error))
+            continue
+        write_stdout(f"tokenizer of {printable(model).replace(chr(10), ' ')}\n")
+        for document in documents:
+            if document.kind == "file":
+                write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
+        if answers := [document for document in documents if document.kind == "answer"]:
+            write_stdout(f"{total(answers):>12,}  in {pluralize(len(answers), 'saved answer')}\n")
     if errors:
         fail("; ".join(errors))
 

@@ -11,7 +11,7 @@ from ngramspec.data import ModelError
 from ngramspec.models.check import parts_of
 from ngramspec.models.find import check_model, list_models
 
-from .console import MAX_COLUMNS, guard_stdout, note
+from .console import MAX_COLUMNS, note
 
 
 def models() -> None:
@@ -47,9 +47,8 @@ def models() -> None:
         times = load_last_times(model_key(path))
         evidence = ("", "") if times is None else (f"{times.ratio(4):.2f}", str(times.pairs))
         rows.append((name, f"{size / 2**20:,.0f} MiB", quant or "?", architecture, *evidence))
-    with guard_stdout():
-        if len(rows) > 1:
-            print_report(list(_format(rows)))
+    if len(rows) > 1:
+        print_report(list(_format(rows)))
 
 
 def _format(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

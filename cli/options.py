@@ -34,7 +34,7 @@ from ngramspec.steps import Step
 
 from .console import defer_signals, fail, note, read_text, usage_error, usage_errors
 from .models import complete_model
-from .show import download_bar
+from .show import progress_bars
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -82,12 +82,16 @@ def is_model(argument: str) -> bool:
     return is_model_argument(argument) or (argument.endswith(".gguf") and not os.path.exists(argument))
 
 
+def draw_seed() -> int:
+    return random.SystemRandom().randrange(2**32)
+
+
 def token_limit(predict: int) -> int:
     """Return the maximum number of tokens to generate; for -1, one that is larger than any context."""
     return predict if predict > 0 else 2**31
 
 
-DISPLAY = Display(note, download_bar, defer_signals)
+DISPLAY = Display(note, progress_bars, defer_signals)
 """Output of loading: notes on stderr, progress of downloads, and signals that are deferred while weights are loaded."""
 
 
@@ -334,7 +338,7 @@ class SamplingOptions(make_dataclass("_Settings", _sampling_fields(), frozen=Tru
 
     def choose(self, load: LoadSettings, restriction: str = "") -> tuple[Sampling, Acceptance]:
         """Return the sampling, with a random seed for -1, and the acceptance of drafts; see `TextRules.restriction`."""
-        seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
+        seed = draw_seed() if self.seed == -1 else self.seed
         sampling = self.settings({"seed": seed, "grammar": self._grammar()})
         with usage_errors():
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)

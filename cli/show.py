@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from errno import EACCES, EISDIR
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,6 @@ from .console import (
     MAX_COLUMNS,
     Outcome,
     fail,
-    guard_stdout,
     is_mid_line,
     note,
     pluralize,
@@ -120,33 +120,27 @@ def _progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> 
 
 
 @contextmanager
-def counting_bar(doing: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback for the progress of counted work; its bar is removed when all is done."""
-    with _progress_bar(doing, BarColumn(), *(columns or [MofNCompleteColumn()])) as bar:
-        task = bar.add_task("")
+def progress_bars(*columns: ProgressColumn) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yield a callback for the progress of named work; no bar is shown when the last one is done."""
+    with _progress_bar("{task.description}", BarColumn(), *(columns or [DownloadColumn()])) as bar:
+        tasks: dict[str, TaskID] = {}
 
-        def show(done: int, total: int) -> None:
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name)
+            bar.update(tasks[name], completed=done, total=total)
             if done == total:
                 bar.stop()
-                return
-            bar.start()
-            bar.update(task, completed=done, total=total)
+            else:
+                bar.start()
 
         yield show
 
 
 @contextmanager
-def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    with _progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def show(name: str, done: int, total: int | None) -> None:
-            bar.start()
-            if name not in tasks:
-                tasks[name] = bar.add_task(name)
-            bar.update(tasks[name], completed=done, total=total)
-
-        yield show
+def counting_bar(doing: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    with progress_bars(*(columns or [MofNCompleteColumn()])) as show:
+        yield partial(show, doing)
 
 
 def run_pieces(names: Iterable[str], total: int = 0, label: str = "", *, seconds: float = 0.0) -> Outcome:
@@ -271,7 +265,8 @@ class Output:
         names = {"--markdown": table, "--svg": self.svg, "--html": self.html, "--json": self.as_json}
         return {flag: name for flag, name in names.items() if name is not None}
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """End the program if files are the same or not writable; commands call it before anything that takes time."""
         flags_by_file: dict[str, str] = {}
         for flag, name in self._names.items():
             check_writable(name)
@@ -284,8 +279,7 @@ class Output:
         """Show a report unless a file is written to stdout, write the requested files, and raise what ended the run."""
         try:
             if "-" not in self._names.values():
-                with guard_stdout():
-                    print_report([*report_parts(report)])
+                print_report([*report_parts(report)])
         finally:
             # The files are written even if the reader of stdout, such as head, has ended.
             writers = {"--markdown": markdown, "--svg": svg, "--html": html}
@@ -318,8 +312,7 @@ def _in_place(path: Path) -> bool:
 def _write(name: str, text: str) -> None:
     """Write a file completely or not at all; "-" means stdout."""
     if name == "-":
-        with guard_stdout():
-            write_stdout(text)
+        write_stdout(text)
         return
     try:
         if _in_place(Path(name)):

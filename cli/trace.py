@@ -26,7 +26,7 @@ from ngramspec.instruments.trace import TracedPass, TraceHeader, read_trace
 from ngramspec.sampling.settings import Sampling, option
 from ngramspec.steps import Stats, Step
 
-from .console import Outcome, fail, guard_stdout, note, print_stdout, printable, usage_error, write_stdout
+from .console import Outcome, fail, note, print_stdout, printable, usage_error, write_stdout
 from .show import ACCEPTED, CORRECTION, REFUSED, format_gain, format_speed
 
 
@@ -61,23 +61,22 @@ def trace(
     """
     name = "standard input" if file == "-" else file
     n_broken, cut = 0, False
-    with guard_stdout():
-        view = TraceView(numbers=numbers)
-        with Outcome() as outcome:
-            for item in read_trace(_lines(file, name)):
-                if isinstance(item, TracedPass):
-                    view.show(item)
-                elif isinstance(item, TraceHeader):
-                    view.header(item)
-                else:
-                    number, reason, is_incomplete = item
-                    cut |= is_incomplete
-                    n_broken += not is_incomplete
-                    if is_incomplete:
-                        note(f"warning: {name}: line {number}, the last one, is incomplete; its writer was interrupted")
-                    elif n_broken <= MAX_LISTED:
-                        note(f"{name}: skipped line {number}: {reason}")
-        view.total()
+    view = TraceView(numbers=numbers)
+    with Outcome() as outcome:
+        for item in read_trace(_lines(file, name)):
+            if isinstance(item, TracedPass):
+                view.show(item)
+            elif isinstance(item, TraceHeader):
+                view.header(item)
+            else:
+                number, reason, is_incomplete = item
+                cut |= is_incomplete
+                n_broken += not is_incomplete
+                if is_incomplete:
+                    note(f"warning: {name}: line {number}, the last one, is incomplete; its writer was interrupted")
+                elif n_broken <= MAX_LISTED:
+                    note(f"{name}: skipped line {number}: {reason}")
+    view.total()
     if n_broken > MAX_LISTED:
         note(f"{name}: skipped {n_broken} broken lines in total")
     if isinstance(outcome.error, NGramSpecError):

@@ -320,10 +320,9 @@ def test_answer_view_renders_markdown_only_on_capable_terminal(
         patched.setattr(sys, "stdout", stdout)
         view = AnswerView()
         parser = AnswerParser("<think>")
-        view.begin()
-        for word in re.findall(r"\s*\S+", MARKDOWN):
-            view.show(Step((1,), (word,)), parser.push(word), PIECES_OF)
-        view.end()
+        with view.answering():
+            for word in re.findall(r"\s*\S+", MARKDOWN):
+                view.show(Step((1,), (word,)), parser.push(word), PIECES_OF)
         view.drafts = True
         view.show(REFUSING, [], PIECES_OF)
     written = b""
