@@ -90,6 +90,7 @@ def bench(
     if against is not None:
         posts = {"markdown": output.markdown, "svg": output.svg, "html": output.html}
         _check_against(sampling_settings, {"repeat": repeat, "policy all": policy == ALL, **posts})
+    output.check()
     selection = _select(load_prompts(prompts), category or [], limit)
     source = find(model, load, DISPLAY)
     tuning = tuning_line(source.path, load)

@@ -1,4 +1,4 @@
-"""`ngramspec complete`: raw continuation of a file or a pipe; only the continuation goes to stdout."""
+"""`ngramspec complete`: raw continuation of a file or a pipe, or the most likely one by beam search, on stdout."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from typing import Annotated, Any
 
 import typer
 
-from ngramspec.beams.search import SEQUENCES
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
+from ngramspec.cost.store import StoredTimes
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import REMEMBERING, supports_prediction
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.llama.target import Target
-from ngramspec.loading.load import find, open_resolved
+from ngramspec.loading.load import find, open_alone, open_resolved
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.models.find import ModelSource
 from ngramspec.models.hub import PREFIX
-from ngramspec.sampling.settings import TextRules, allow_int_range, allow_range, option
+from ngramspec.sampling.settings import NO_RULES, Sampling, TextRules, allow_int_range, allow_range, option, options
 from ngramspec.steps import Stats, Step
 
-from .complete_beams import check_beams, complete_with_beams
-from .console import Outcome, fail, guard_stdout, note, read_source, read_text, usage_error, write_stdout
+from .console import Outcome, fail, note, read_source, read_text, usage_error, write_stdout
 from .models import complete_model
 from .options import (
     DISPLAY,
@@ -43,7 +45,7 @@ from .options import (
     predict_option,
     token_limit,
 )
-from .show import AnswerReport, counting_bar
+from .show import AnswerReport, counting_bar, slow_core
 
 
 def complete(
@@ -119,7 +121,7 @@ def complete(
     if logprobs is not None and not as_json:
         usage_error("--logprobs requires --json")
     if beams is not None:
-        check_beams(sampling_settings, rules, acceptance, load, {"--logprobs": logprobs, "--trace": trace})
+        _check_beams(sampling_settings, rules, acceptance, load, {"--logprobs": logprobs, "--trace": trace})
     prediction_text = "" if prediction is None else _read_prediction(prediction, load, beams)
     model, source = _arguments(model, model_option, file, text_file, prompt_text, named=load.hf_repo is not None)
     # A mistake in the text must not cost a download.
@@ -132,7 +134,7 @@ def complete(
     around = (before, after or "") if echo else ("", "")
     if beams is not None:
         arguments = sampling_settings, make_prompt, beams, predict, stop
-        complete_with_beams(model_source, load, *arguments, around=around, as_json=as_json)
+        _complete_with_beams(model_source, load, *arguments, around=around, as_json=as_json)
         return
     loaded_model = open_resolved(model_source, load, DISPLAY, remember=True)
     target, decoder = loaded_model.target, loaded_model.decoder
@@ -151,7 +153,7 @@ def complete(
         "prediction": target.vocabulary.tokenize(prediction_text, add_bos=False) if prediction_text else (),
     }
     start = time.perf_counter()
-    with guard_stdout(), writer or nullcontext():
+    with writer or nullcontext():
         show: Callable[[str], None] = (lambda _: None) if as_json else write_stdout
         show(around[0])
         steps, stats, outcome = _generate(decoder, prompt, writer, show, request)
@@ -338,3 +340,90 @@ def _token(token: int, piece: Callable[[int], bytes]) -> dict[str, Any]:
     # A token may be part of a character, so its bytes are included.
     raw = piece(token)
     return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw)}
+
+
+def _check_beams(
+    sampling: Sampling,
+    rules: TextRules,
+    acceptance: Acceptance,
+    load: LoadSettings,
+    other_options: Mapping[str, object | None],
+) -> None:
+    """End the program if an option is set that beam search would have to ignore, such as a flag with a value."""
+    plain, others = LoadSettings(), dict[str, bool]()
+    others["--exact on: the position of a beam in the cache affects the rounding"] = load.exact == "on"
+    others["--temp: it searches for the most likely text"] = not sampling.greedy
+    others["penalties, logit biases, grammars or infill"] = sampling.changes_logits
+    others["--acceptance, --lenience or --typical-acceptance"] = acceptance != Acceptance()
+    for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
+        others[f"--{name.replace('_', '-')}"] = getattr(load, name) != getattr(plain, name)
+    for name, setting in options(rules).items():
+        others[setting.flags[0]] = getattr(rules, name) != getattr(NO_RULES, name)
+    for flag, value in other_options.items():
+        others[flag] = value is not None
+    for flag, is_set in others.items():
+        if is_set:
+            usage_error(f"--beams cannot be combined with {flag}")
+
+
+def _complete_with_beams(
+    model: ModelSource,
+    load: LoadSettings,
+    sampling: Sampling,
+    make_prompt: Callable[[Target, int], list[int]],
+    beams: int,
+    predict: int,
+    stop: Sequence[str],
+    *,
+    around: tuple[str, str],
+    as_json: bool,
+) -> None:
+    """Run beam search and print the best text; `make_prompt` leaves room for a number of tokens after the prompt."""
+    # The positions of the beams in the KV cache affect the rounding, so exact mode would have no effect.
+    target = open_alone(model, replace(load, exact="off"), DISPLAY, n_seq=SEQUENCES)
+    check_sampling(target.vocabulary, sampling)
+    prompt = make_prompt(target, token_limit(predict) * beams)
+    search = BeamSearch(
+        target,
+        beams,
+        stored=None if load.no_draft else StoredTimes(target.sequences[0]),
+        draft_max=load.draft_max or DRAFT_MAX,
+    )
+    limit = None if predict == -1 else predict
+    start = time.perf_counter()
+    with Outcome() as outcome, counting_bar("reading") as progress:
+        for _ in search.run(prompt, max_tokens=limit, stop=stop, progress=progress):
+            pass
+    seconds = time.perf_counter() - start
+    stats, hypotheses = search.stats, search.hypotheses()
+    best = hypotheses[0] if hypotheses else None
+    n_tokens = len(best.tokens) if best else 0
+    text = f"{around[0]}{best.text if best else ''}{around[1]}"
+    ending = (best.stop if best else None) or outcome.word
+    document = {
+        "text": text,
+        "tokens": n_tokens,
+        "score": best.score if best else None,
+        "beams": [
+            {"text": beam.text, "tokens": list(beam.tokens), "score": beam.score, "stop_reason": beam.stop}
+            for beam in hypotheses
+        ],
+        "prompt_tokens": len(prompt),
+        "target_passes": stats.passes,
+        "plain_passes": stats.tokens,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "seconds": seconds,
+        "prefill_seconds": stats.prefill_seconds,
+        "tokens_per_second": stats.tokens_per_second,
+        "stop_reason": ending,
+    }
+    write_stdout(json.dumps(document, ensure_ascii=False) + "\n" if as_json else text)
+    summary = f"{n_tokens} tokens, best of {beams} beams"
+    if stats.tokens_per_second is not None:
+        summary += f", {stats.tokens_per_second:.1f} tokens/s"
+        summary += f", {stats.passes} passes instead of {stats.tokens} without drafts"
+    note(f"{summary}; {ending}")
+    if not load.no_draft and (slow := slow_core()) is not None:
+        note(slow)
+    outcome.reraise()

@@ -27,7 +27,7 @@ from ngramspec.loading.settings import GPUS, LoadSettings
 from ngramspec.sampling.settings import allow_range, option
 from ngramspec.user_class import FORM
 
-from .conditions import Conditions
+from .conditions import Load
 from .console import fail, note, pluralize, read_bytes, usage_error, usage_errors
 from .options import DISPLAY, open_vocabulary
 from .show import Output, command_line, counting_bar, run_pieces, slow_core
@@ -101,6 +101,7 @@ def replay(
     if model is None and any(getattr(load, name) != getattr(LoadSettings(), name) for name in MODEL):
         usage_error("-c, -ngl, --device and other options for loading a model require --model")
 
+    output.check()
     with usage_errors():
         Replay(make_drafter(drafter), load.policy, load.draft_max, curve=find_curves("flat")["flat"])
     curves = _find_curves(curve or [])
@@ -208,7 +209,7 @@ def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None)
 
 def _measure_curve(target: Target, label: str, responses: Sequence[str]) -> tuple[PassTimes, str]:
     """Return the costs of a model on this machine, measured if it never ran here, and a description of them."""
-    conditions = Conditions(target, label, "off")
+    other_programs = Load()
     sequence, stored = target.sequences[0], StoredTimes(target.sequences[0])
     how = f"{label} on this machine, {pluralize(target.weights.n_threads, 'thread')}"
     if not stored.times.pairs:
@@ -216,5 +217,5 @@ def _measure_curve(target: Target, label: str, responses: Sequence[str]) -> tupl
         sequence.prefill(text[: min(FRONT, sequence.n_ctx // 2)])
         time_passes(sequence, text, stored.times)
         stored.save()
-        how += f"; {conditions.load}"
+        how += f"; {other_programs}"
     return freeze(stored.times), how

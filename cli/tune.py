@@ -1,36 +1,47 @@
-"""`ngramspec tune`: search for the settings with which a model decodes and verifies fastest on this machine."""
+"""`ngramspec tune`: search for the settings with which a model decodes and verifies fastest on this machine.
+
+With --quants it measures the cost of each quantisation instead.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+from ngramspec import machine
 from ngramspec.cost.paired import CHANCE
-from ngramspec.cpu.cores import logical_cores, physical_cores, process_load
+from ngramspec.cpu.cores import logical_cores, physical_cores, process_load, usable_cores
 from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.tuning.search import MIN_GAIN, Tuning, candidates, conclusions, table_section
+from ngramspec.llama.devices import quantisation
 from ngramspec.llama.trial import STRETCH, SettingsTimer
 from ngramspec.loading.load import find, model_tuning_path, open_alone
 from ngramspec.loading.settings import LOADING, LoadSettings, Tuned, save_tuned
 from ngramspec.machine import DRAFTS, SINGLE
 from ngramspec.model_settings import UNQUANTISED, flags
-from ngramspec.quants.costs import costs_path, quant_note
-from ngramspec.quants.shape import is_shape, parse_shape, shape_of
-from ngramspec.sampling.settings import allow_int_range, allow_range, option
+from ngramspec.models.gguf import read_header
+from ngramspec.quants import costs as quant_costs
+from ngramspec.quants.models import SyntheticModels
+from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
+from ngramspec.sampling.settings import allow_int_range, allow_range, option, options
 
-from .conditions import Conditions
-from .console import defer_signals, fail, note, usage_error
+from .conditions import Conditions, Load, describe_program
+from .console import defer_signals, fail, note, usage_error, usage_errors
 from .options import DISPLAY, Model
 from .show import Output, command_line, run_pieces
-from .tune_quants import DEPTH as QUANTS_DEPTH
-from .tune_quants import tune_quants
 
 DEPTH = 2048  # default number of tokens in the long context
+QUANTS_DEPTH = 256  # default number of tokens in the context before each pass of --quants
+
+_QUANTS = frozenset({"hf_repo", "offline", "gpu_layers", "threads", "threads_batch", "flash_attn", "cache_type_k"})
+_QUANTS |= {"cache_type_v", "no_mmap", "no_repack", "ignore_tuned"}
+"""Load settings that have an effect on the synthetic models of --quants."""
 
 
 def tune(
@@ -76,11 +87,14 @@ def tune(
     """
     if apply and (reset or quants):
         usage_error(f"--apply cannot be combined with {'--reset' if reset else '--quants'}")
+    if reset and output.as_json is not None:
+        usage_error("--json cannot be combined with --reset")
+    output.check()
     if reset:
         _reset(load, model)
         return
     if quants:
-        tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
+        _tune_quants(load, model, time_limit, context_depth or QUANTS_DEPTH, output)
         return
     source = find(model, load, DISPLAY)
     # Measurements use separate contexts, so that of the model is small.
@@ -124,7 +138,7 @@ def tune(
         for name in tuning.find_gaining(advice=True)
     ]
     if {SINGLE, DRAFTS[0]} <= times.keys() and not conditions.load.is_high:
-        line = quant_note(target.weights, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
+        line = quant_costs.quant_note(target.weights, load.gpu_layers, times[DRAFTS[0]] / times[SINGLE])
         advice += [] if line is None else [line]
     report = Report(
         "Speed of settings",
@@ -157,10 +171,99 @@ def _reset(load: LoadSettings, model: str | None) -> None:
         source = find(model, load, DISPLAY)
         files.append(model_tuning_path(source.path, load))
         with suppress(ModelError):  # such as a mixture of experts, whose quantisations are not compared
-            files.append(costs_path(shape_of(source.path), load.gpu_layers))
+            files.append(quant_costs.costs_path(shape_of(source.path), load.gpu_layers))
     else:
-        files.append(costs_path(parse_shape(model), load.gpu_layers))
+        files.append(quant_costs.costs_path(parse_shape(model), load.gpu_layers))
     is_saved = any(file.exists() for file in files)
     for file in files:
         file.unlink(missing_ok=True)
     note("deleted what tune saved" if is_saved else "nothing is saved for this model and machine")
+
+
+def _tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth: int, output: Output) -> None:
+    """Measure the quantisations of a model or of a shape, show the results, and store them for `quant_note`."""
+    for name in LOADING:
+        if name not in _QUANTS and getattr(load, name) != getattr(LoadSettings(), name):
+            usage_error(f"{options(LoadSettings)[name].flags[0]} cannot be combined with --quants")
+    label, shape, path = _find_shape(load, model)
+    threads = load.threads or usable_cores()
+    settings = replace(load.of_target, threads=threads, threads_batch=load.threads_batch or threads)
+    deadline = time.monotonic() + time_limit
+    kind = None if path is None else read_header(path).metadata.get("general.file_type")
+    own = quantisation(kind) if isinstance(kind, int) else None
+    names = [*dict.fromkeys([*quant_costs.QUANTISATIONS, *([own] if own in quant_costs.PRECISION else [])])]
+    note(f"measuring {len(names)} quantisations for at most about {time_limit:g} seconds")
+    others = Load()
+    with SyntheticModels(shape, names, settings, n_gpu_layers=load.gpu_layers, depth=depth) as models:
+        timing = quant_costs.QuantTiming(models, shape.layers, deadline)
+        outcome = run_pieces(_steps(models, timing), seconds=time_limit)
+    costs = timing.costs()
+    if not costs and isinstance(outcome.error, NGramSpecError):
+        outcome.reraise()
+    is_steady = timing.spread <= quant_costs.MAX_SPREAD and not others.is_high
+    if not is_steady:
+        note(
+            f"warning: passes lasted up to {timing.spread:.0%} longer than the fastest, and {others};"
+            " nothing is recommended or saved; measure on an idle machine"
+        )
+    elif costs and outcome.error is None:
+        quant_costs.keep_costs(quant_costs.costs_path(shape, load.gpu_layers), costs)
+    conclusions = [quant_costs.recommend(costs)] if costs and is_steady else []
+    steepness = next((cost.steepness for cost in costs if cost.name == own), 0.0)
+    if is_steady and (line := quant_costs.advise(own, steepness, costs)):
+        conclusions.append(line)
+    batches = "" if settings.threads_batch == threads else f" ({settings.threads_batch} for batches)"
+    values = {"--quants": True, "--time-limit": time_limit, "--context-depth": depth}
+    report = Report(
+        "Quantisations",
+        command_line("tune", [model], values, load),
+        sections=[quant_costs.table_section(timing, costs)] if costs else [],
+        setup=[
+            f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
+            f"{machine.name()}; {threads} threads{batches}, {depth} tokens of context; {others}",
+        ],
+        details=conclusions if costs else ["Interrupted before the end of the first round: no results."],
+    )
+    document = {
+        **describe_program(),
+        "model": label,
+        "shape": asdict(shape),
+        "settings": asdict(settings) | {"gpu_layers": load.gpu_layers, "depth": depth, "seconds": time_limit},
+        "complete": outcome.error is None,
+        "timed_layers": models.layers,
+        "steady": is_steady,
+        "other_cores": others.cores,
+        "command": report.command,
+        "rounds": timing.rounds,
+        "spread": timing.spread,
+        "quantisations": {cost.name: cost.to_json() for cost in costs},
+        "conclusions": conclusions,
+    }
+    output.write(report, document, outcome)
+
+
+def _find_shape(load: LoadSettings, model: str | None) -> tuple[str, Shape, Path | None]:
+    """Return a name for the user, the shape, and the file of the model if one was named."""
+    if model is not None and is_shape(model):
+        if load.hf_repo is not None:
+            usage_error(f"a shape and a model were given: {model} and -hf {load.hf_repo}; remove one")
+        with usage_errors():
+            return model if model in SHAPES else "shape", parse_shape(model), None
+    try:
+        source = find(model, load, DISPLAY)
+    except ModelError as error:
+        if model is not None and not Path(model).suffix:
+            raise ModelError(f"{error}; the shapes with names are {', '.join(SHAPES)}") from error
+        raise
+    return source.label, shape_of(source.path), source.path
+
+
+def _steps(models: SyntheticModels, timing: quant_costs.QuantTiming) -> Iterator[str]:
+    preparing = models.prepare()
+    while True:
+        with defer_signals():
+            name = next(preparing, None)
+        if name is None:
+            break
+        yield name
+    yield from timing.run()

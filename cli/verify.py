@@ -47,6 +47,7 @@ def verify(
 
     The exit code is 1 if a check fails. The last line shows the result and lists checks skipped for lack of time.
     """
+    output.check()
     # A memory that one run fills would change the next run.
     load = replace(load, no_memory=True)
     selection = load_prompts(prompts)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from ngramspec_cli import serve as serve_module
-from ngramspec_cli import tune_quants
 from ngramspec_cli.conditions import Load, tuning_line
 from support.cli_runner import DEMO, run
 from support.model_files import write_changed_demo
@@ -232,7 +231,7 @@ def _invented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_compares_all_quantisations_of_a_shape(
     home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune_quants, "MAX_SPREAD", math.inf)  # the machine may be busy
+    monkeypatch.setattr(quants, "MAX_SPREAD", math.inf)  # the machine may be busy
     monkeypatch.setattr(Load, "is_high", False)
     done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
     found = json.loads((tmp_path / "found.json").read_text())
