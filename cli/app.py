@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Container
 from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
@@ -86,6 +85,9 @@ class CommandList(TyperGroup):
         if not args and not ctx.resilient_parsing:
             print(ctx.get_help(), file=sys.stderr)
             raise typer.Exit(USAGE)
+        if args == ["--"]:
+            example = f"{ctx.command_path} {next(iter(self.commands))}"
+            usage_error(f"a command is required, such as {example} (see {ctx.command_path} --help)")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -110,8 +112,15 @@ class Subcommands(CommandList):
             usage_error(f"there is no command {args[0]!r}; use ngramspec {replacement} (see ngramspec --help)")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
+            from .options import REASONS, SHORT
+
             command = import_command(str(name))
-            _reject_unsupported(rest, str(name), {flag for parameter in command.params for flag in parameter.opts})
+            flags = {flag for parameter in command.params for flag in parameter.opts}
+            for word in rest:  # the parser would read a short option that the command lacks, such as -md, as -m d
+                if word in REASONS and len(word) > 2 and not word.startswith("--"):
+                    usage_error(f"{word} is not supported: {REASONS[word]}")
+                if word in SHORT and word not in flags:
+                    usage_error(f"No such option: {word} (see ngramspec {name} --help)")
         return name, command, rest
 
 
@@ -206,17 +215,6 @@ def _run_command(arguments: list[str]) -> Any:
             raise
     pattern = re.compile(f"^{re.escape(name)}(?=$|=)")
     return _run_command([pattern.sub(name.replace("_", "-"), argument) for argument in arguments])
-
-
-def _reject_unsupported(arguments: list[str], command: str, flags: Container[str]) -> None:
-    """End the program if a short option that a command lacks would be parsed as another one, as `-md` as `-m d`."""
-    from .options import REASONS, SHORT
-
-    for name in arguments:
-        if name in REASONS and len(name) > 2 and not name.startswith("--"):
-            usage_error(f"{name} is not supported: {REASONS[name]}")
-        if name in SHORT and name not in flags:
-            usage_error(f"No such option: {name} (see ngramspec {command} --help)")
 
 
 def _format_usage_error(error: Any) -> str:

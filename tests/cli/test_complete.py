@@ -115,17 +115,6 @@ def test_complete_with_ascii_stdout_replaces_characters(env: dict[str, str]) -> 
     assert done.raw.startswith(b"? ?")
 
 
-def test_complete_json_reports_counts_times_and_seed(env: dict[str, str], target: Target) -> None:
-    result = as_json(env, *SMALL, "-n", str(TOKENS), "-s", "5", stdin=TEXT)
-    assert result["tokens"] == TOKENS
-    assert result["prompt_tokens"] == len(target.vocabulary.tokenize(TEXT))
-    assert 0 < result["target_passes"] <= TOKENS
-    assert 0 <= result["accepted"] <= result["drafted"]
-    assert result["seconds"] > result["prefill_seconds"] > 0
-    assert result["tokens_per_second"] > 0
-    assert (result["stop_reason"], result["seed"]) == ("length", 5)
-
-
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.exhaustive)])
 def test_complete_with_closed_pipe_exits_without_error(env: dict[str, str], file: Path, form: list[str]) -> None:
     done = shell(env, '"$@" | head -c 5; exit ${PIPESTATUS[0]}', *PLAIN, "-n", "200", "--echo", *form, file).ok()
@@ -165,10 +154,13 @@ def test_complete_with_printed_seed_repeats_text(env: dict[str, str], file: Path
     first = run(env, *options)
     seed = re.search(r"; seed (\d+)$", first.err, re.MULTILINE)
     assert seed, first.err
-    assert run(env, *options, "-s", seed[1]).raw == first.raw
+    again = as_json(env, *options, "-s", seed[1])
+    assert (again["seed"], again["text"]) == (int(seed[1]), first.out)
     other = as_json(env, *options)
     assert other["seed"] != int(seed[1])
     assert other["text"] != first.out
+    assert other["seconds"] > other["prefill_seconds"] > 0
+    assert other["tokens_per_second"] > 0
 
 
 def test_complete_json_with_beams_lists_all_beams(env: dict[str, str], file: Path) -> None:
@@ -239,7 +231,10 @@ def test_complete_truncate_with_suffix_keeps_tokens_next_to_gap(
     path = tmp_path / "long.py"
     path.write_bytes(after.encode())
     arguments = [*PLAIN, "-n", str(TOKENS), "--suffix", path]
-    run(env, *arguments, stdin=before.encode()).assert_failed(f"the text has {sum(sizes) + marks} tokens")
+    run(env, *arguments, stdin=before.encode()).assert_failed(
+        f"the text has {sum(sizes) + marks} tokens and leaves no room for an answer in the context of 512",
+        "raise -c/--ctx-size, or keep only the parts next to the gap with --truncate",
+    )
     done = run(env, *arguments, "--truncate", "--json", stdin=before.encode())
     assert f"the texts have {sum(sizes)} tokens; only {kept[0]} before the gap and {kept[1]} after it" in done.err
     found = json.loads(done.out)
@@ -292,15 +287,6 @@ def test_bench_with_draft_model_accepts_its_drafts(env: dict[str, str], tiny: Pa
     assert found["settings"]["drafter"] == "model"
     fixed = [one for one in found["runs"] if one["policy"] == "fixed"]
     assert all(one["accepted"] == one["drafted"] > 0 for one in fixed)
-
-
-def test_draft_model_that_is_unusable_fails_with_one_line(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
-    for command, model, words in (
-        (["complete", tiny], tmp_path / "gone.gguf", "gone.gguf"),
-        (["complete", tiny], DEMO, "their vocabularies differ at token"),
-        (["serve", tiny, "--port", "0"], tmp_path / "gone.gguf", "gone.gguf"),
-    ):
-        run(env, *command, "-t", "1", "-c", "256", "-md", model, stdin=PROMPT).assert_failed(words)
 
 
 def test_complete_mtp_drafts_with_nextn_layer(env: dict[str, str], tmp_path: Path) -> None:
