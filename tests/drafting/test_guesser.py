@@ -6,25 +6,25 @@ The texts are random with fixed seeds, so every run gives the same results.
 from __future__ import annotations
 
 import random
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import plain_modules
 
+from ngramspec import drafting
 from ngramspec.drafting.draft import MarginalCost
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.pointers import Pointers
 from ngramspec.drafting.token_index import SEAM, TokenIndex
-
-PLAIN = plain_modules()
 
 POSITIONS, CANDIDATES = 64, 10
 FREE = array("d", bytes(8 * (POSITIONS + 1)))
@@ -33,11 +33,15 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 
 def test_drafting_constants_in_several_modules_agree() -> None:
     """The compiler requires these constants in each module; with different ones, writes could exceed an array."""
-    ours, mixer, counts = (vars(PLAIN[name]) for name in ("position_scorer", "chance_mixer", "context_counts"))
-    shared = {name for name in ours.keys() & mixer.keys() if name.isupper()}
+    folder = Path(str(drafting.__file__)).parents[1]
+    paths = [*(folder / "drafting" / "mixture").glob("*.py"), folder / "decoding" / "branches.py"]
+    declared = re.compile(r"^([A-Z_]+) = cython\.declare\([\w.]+, (.*?)\)(?:  #.*)?$", re.MULTILINE)
+    found = {path.stem: dict(declared.findall(path.read_text("utf-8"))) for path in paths}
+    ours, mixer, counts = (found[name] for name in ("position_scorer", "chance_mixer", "context_counts"))
+    shared = ours.keys() & mixer.keys()
     assert len(shared) >= 6
     assert {name: ours[name] for name in shared} == {name: mixer[name] for name in shared}
-    assert (ours["VIEWS"], ours["CONTEXT_SOURCES"]) == (mixer["EXPERTS"] + 1, counts["SOURCES"])
+    assert (int(ours["VIEWS"]), ours["CONTEXT_SOURCES"]) == (int(mixer["EXPERTS"]) + 1, counts["SOURCES"])
     users = {
         "CANDIDATES": ("position_scorer", "guesser", "context_counts", "branches"),
         "POSITIONS": ("position_scorer", "guesser", "branches"),
@@ -46,7 +50,7 @@ def test_drafting_constants_in_several_modules_agree() -> None:
         "ORDERS": ("history", "context_counts", "pointers", "answers"),
     }
     for name, modules in users.items():
-        assert len({vars(PLAIN[module])[name] for module in modules}) == 1, name
+        assert len({found[module][name] for module in modules}) == 1, name
 
 
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,27 +28,7 @@ def built(tokens: Sequence[int]) -> SuffixAutomaton:
     return automaton
 
 
-def longest_match(text: Sequence[int]) -> tuple[int, list[int]]:
-    """Return by naive search the length of the longest suffix with a continuation, and its continuations in order."""
-    n = len(text)
-    for length in range(n - 1, 0, -1):
-        followed = [text[i] for i in range(length, n) if text[i - length : i] == text[n - length :]]
-        if followed:
-            return length, followed
-    return 0, []
-
-
 # --------------------------------------------------------------------------- the automaton
-
-
-def test_suffix_automaton_with_few_suffix_links_keeps_exact_counts() -> None:
-    # The automaton counts along at most MAX_COUNTED suffix links, and texts of this kind have no more.
-    rng = random.Random(1)
-    for _ in range(15):
-        text = [rng.randrange(5) for _ in range(200)]
-        automaton = built(text)
-        state = automaton.link[automaton.last]
-        assert automaton.counts[state] == Counter(longest_match(text)[1])
 
 
 def hard_texts(n: int) -> dict[str, list[int]]:
