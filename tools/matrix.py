@@ -1,8 +1,7 @@
 """Check of all architectures for changes of the text by drafts: `python tools/matrix.py [NAME...] [--quick]`.
 
-The script prints a table with one row per model and one column per kind of session. `=` means that all texts equal
-those of a decoder that never rolls back. `~` means that some texts differ by rounding, and `CORRUPT` that some differ
-for another reason. The exit code is 1 if a text is corrupt, or if any text differs in exact mode (`UNEQUAL`).
+The script prints a table with one row per model and one column per kind of session. `=` means that all texts and logits
+equal those of a decoder that never rolls back, and `WRONG` that some differ; then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ngramspec.llama.target import Target
+from ngramspec.steps import Stats
 
 LENGTHS = (50, 900)
 """Lengths of the prompts in tokens."""
@@ -68,23 +68,17 @@ class Row:
     @property
     def worst(self) -> Result:
         """The worst result."""
-        return max(self.results, key=lambda result: (("equal", "rounding", "CORRUPT").index(result.status), result.gap))
+        return max(self.results, key=lambda result: (not result.is_right, result.gap))
 
     @property
-    def cell(self) -> str:
-        """Text of the table cell."""
-        status = self.worst.status
-        return {"equal": "=", "rounding": "UNEQUAL" if self.exact else "~"}.get(status, status)
+    def is_right(self) -> bool:
+        return all(result.is_right for result in self.results)
 
 
-CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
-"""Texts of cells from good to bad."""
-
-
-def run_sessions(path: Path, folder: Path, *, quick: bool) -> Iterator[Row]:
+def run_sessions(name: str, folder: Path, *, quick: bool) -> Iterator[Row]:
     """Yield the results of all sessions of a model, grouped by the settings of its target."""
     for exact, threads in ((False, 1),) if quick else product((False, True), (1, 2)):
-        with closing(Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
+        with closing(Bench(name, folder / f"{name}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
             for setting in QUICK if quick else [replace(s, length=n) for n in LENGTHS for s in SETTINGS]:
                 is_left_out = setting.length == max(LENGTHS) and setting.name not in LONG
                 if quick or not (is_left_out or (threads > 1 and setting.name not in THREADED)):
@@ -110,18 +104,16 @@ def make_table(rows: dict[str, list[Row]], rollbacks: dict[str, str]) -> Table:
     for name, model_rows in rows.items():
         cells = []
         for kind in kinds:
-            texts = [row.cell for row in model_rows if row.setting.name == kind]
-            worst_text = max(texts, key=CELLS.index, default="-")
-            fraction = f" {texts.count(worst_text)}/{len(texts)}" if worst_text in CELLS[2:] else ""
-            cells.append(worst_text + fraction)
+            right = [row.is_right for row in model_rows if row.setting.name == kind]
+            wrong = f"WRONG {right.count(False)}/{len(right)}"
+            cells.append("-" if not right else "=" if all(right) else wrong)
         results = [result for row in model_rows for result in row.results]
-        drafting = [
-            result for row in model_rows if row.setting.name.startswith(("fixed", "sampled")) for result in row.results
-        ]
-        passes = sum(result.passes for result in drafting)
-        tokens = sum(result.tokens for result in drafting)
+        stats = Stats()
+        for row in model_rows:
+            for result in row.results if row.setting.name.startswith(("fixed", "sampled")) else ():
+                stats.merge(result.stats)
         gap = max(result.gap for result in results)
-        counts = str(len(results)), str(passes), f"{tokens / max(1, passes):.2f}", f"{gap:.2g}"
+        counts = str(len(results)), str(stats.passes), f"{stats.tokens_per_pass:.2f}", f"{gap:.2g}"
         output.add_row(name, rollbacks[name], *cells, *counts)
     return output
 
@@ -139,16 +131,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in model_names:
             start = time.perf_counter()
-            file = architecture(name)
-            rollbacks[name], rows[name] = describe_rollback(file), []
-            for row in run_sessions(file, Path(folder), quick=options.quick):
+            rollbacks[name], rows[name] = describe_rollback(architecture(name)), []
+            for row in run_sessions(name, Path(folder), quick=options.quick):
                 rows[name].append(row)
-                if row.cell in CELLS[2:]:
+                if not row.is_right:
                     where = f"{row.setting}, exact {row.exact}, {row.threads} threads"
-                    print(f"{name}: {row.cell} in {where}: {row.worst}", file=sys.stderr)
+                    print(f"{name}: wrong in {where}: {row.worst}", file=sys.stderr)
             print(f"{name}: {len(rows[name])} sessions in {time.perf_counter() - start:.0f} s", file=sys.stderr)
     Console(width=None if sys.stdout.isatty() else 250).print(make_table(rows, rollbacks))
-    return int(any(row.cell in CELLS[2:] for model_rows in rows.values() for row in model_rows))
+    return int(not all(row.is_right for model_rows in rows.values() for row in model_rows))
 
 
 if __name__ == "__main__":

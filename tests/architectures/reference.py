@@ -1,7 +1,6 @@
 """A reference that decodes token by token in new contexts of llama.cpp, without rollbacks.
 
-It shares no code with `ngramspec.llama.target`, so it cannot contain the same errors about memories. Rounding depends
-on the sizes of batches; `follow` evaluates the same tokens in other sizes to measure it.
+It shares no code with `ngramspec.llama.target`, so it cannot contain the same errors about memories.
 """
 
 from __future__ import annotations
@@ -66,38 +65,14 @@ class Reference:
                 text.append(choose(rows[-1], text))
         return text, np.array(rows)
 
-    def follow(
-        self, prompt: Sequence[int], text: Sequence[int], size: int = 1, chunk: int | None = None, end: int = 0
-    ) -> Rows:
-        """Return the logits that decide on each token of a given text, evaluated in batches of `size`.
-
-        Args:
-            prompt: Prompt of at least one token.
-            text: Text of at least one token.
-            size: Size of a batch after the prompt; the last batch is padded with copies of its last token.
-            chunk: Size of a batch of the prompt; `None` means the largest.
-            end: Number of tokens at the prompt's end that form a separate batch.
-        """
-        with self._context() as decode:
-            rows = [self._read(decode, prompt, chunk, end)[np.newaxis]]
-            for i in range(0, len(text) - 1, size):
-                batch = list(text[i : i + size])
-                rows.append(decode([*batch, *batch[-1:] * (size - len(batch))]))
-        return np.concatenate(rows)[: len(text)]
-
     def rows(self, text: Sequence[int]) -> Rows:
         """Return the logits after each token of a text that is evaluated as a prompt."""
         with self._context() as decode:
             return np.concatenate([decode(text[i : i + self.n_batch]) for i in range(0, len(text), self.n_batch)])
 
-    def _read(
-        self, decode: Callable[..., Rows], prompt: Sequence[int], chunk: int | None = None, end: int = 0
-    ) -> NDArray[np.float32]:
+    def _read(self, decode: Callable[..., Rows], prompt: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after a prompt that is evaluated in chunks."""
-        chunk = min(chunk or self.n_batch, self.n_batch)
-        before = len(prompt) - end
-        parts = [prompt[start : min(start + chunk, before)] for start in range(0, before, chunk)]
-        rows = [decode(part, last=True) for part in (*parts, prompt[before:]) if part]
+        rows = [decode(prompt[i : i + self.n_batch], last=True) for i in range(0, len(prompt), self.n_batch)]
         row: NDArray[np.float32] = rows[-1][-1]
         return row
 

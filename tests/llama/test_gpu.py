@@ -1,6 +1,6 @@
 """Tests of the device of this build, GPU or CPU: texts, rollbacks, drafts, layers on two devices, and batch sizes.
 
-    pytest -m gpu                   # on a CPU
+    pytest -m gpu                   # on a CPU, where the other kinds of memory are tested by `test_model_contract.py`
     pytest -m gpu --exhaustive      # on a GPU, whose shaders may take longer to compile than the limit of a test
 
 Every test compares `ngramspec` with llama.cpp on the same device, in a plain loop that never rolls back or in a pass
@@ -44,7 +44,9 @@ CLOSE = 0.05
 """Maximum difference of two logits whose order rounding may change; half precision moved logits by up to 0.01."""
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=["lfm2", *(pytest.param(k, marks=pytest.mark.exhaustive) for k in KINDS if k != "lfm2")]
+)
 def path(request: pytest.FixtureRequest) -> Path:
     return architecture(request.param)
 
@@ -125,7 +127,7 @@ def test_evaluate_together_returns_logits_of_each_sequence_alone() -> None:
         together = [rows.copy() for rows in together]
     with closing(Reference(DEMO, n_ctx=320, n_batch=256, flash=-1, threads=1, gpu_layers=ALL)) as reference:
         for prompt, rows in zip(prompts, together, strict=True):
-            np.testing.assert_allclose(rows[0], reference.follow(prompt, [9, 9])[1], atol=4 * CLOSE)
+            np.testing.assert_allclose(rows[0], reference.rows([*prompt, 9])[-1], atol=4 * CLOSE)
 
 
 def after(target: Target, length: int, token: int, junk: Sequence[int], following: int) -> Logits:

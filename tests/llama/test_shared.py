@@ -19,9 +19,10 @@ import pytest
 from architectures.files import architecture
 from architectures.reference import Reference
 from support.cli_runner import DEMO
-from support.pools import use_pooled_cache
+from support.machines import use_pooled_cache
 
 from ngramspec.backend import Part
+from ngramspec.cost import store
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses, probe
 from ngramspec.cost.store import time_passes
 from ngramspec.cost.times import PassTimes
@@ -98,7 +99,10 @@ def test_sequence_aligned_prefill_reuses_adopted_and_restored_tokens(demo: Targe
         assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
 
 
-def test_comparing_and_timing_of_sequence_keeps_tokens_of_others(demo: Target, tmp_path: Path) -> None:
+def test_comparing_and_timing_of_sequence_keeps_tokens_of_others(
+    demo: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SIZES", (1, 3, 40))
     sequence, other = demo.sequences[1], demo.sequences[0]
     other.prefill(some(40))
     sequence.prefill(some(20))
