@@ -5,8 +5,8 @@ sequences, each a `Model`, which evaluates them. `ngramspec.llama.target.Target`
 all three (`ModelBase`). Implement them in this order:
 
 1. `Vocabulary`: `tokenize`, `piece`, `display_piece`, `is_eog` and `sampler`. A `Sampler` turns logits into a
-   distribution and draws from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at
-   first).
+   distribution and draws from it (llama.cpp's is `ngramspec.llama.samplers.SamplerChain`; raise GrammarError for
+   `Sampling.grammar` at first).
 2. `Model`, derived from `ModelBase`: `prefill`, `evaluate` and `clear`. With `can_rollback = False` nothing is drafted,
    and everything else works already.
 3. `rollback`, and `can_rollback = True`: drafting works. If the memory cannot be cut, such as a recurrent state, set

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
 
 # This must be set before llama.cpp is loaded. The tests run in as many processes as there are cores. An OpenMP thread
 # that waits for others by spinning would take a core from another test.
@@ -22,10 +21,8 @@ from support.model_files import WORDS, write_words
 from ngramspec.cost import bits, store
 from ngramspec.cost.bits import ExactnessSelector
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies.cost import CostPolicy
-
-if TYPE_CHECKING:
-    from ngramspec.llama.vocabulary import Vocabulary
 
 COMPARE, COMPARE_THREADS = ExactnessSelector.compare, ExactnessSelector.threads_agree
 
@@ -132,18 +129,12 @@ def new_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
 @pytest.fixture(scope="session")
 def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     """Return a vocabulary of all bytes, some overlapping short words and an end of text; see `model_files`."""
-    pytest.importorskip("llama_cpp")
-    from ngramspec.llama.vocabulary import Vocabulary
-
     return Vocabulary(write_words(tmp_path_factory.mktemp("vocabulary") / "words.gguf", WORDS))
 
 
 @pytest.fixture(scope="session")
 def demo_vocabulary() -> Vocabulary:
     """Return the demo model's vocabulary: byte-level BPE with 4,096 tokens."""
-    pytest.importorskip("llama_cpp")
-    from ngramspec.llama.vocabulary import Vocabulary
-
     return Vocabulary(DEMO)
 
 

@@ -15,8 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import llama_cpp.llama_cpp as library
 import numpy as np
 import pytest
+from architectures.files import write_model
+from architectures.reference import Reference
 from hypothesis import settings
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
@@ -28,6 +31,8 @@ from test_recipes import follow
 from ngramspec.backend import ExactnessMode, ModelBase, Part, Vocabulary
 from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.llama import crash_check
+from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
 
@@ -36,29 +41,17 @@ Rows = NDArray[np.float32]
 
 @dataclass(slots=True)
 class Runner:
-    """A runner under test.
+    """A runner under test."""
 
-    Attributes:
-        models: Its sequences, or the only model.
-        vocabulary: Its vocabulary.
-        rows: Function that returns the logits after each token of a text by a new evaluation.
-        tolerance: Maximum difference of a logit by rounding; wrong logits of the tiny models differ by 0.1.
-        shared: Model that evaluates several of the models together; `None` means a single model.
-        checks: True if it rejects wrong calls; the smallest example does not.
-        can_fail: True if its decode calls can be made to fail.
-        rolls_back_anywhere: True if it can roll back to a position before the last checkpoint.
-        room: Maximum length of a text in the walk, in tokens.
-    """
-
-    models: Sequence[Any]
-    vocabulary: Any
-    rows: Callable[[Sequence[int]], Rows]
-    tolerance: float = 1e-6
-    shared: Any = None
-    checks: bool = True
-    can_fail: bool = False
-    rolls_back_anywhere: bool = True
-    room: int = 110
+    models: Sequence[Any]  # its sequences, or the only model
+    vocabulary: Any  # its vocabulary
+    rows: Callable[[Sequence[int]], Rows]  # returns the logits after each token of a text by a new evaluation
+    tolerance: float = 1e-6  # maximum difference of a logit by rounding; wrong logits of the tiny models differ by 0.1
+    shared: Any = None  # model that evaluates several of the models together; `None` means a single model
+    checks: bool = True  # true if it rejects wrong calls; the smallest example does not
+    can_fail: bool = False  # true if its decode calls can be made to fail
+    rolls_back_anywhere: bool = True  # true if it can roll back to a position before the last checkpoint
+    room: int = 110  # maximum length of a text in the walk, in tokens
 
 
 # --------------------------------------------------------------------------- runners
@@ -90,11 +83,6 @@ def llama(
     stack: ExitStack, path: Path, texts: int | None = None, *, tolerance: float = 1e-3, room: int = 110, **options: Any
 ) -> Runner:
     """Open a model in llama.cpp; its reference never rolls back and shares no code with `ngramspec.llama`."""
-    from architectures.reference import Reference
-
-    from ngramspec.llama import crash_check
-    from ngramspec.llama.target import Target
-
     # The files are valid, so no child process needs to try them.
     stack.enter_context(mock.patch.object(crash_check, "run", return_value=None))
     settings: dict[str, Any] = {
@@ -117,8 +105,6 @@ def tiny(kind: str, texts: int | None = None, **options: Any) -> Callable[[ExitS
     """Return a function that opens a tiny model in single precision, so that errors stand out from rounding."""
 
     def make(stack: ExitStack, folder: Path) -> Runner:
-        from architectures.files import write_model
-
         path = folder / f"{kind}.gguf"
         return llama(stack, path if path.exists() else write_model(path, kind, half=False), texts, **options)
 
@@ -132,8 +118,6 @@ RUNNERS: dict[str, Callable[[ExitStack, Path], Runner]] = {
     "mock, no rollback": lambda *_: mocked(fail_rollback=True),
     "mock, replays": lambda *_: mocked(replays=True),
     "mock, sequences": lambda *_: mocked_sequences(),
-    "demo": lambda stack, _: llama(stack, DEMO, tolerance=1.0),  # quantised: kernels differ by batch size
-    "demo, sequences": lambda stack, _: llama(stack, DEMO, 3, tolerance=1.0, exact="on"),
     "attention": tiny("llama", ctx_size=300, flash_attn="auto", tolerance=0.02),
     "attention, sequences": tiny("llama", 4),
     "MLA, sequences": tiny("deepseek2", 4, **EXACT),
@@ -146,6 +130,10 @@ RUNNERS: dict[str, Callable[[ExitStack, Path], Runner]] = {
     "hybrid": tiny("jamba"),
 }
 MORE: dict[str, Callable[[ExitStack, Path], Runner]] = {
+    "demo": lambda stack, _: llama(stack, DEMO, tolerance=1.0),  # quantised: kernels differ by batch size
+    "demo, sequences": lambda stack, _: llama(stack, DEMO, 3, tolerance=1.0, exact="on"),
+}
+MORE |= {
     f"{kind}, {exact}, {texts}": tiny(kind, texts, exact=exact)
     for kind in ("llama", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2", "deepseek4", "qwen4exp")
     for exact in ("on", "off")
@@ -160,8 +148,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[*RUNNERS, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
 def opened(request: pytest.FixtureRequest, folder: Path) -> Iterator[Runner]:
-    if request.param != "recipe" and "mock" not in request.param:
-        pytest.importorskip("llama_cpp")
     with ExitStack() as stack:
         yield (RUNNERS | MORE)[request.param](stack, folder)
 
@@ -178,18 +164,12 @@ def runner(opened: Runner) -> Runner:
 
 
 class Walk:
-    """A random walk over the sequences of a runner.
-
-    Attributes:
-        texts: Expected tokens of each sequence.
-        worst: Largest difference of a logit to the reference.
-        adopted: Number of times a sequence copied tokens of another one.
-    """
+    """A random walk over the sequences of a runner."""
 
     def __init__(self, runner: Runner) -> None:
-        self.runner, self.worst = runner, 0.0
-        self.texts: list[list[int]] = [[] for _ in runner.models]
-        self.adopted = 0
+        self.runner, self.worst = runner, 0.0  # largest difference of a logit to the reference
+        self.texts: list[list[int]] = [[] for _ in runner.models]  # expected tokens of each sequence
+        self.adopted = 0  # number of times a sequence copied tokens of another one
         self._rng = random.Random(3)
         self._saved: list[tuple[list[int], bytes]] = []
         self.actions: list[tuple[Callable[[int], None], int]] = [(self._prefill, 12), (self._alone, 12)]
@@ -326,8 +306,6 @@ class Walk:
 
     def _fail(self, number: int) -> None:
         """Let a decode call of llama.cpp fail, before or after it changed the cache."""
-        import llama_cpp.llama_cpp as library
-
         decode, is_after = library.llama_decode, self._rng.random() < 0.5
 
         def failing(context: Any, batch: Any) -> int:

@@ -21,7 +21,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.llama_grammar import read_with_llama
+from support.llama_chain import read_with_llama
 from support.model_files import write_words
 from support.schema_keywords import KEYWORDS
 

@@ -12,26 +12,25 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.distributions import ALARM, Path, Text, check_sample, follows, make_next_distribution, next_distribution
 from support.grid import grid
+from support.llama_chain import make_chain
 from support.mock_target import MockTarget
-from support.numpy_sampler import NumpySampler
 from support.small_loop import make_certain_draft, make_count_drafter, speculate
 
 from ngramspec.acceptance import rules
 from ngramspec.acceptance.rules import TokenDecision, Verdict, rejection_choice
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.llama.samplers import SamplerChain
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling import distribution as noise
 from ngramspec.sampling.settings import Sampling
-
-if TYPE_CHECKING:
-    from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 2]
@@ -69,8 +68,8 @@ def test_verifier_with_sampling_settings_follows_target_distribution(name: str, 
     assert all(law(PROMPT, tokens[:i])[token] == 1 for i, token in enumerate(tokens))
 
 
-def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:
-    return NumpySampler(sampling, n_vocab)
+def sampler(sampling: Sampling, n_vocab: int = 4) -> SamplerChain:
+    return make_chain(sampling, n_vocab)
 
 
 def test_coupled_rule_emits_argmax_of_noisy_logits() -> None:
@@ -189,7 +188,8 @@ def test_rejection_rule_reports_values_that_decided() -> None:
 
 @pytest.mark.parametrize("method", ["greedy", "coupled", "match", "rejection"])
 def test_verifier_after_first_rejection_reads_no_more_rows(method: str) -> None:
-    sampling = Sampling(0.0 if method == "greedy" else 0.5, top_k=1)
+    # With a bias, no compiled call verifies all rows at once.
+    sampling = Sampling(0.0 if method == "greedy" else 0.5, top_k=1, logit_bias=((0, 0.0),))
     verifier = RuleVerifier(sampler(sampling), method)
     row = np.array([0, 9, 0, 0], np.float32)
     read: list[int] = []

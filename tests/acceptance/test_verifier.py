@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.numpy_sampler import NumpySampler
+from support.llama_chain import make_chain
 from support.small_loop import make_certain_draft
 
 from ngramspec.acceptance.rules import TokenDecision, Verdict
@@ -23,16 +23,8 @@ HOT = Sampling(0.5)
 MIROSTAT = Sampling(0.5, mirostat=2)
 
 
-def make_chain(*arguments: Any) -> Any:
-    """Return llama.cpp's sampler; skip the test without llama.cpp."""
-    pytest.importorskip("llama_cpp")
-    from support import llama_chain
-
-    return llama_chain.make_chain(*arguments)
-
-
 def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVerifier:
-    return RuleVerifier(NumpySampler(sampling, 6), how)
+    return RuleVerifier(make_chain(sampling, 6), how)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +93,6 @@ def test_acceptance_lossy_names_settings_that_change_output() -> None:
     assert Acceptance(typical=True).lossy == "typical acceptance"
 
 
-@pytest.mark.parametrize("make", [NumpySampler, make_chain])
 @pytest.mark.parametrize(
     ("sampling", "how"),
     [
@@ -114,14 +105,14 @@ def test_acceptance_lossy_names_settings_that_change_output() -> None:
         (MIROSTAT, None),
     ],
 )
-def test_verify_with_bad_logits_keeps_earlier_accepted_tokens(sampling: Sampling, how: Any, make: Any) -> None:
+def test_verify_with_bad_logits_keeps_earlier_accepted_tokens(sampling: Sampling, how: Any) -> None:
     """One row is broken; all rows before it accept the draft."""
     good = np.array([0, 0, 90, 0, 0, 0], np.float32)
     for wrong in range(5):
         rows = [good] * 5
         rows[wrong] = np.full(6, np.nan, np.float32)
         told: list[TokenDecision] = []
-        made = RuleVerifier(make(sampling, 6), how, told.append)
+        made = RuleVerifier(make_chain(sampling, 6), how, told.append)
         if wrong == 0:
             with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
                 made.verify(rows, make_certain_draft([2] * 4), 30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,8 @@ from ngramspec.beams.search import BeamSearch, Hypothesis
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.store import StoredTimes
 from ngramspec.data import ModelError, PromptError
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import BadLogits, logprobs
-
-if TYPE_CHECKING:
-    from ngramspec.llama.vocabulary import Vocabulary
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 Found = tuple[tuple[int, ...], float, bool]

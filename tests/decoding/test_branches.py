@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoder_loop import drive, make_decoder, make_model
-from support.numpy_sampler import NumpySampler
+from support.llama_chain import make_chain
 
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.cost.fixed_curves import make_fixed_curve
@@ -159,7 +159,7 @@ def test_decoder_sends_branches_only_with_cheap_tokens_and_cost_policy(slope: fl
 
 def test_branching_loop_answer_equals_next_token_without_emitting() -> None:
     def text(sampling: Sampling, how: Acceptance | str | None = None) -> Any:
-        return SimpleNamespace(verifier=RuleVerifier(NumpySampler(sampling, 6), how))
+        return SimpleNamespace(verifier=RuleVerifier(make_chain(sampling, 6), how))
 
     answer = BranchingLoop(CostPolicy()).answer
     row = np.random.default_rng(2).standard_normal(6).astype(np.float32)

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.line_tokenizer import LineTokenizer
-from support.mock_target import MockTarget, rows_to
+from support.mock_target import LineTokenizer, MockTarget, rows_to
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter, predictor
 from ngramspec.drafting.baselines import suffix

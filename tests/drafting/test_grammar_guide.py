@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.grammars.json_schema import schema_grammar
-
-if TYPE_CHECKING:
-    from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 
 KEYS = schema_grammar('{"type":"object","properties":{"name":{"type":"boolean"}},"required":["name"]}')
 

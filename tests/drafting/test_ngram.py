@@ -180,12 +180,6 @@ def test_predictor_rejects_invalid_arguments(options: dict[str, Any], message: s
         NGramPredictor(**options)
 
 
-def test_predictor_defaults_equal_akunu_values() -> None:
-    p = NGramPredictor()
-    assert (p.max_order, p.draft_count, p.window) == (4, 4, 512)
-    assert (predictor.MAX_PAIRS, predictor.MAX_CONTINUATIONS) == (65_536, 256)
-
-
 # --------------------------------------------------------------------------- the drafters
 
 

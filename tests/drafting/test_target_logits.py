@@ -114,14 +114,8 @@ def expected_window(
 ) -> Draft:
     """Return the expected draft by the rule.
 
-    Each token is the latest that followed the longest known context. Without such a context, it comes from the
-    trajectory; after its end, the last token is repeated.
-
-    Args:
-        evaluated: (text, most likely or actual next token), latest last.
-        trajectory: Most likely tokens of the previous pass at the next positions.
-        text: Text so far.
-        limit: Maximum number of draft tokens.
+    Each token is the latest that followed the longest known context, by the pairs (text, next token) in `evaluated`.
+    Without such a context, it comes from the trajectory; after its end, the last token is repeated.
     """
     text, match, start = list(text), [], len(text)
     while text and len(match) < min(limit, WINDOW):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from support.json_texts import read_bytes
-from support.llama_grammar import read_with_llama
+from support.llama_chain import read_with_llama
 
 from ngramspec.data import GrammarError
 from ngramspec.grammars.gbnf import MAX_DEPTH, gbnf_to_lark

@@ -9,16 +9,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ngramspec.data import NGramSpecError
 from ngramspec.instruments import prompts
 from ngramspec.instruments.prompts import Prompt, load_prompts, prepare
-
-if TYPE_CHECKING:
-    from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 
 TOML = """
 category = "chat"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO
 from support.forced_calls import MARKS, forced_calls
 from support.json_texts import whole_schema
-from support.model_files import END, add_vocabulary, tiny, write_vocabulary
+from support.model_files import END, write_vocabulary
 
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.data import GrammarError, NGramSpecError
@@ -347,44 +345,6 @@ def test_grammar_after_any_calls_matches_grammar_with_same_tokens(vocabulary: Vo
                     used.accept(int(np.argmin(mask)))
 
     check()
-
-
-@pytest.fixture(scope="module")
-def marked_target() -> Iterator[Target]:
-    """Return a tiny model whose control tokens are the marks of all families and of reasoning."""
-    with Target(
-        tiny("llama", vocabulary=partial(add_vocabulary, controls=MARKS)), ctx_size=512, threads=1, exact="on"
-    ) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(
-    ("temperature", "every"),
-    [(0.0, 4), (0.8, 5), *(pytest.param(value, 1, marks=pytest.mark.exhaustive) for value in (0.0, 0.8))],
-)
-def test_drafts_under_grammars_with_forced_control_tokens_keep_text(
-    temperature: float, every: int, marked_target: Target
-) -> None:
-    """The grammars are control tokens next to text, and every n-th of the forced calls."""
-    controls = marked_target.vocabulary.controls
-    a, b, c = (controls[mark] for mark in MARKS[:3])
-    grammars = [
-        f'root ::= <[{a}]> <[{b}]> "ab" <[{c}]> "abc" <[{a}]> <[{b}]>',
-        f'root ::= (<[{a}]> "x" [0-9] <[{b}]> | "ab" !<[{c}]>){{9}}',
-        *islice(forced_calls(controls), 0, None, every),
-    ]
-    plain, drafting = (
-        SpeculativeDecoder(marked_target, drafter=drafter, policy=policy, draft_max=draft_max, exact="on")
-        for drafter, policy, draft_max in ((None, "cost", None), ("suffix", "fixed", 7))
-    )
-    prompt = marked_target.vocabulary.tokenize("abc")
-    accepted = 0
-    for grammar in grammars:
-        sampling = Sampling(temperature, seed=1, grammar=grammar)
-        steps, expected = (list(d.generate(prompt, max_tokens=48, sampling=sampling)) for d in (drafting, plain))
-        assert [t for step in steps for t in step.tokens] == [t for step in expected for t in step.tokens], grammar
-        accepted += sum(step.accepted for step in steps)
-    assert accepted > 5 * len(grammars)
 
 
 @pytest.fixture(scope="module")

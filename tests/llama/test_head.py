@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from architectures.files import architecture
 from architectures.reference_head import HeadReference
+from support.machines import use_pooled_cache
 from support.model_files import tiny
-from support.pools import use_pooled_cache
 
 from ngramspec.backend import Part
 from ngramspec.cost.fixed_curves import make_fixed_curve

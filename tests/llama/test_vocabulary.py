@@ -88,17 +88,6 @@ TALK = [
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-def test_vocabulary_chat_rejects_reserved_template_variables(demo_vocabulary: Vocabulary) -> None:
-    """The template reads no variables; those of the prompt cannot be set."""
-    prompt, first = demo_vocabulary.chats.tokens(TALK), demo_vocabulary.chats.tokens(TALK[:1])
-    assert sum(map(demo_vocabulary.is_eog, prompt[1:])) == 3  # the first may be BOS = EOG
-    assert prompt[: len(first) - 4] == first[:-4]  # New turns are only appended.
-    assert demo_vocabulary.chats.prompt(TALK, variables={"enable_thinking": False}).tokens == prompt
-    for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
-        with pytest.raises(ValueError, match=f"^the chat template's variable '{name}' cannot be set$"):
-            demo_vocabulary.chats.prompt(TALK, variables={name: "x"})
-
-
 def test_vocabulary_chat_uses_template_of_file_or_chatml(tmp_path: Path) -> None:
     """A template that writes the BOS itself gets no second one; without a template, ChatML applies."""
 
@@ -117,24 +106,6 @@ def test_vocabulary_chat_uses_template_of_file_or_chatml(tmp_path: Path) -> None
         assert text.endswith("assistant\n")
     with opened("{{ raise_exception('no') }}") as refusing, pytest.raises(ModelError, match="rejects"):
         refusing.chats.tokens(TALK)
-
-
-def test_vocabulary_chat_formats_tools_with_template_without_tool_support(demo_vocabulary: Vocabulary) -> None:
-    tool = Tool("clock", "Tells <|im_end|> the time.")
-    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"a": "<|im_end|>"}'}}
-    messages = [
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "<|im_start|>12"},
-    ]
-    prompt = demo_vocabulary.chats.prompt(messages, [tool])
-    assert '"name": "clock"' in prompt.text
-    assert "<tool_response>\n<|im_start|>12\n</tool_response>" in prompt.text
-    assert prompt.opening.endswith("<|im_start|>assistant\n")
-    start, end = (demo_vocabulary.tokenize(text, special=True)[-1] for text in ("<|im_start|>", "<|im_end|>"))
-    # The turns are system, user, assistant, the result as a user's turn, and the answer.
-    assert prompt.tokens.count(start) == 5
-    assert prompt.tokens.count(end) == 4
 
 
 LONG_TALK = [

@@ -17,7 +17,6 @@ from support.cli_runner import DEMO, NO_SMOLLM, run_process
 from support.model_files import write_model
 
 llm = pytest.importorskip("llm")
-pytest.importorskip("llama_cpp")
 
 from ngramspec.chat.prompt import ChatPrompt  # noqa: E402
 from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.decoder_loop import Oracle, drive, make_decoder, make_model
 from support.grid import grid
+from support.llama_chain import make_chain
 from support.mock_target import MockTarget, plain_generate
-from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.sampling.reasoning import BudgetSampler, budget_for
@@ -128,7 +128,7 @@ def test_budget_sampler_draws_closing_tokens_for_any_settings(temperature: float
     budget = budget_for(1, "", {"b": "cd"}, LETTERS)
     assert budget is not None
     sampling = Sampling(temperature, logit_bias=((2, -np.inf),), top_k=1)
-    sampler = BudgetSampler(NumpySampler(sampling, 16), budget)
+    sampler = BudgetSampler(make_chain(sampling, 16), budget)
     sampler.begin([0])
     logits = np.arange(16, dtype=np.float32)
     logits[2] = np.nan

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.llama_chain import make_chain
 from support.mock_target import MockTarget
-from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import ExactnessMode, Logits
@@ -29,7 +29,7 @@ LOGITS = np.arange(8, dtype=np.float32)
 
 
 def sampler(rules: TextRules, temperature: float = 1.0) -> Sampler:
-    found = TokenBanSampler(NumpySampler(Sampling(temperature, top_k=0, top_p=1, min_p=0), len(LOGITS)), rules, [6, 7])
+    found = TokenBanSampler(make_chain(Sampling(temperature, top_k=0, top_p=1, min_p=0), len(LOGITS)), rules, [6, 7])
     found.begin([1, 2])
     return found
 
@@ -68,7 +68,7 @@ VOCAB = 16
 
 def counted(sampling: Sampling, row: Logits, bound: float | None) -> tuple[int, int]:
     """Return (token, close calls) of one draw at position 3."""
-    calls = CloseCalls(NumpySampler(sampling, row.size))
+    calls = CloseCalls(make_chain(sampling, row.size))
     calls.begin([1, 2, 3])
     if bound is not None:
         calls.arm(bound)
@@ -116,7 +116,7 @@ def test_close_calls_with_stateful_sampler_draw_once(own: Any) -> None:
 def test_recording_sampler_keeps_distribution_of_every_token_once(temperature: float) -> None:
     rows = np.random.default_rng(3).standard_normal((3, VOCAB)).astype(np.float32)
     settings = Sampling(temperature=temperature, top_k=2, top_p=1.0, min_p=0.0, seed=1)
-    calls = CloseCalls(NumpySampler(settings, VOCAB))  # Counting draws a second time.
+    calls = CloseCalls(make_chain(settings, VOCAB))  # Counting draws a second time.
     recorder = RecordingSampler(calls)
     recorder.begin([1, 2, 3])
     calls.arm(0.5)
@@ -138,11 +138,11 @@ def test_verifier_with_close_calls_reports_probability_of_sampled_token() -> Non
     seen: list[Any] = []
     row = np.linspace(0, 1, VOCAB, dtype=np.float32)
     sampling = Sampling(temperature=1.0, seed=5)
-    calls = CloseCalls(NumpySampler(sampling, VOCAB))
+    calls = CloseCalls(make_chain(sampling, VOCAB))
     calls.begin([1])
     calls.arm(5.0)
     token = RuleVerifier(calls, None, seen.append).verify([row], NO_DRAFT, 1).tokens[0]
-    law = NumpySampler(sampling, VOCAB).distribution(row)
+    law = make_chain(sampling, VOCAB).distribution(row)
     assert token == gumbel_pick(5, 1, law)
     assert calls.take() == 1
     assert seen[-1].p == pytest.approx(law.probability(token))

@@ -1,4 +1,4 @@
-"""Distributions of sampled text by the sampler in numpy, and tests of samples against them.
+"""Distributions of sampled text by a sampler's distributions, and tests of samples against them.
 
 The seeds 0, 1, 2, ... give the samples, so that a test always passes or always fails.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from support.llama_chain import make_chain
 from support.mock_target import MockTarget
-from support.numpy_sampler import NumpySampler
 
 from ngramspec.sampling.settings import Sampling
 
@@ -35,7 +35,7 @@ NextDistribution = Callable[[Sequence[int], Sequence[int]], Probabilities]
 
 def next_distribution(logits: NDArray[np.float32], sampling: Sampling, context: Sequence[int] = ()) -> Probabilities:
     """Return the probability of every token after `context`."""
-    sampler, probabilities = NumpySampler(sampling, logits.size), np.zeros(logits.size)
+    sampler, probabilities = make_chain(sampling, logits.size), np.zeros(logits.size)
     sampler.begin(context)
     distribution = sampler.distribution(logits)
     probabilities[distribution.ids] = distribution.probs

@@ -57,13 +57,7 @@ class Ear:
 
 @contextmanager
 def run_engine(model: Any, *, times: PassTimes | None = None, **settings: Any) -> Iterator[Engine]:
-    """Run an engine that drafts from n-grams.
-
-    Args:
-        model: The model.
-        times: Costs of its passes; `None` means those with which drafts pay.
-        settings: Arguments of `Engine`.
-    """
+    """Run an engine that drafts from n-grams; without `times`, passes have costs with which drafts pay."""
     stored = StoredTimes(model.sequences[0])
     stored.path = None  # the user's folder must not change
     stored.times = times or make_fixed_curve({1: 1.0, 64: 2.0})

@@ -33,30 +33,18 @@ SLOTS = 4
 
 @dataclass
 class Script:
-    """The response to a request.
+    """The response to a request."""
 
-    Attributes:
-        text: Text of the response, before stop strings and limits apply.
-        ends: True if the model ends the response after the text; otherwise it repeats the text until a limit.
-        step: Number of tokens in a step; in all steps except the first, all tokens except the last are accepted drafts.
-        start_error: Error sent to the listener before the request starts.
-        error: Error sent to the listener after `after` steps.
-        n_cached: Number of prompt tokens that are in the cache.
-        is_surprising: True if passes take another time than expected.
-        begin: Event to await before the prefill; `None` means no waiting.
-        go: Semaphore to await before each step; `None` means no waiting.
-    """
-
-    text: str = "Hello, world"
-    ends: bool = True
-    step: int = 1
-    start_error: NGramSpecError | ValueError | None = None
-    error: NGramSpecError | ValueError | None = None
+    text: str = "Hello, world"  # text of the response, before stop strings and limits apply
+    ends: bool = True  # whether the model ends the response after the text; otherwise it repeats the text
+    step: int = 1  # number of tokens in a step; in all steps but the first, all but the last are accepted drafts
+    start_error: NGramSpecError | ValueError | None = None  # error sent to the listener before the request starts
+    error: NGramSpecError | ValueError | None = None  # error sent to the listener after `after` steps
     after: int = 1
-    n_cached: int = 0
-    is_surprising: bool = False
-    begin: threading.Event | None = None
-    go: threading.Semaphore | None = None
+    n_cached: int = 0  # number of prompt tokens that are in the cache
+    is_surprising: bool = False  # true if passes take another time than expected
+    begin: threading.Event | None = None  # event to await before the prefill; `None` means no waiting
+    go: threading.Semaphore | None = None  # semaphore to await before each step; `None` means no waiting
 
 
 @dataclass
@@ -92,13 +80,7 @@ class ScriptedVerifier:
 
 
 class FakeService:
-    """A scripted engine.
-
-    Args:
-        vocabulary: Vocabulary of the texts.
-        script: Script for every request, or a function from a request to its script.
-        n_ctx: Maximum number of tokens in prompt and response.
-    """
+    """A scripted engine; a function may return the script for each request."""
 
     def __init__(
         self, vocabulary: Vocabulary, script: Script | Callable[[Request], Script], *, n_ctx: int = 512

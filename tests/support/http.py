@@ -72,16 +72,7 @@ async def open_client(server: Server, **settings: Any) -> AsyncIterator[httpx.As
 def send(
     server: Server, path: str, body: Any = None, method: str = "POST", *, settings: Any = None, **request: Any
 ) -> httpx.Response:
-    """Return the response of a server in this process to a request.
-
-    Args:
-        server: The server.
-        path: Path of the request.
-        body: JSON of the request.
-        method: Method of the request.
-        settings: Arguments of `make_app`.
-        request: Further arguments of httpx.
-    """
+    """Return the response of a server in this process; `settings` are arguments of `make_app`, `request` of httpx."""
 
     async def run() -> httpx.Response:
         async with open_client(server, **settings or {}) as client:

@@ -10,6 +10,7 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
+from support.model_files import END
 
 from ngramspec.llama import bindings
 from ngramspec.llama.samplers import SamplerChain
@@ -88,19 +89,17 @@ INFILL: dict[str, dict[str, Any]] = {
 }
 """Settings for the sampler that reads the text of the vocabulary's tokens."""
 
+FIRST_BYTE = 3  # token of the byte 0 in the word vocabulary
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 class LlamaChain:
-    """`common_sampler` of one text.
-
-    Args:
-        vocab: Handle of llama.cpp's vocabulary, for DRY and grammars.
-    """
+    """`common_sampler` of one text; DRY and grammars need `vocab`, llama.cpp's handle of the vocabulary."""
 
     def __init__(self, s: Sampling, n_vocab: int, *, vocab: Any = None, n_ctx: int = 0) -> None:
         self._chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         self._grammar = llama.llama_sampler_init_grammar(vocab, s.grammar.encode(), b"root") if s.grammar else None
+        self.has_grammar = bool(self._grammar)
         self.selects = bool(s.mirostat)
         seed = s.seed
         assert seed < 2**32 - 1
@@ -182,6 +181,21 @@ class LlamaChain:
 
 def _pointer(data: NDArray[np.void]) -> Any:
     return data.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
+
+
+def read_with_llama(vocabulary: Vocabulary, text: str, raw: bytes) -> tuple[int, bool] | None:
+    """Return how many bytes a grammar in GBNF allows, and whether the text may end after all of them.
+
+    The tokens are those of the word vocabulary. `None` means that llama.cpp considers the grammar as left-recursive.
+    """
+    chain = LlamaChain(Sampling(grammar=text), vocabulary.n_vocab, vocab=vocabulary._vocab)
+    if not chain.has_grammar:
+        return None
+    count = 0
+    while count < len(raw) and chain.allows(FIRST_BYTE + raw[count]):
+        chain.accept(FIRST_BYTE + raw[count])
+        count += 1
+    return count, count == len(raw) and chain.allows(END)
 
 
 def make_chains(

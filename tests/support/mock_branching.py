@@ -14,25 +14,17 @@ WINDOW = 4  # tokens in the sliding window of a windowed target, which is shorte
 
 
 class MockBranchingTarget(MockTarget):
-    """`MockTarget` with the attributes of `ngramspec.llama.target.Target` that beam search needs.
-
-    Args:
-        n_seq: Number of sequences in the context.
-        suppressed: Tokens that the model's file forbids.
-        windowed: The cache frees every cell that it may free: one that has left the window of its only sequence.
-        decimals: Number of decimals to which logits are rounded, so that some scores are equal.
-        options: Arguments of `MockTarget`.
-    """
+    """`MockTarget` with the attributes of `ngramspec.llama.target.Target` that beam search needs."""
 
     def __init__(
         self,
         n_vocab: int = 16,
         *,
-        n_seq: int = 64,
-        suppressed: Sequence[int] = (),
-        windowed: bool = False,
-        decimals: int | None = None,
-        **options: Any,
+        n_seq: int = 64,  # number of sequences in the context
+        suppressed: Sequence[int] = (),  # tokens that the model's file forbids
+        windowed: bool = False,  # the cache frees each cell that has left the window of its only sequence
+        decimals: int | None = None,  # number of decimals to which logits are rounded, so that some scores are equal
+        **options: Any,  # arguments of `MockTarget`
     ) -> None:
         super().__init__(n_vocab, **options)
         self.n_seq = n_seq

@@ -59,30 +59,19 @@ class MockSequence(MockTarget):
 
 
 class MockShared:
-    """Shared model of several mock sequences.
-
-    Args:
-        sequences: Number of sequences.
-        split: Sequences have separate caches, so a batch contains the same number of tokens of each of its sequences.
-        drafts_alone: See `SharedModel`.
-        early: Passes return before their logits are there.
-        fails: Function called before each pass; the pass fails if it returns True.
-        seconds: Duration of a batch of n tokens on `clock`.
-        clock: Clock of all sequences; `None` means a new one.
-        settings: Further arguments of `MockTarget`.
-    """
+    """Shared model of several mock sequences."""
 
     def __init__(
         self,
-        sequences: int = 4,
+        sequences: int = 4,  # number of sequences
         *,
-        split: bool = False,
-        drafts_alone: bool = False,
-        early: bool = False,
-        fails: Callable[[Sequence[Part]], bool] | None = None,
-        seconds: Callable[[int], float] = lambda n: 1e-3 + 1e-5 * n,
-        clock: Clock | None = None,
-        **settings: Any,
+        split: bool = False,  # separate caches: a batch has as many tokens of each of its sequences
+        drafts_alone: bool = False,  # see `SharedModel`
+        early: bool = False,  # passes return before their logits are there
+        fails: Callable[[Sequence[Part]], bool] | None = None,  # called before a pass, which fails if True
+        seconds: Callable[[int], float] = lambda n: 1e-3 + 1e-5 * n,  # duration of a batch of n tokens on `clock`
+        clock: Clock | None = None,  # clock of all sequences; `None` means a new one
+        **settings: Any,  # further arguments of `MockTarget`
     ) -> None:
         self.clock = clock = clock or Clock()
         self.sequences = [MockSequence(number, seconds=seconds, clock=clock, **settings) for number in range(sequences)]

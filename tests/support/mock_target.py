@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.numpy_sampler import NumpySampler
 
 from ngramspec import leaves as program
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import ModelBase, Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.llama.samplers import SamplerChain
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
@@ -50,54 +50,30 @@ class MockTarget(ModelBase):
 
     Token t is the byte (97 + t) % 256: token 0 is "a", and with at least 256 tokens the vocabulary covers any text.
     Tokens above 255 print as "<t>", end-of-generation tokens as nothing.
-
-    Args:
-        n_vocab: Size of the vocabulary.
-        n_ctx: Maximum number of tokens in the cache.
-        slack: Number of tokens that one `evaluate` may add beyond n_ctx, for the padding of a batch; the caller must
-            roll them back before the next call. `None` means `max_batch`.
-        n_batch: Number of tokens in a chunk of the prefill.
-        max_batch: Maximum number of tokens in one `evaluate`, at most n_batch.
-        peak: Scale of the normally distributed logits; 1 is close to uniform, 8 close to certain, so that the text soon
-            repeats itself.
-        eog: End-of-generation tokens.
-        fail_rollback: The cache cannot be cut, as in a recurrent model.
-        replays: A rollback restores a checkpoint and evaluates the tokens after it again, as in a recurrent model; a
-            rollback without checkpoint raises.
-        kernels: Number of the kernel that computes a batch; `None` means one kernel for all batches.
-        noise: Scale of the noise by which kernels differ.
-        seconds: Duration of a pass over n tokens on `clock`.
-        reading: Duration of a prefill of n tokens on `clock`; by default it takes no time.
-        clock: Clock that a pass advances.
-        seed: Seed of the model's logits.
-        vocabulary: Vocabulary of the tokens, in place of n_vocab and eog.
-        words: The only tokens whose logits are not -inf; `None` means all.
-        leaves: Maximum number of branches in the questions of one `ask` call.
-        broken: Contexts after which a logit is nan.
     """
 
     def __init__(
         self,
-        n_vocab: int = 16,
+        n_vocab: int = 16,  # size of the vocabulary
         *,
-        n_ctx: int = 4096,
-        slack: int | None = None,
-        n_batch: int = 512,
-        max_batch: int = 64,
-        peak: float = 3.0,
-        eog: Collection[int] = (),
-        fail_rollback: bool = False,
-        replays: bool = False,
-        kernels: Kernels | None = None,
-        noise: float = 1e-3,
-        seconds: Callable[[int], float] | None = None,
-        reading: Callable[[int], float] | None = None,
-        clock: Clock | None = None,
-        seed: int = 0,
-        vocabulary: Vocabulary | None = None,
-        words: Sequence[int] | None = None,
-        leaves: int = 4,
-        broken: Callable[[Sequence[int]], bool] | None = None,
+        n_ctx: int = 4096,  # maximum number of tokens in the cache
+        slack: int | None = None,  # tokens of padding that `evaluate` may add beyond n_ctx; `None` means `max_batch`
+        n_batch: int = 512,  # number of tokens in a chunk of the prefill
+        max_batch: int = 64,  # maximum number of tokens in one `evaluate`, at most n_batch
+        peak: float = 3.0,  # scale of the logits: 1 is close to uniform; with 8 the text soon repeats itself
+        eog: Collection[int] = (),  # end-of-generation tokens
+        fail_rollback: bool = False,  # the cache cannot be cut, as in a recurrent model
+        replays: bool = False,  # a rollback restores a checkpoint, as in a recurrent model, and raises without one
+        kernels: Kernels | None = None,  # kernel that computes a batch; `None` means one for all batches
+        noise: float = 1e-3,  # scale of the noise by which kernels differ
+        seconds: Callable[[int], float] | None = None,  # duration of a pass over n tokens on `clock`
+        reading: Callable[[int], float] | None = None,  # duration of a prefill of n tokens on `clock`; 0 by default
+        clock: Clock | None = None,  # clock that a pass advances
+        seed: int = 0,  # seed of the model's logits
+        vocabulary: Vocabulary | None = None,  # vocabulary of the tokens, in place of n_vocab and eog
+        words: Sequence[int] | None = None,  # the only tokens whose logits are not -inf; `None` means all
+        leaves: int = 4,  # maximum number of branches in the questions of one `ask` call
+        broken: Callable[[Sequence[int]], bool] | None = None,  # contexts after which a logit is nan
     ) -> None:
         self.n_vocab = n_vocab = vocabulary.n_vocab if vocabulary is not None else n_vocab
         self.leaves = leaves if "choose_loop" in program.MODULES else 0  # without that leaf, nothing branches
@@ -267,17 +243,13 @@ class MockTarget(ModelBase):
         return self.piece(token) if self._vocabulary is None else self._vocabulary.display_piece(token)
 
     def sampler(self, sampling: Sampling) -> Sampler:
-        """Return the vocabulary's sampler, or one in numpy, which supports neither DRY nor grammars."""
+        """Return the vocabulary's sampler, or one without a vocabulary, which supports neither DRY nor grammars."""
         if self._vocabulary is not None:
             return self._vocabulary.sampler(sampling)
-        return NumpySampler(sampling, self.n_vocab)
+        return SamplerChain(sampling, self.n_vocab, vocab=None, n_ctx=self.n_ctx)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Return one token per byte of the text.
-
-        Raises:
-            ValueError: A byte is outside the vocabulary.
-        """
+        """Return one token per byte of the text."""
         if self._vocabulary is not None:
             return self._vocabulary.tokenize(text, special=special, add_bos=add_bos)
         tokens = [(byte - 97) % 256 for byte in text.encode()]
@@ -320,12 +292,7 @@ class MockTarget(ModelBase):
 
 
 class Blurred(MockTarget):
-    """Draft model of a mock target, whose logits it blurs; a prefill takes time, too.
-
-    Args:
-        blur: Scale of the noise on the target's logits, which depends on all tokens in the cache.
-        options: Arguments of `MockTarget`.
-    """
+    """Draft model of a mock target, to whose logits it adds noise of scale `blur`; a prefill takes time, too."""
 
     def __init__(self, n_vocab: int = 16, *, blur: float = 2.0, **options: Any) -> None:
         super().__init__(n_vocab, **{"reading": options.get("seconds"), **options})
@@ -336,6 +303,13 @@ class Blurred(MockTarget):
         return super().row(context) + (self._blur * rng.standard_normal(self.n_vocab)).astype(np.float32)
 
 
+class LineTokenizer(MockTarget):
+    """A mock target whose tokens 0, 3, 6, ... are line breaks, for drafters that read text."""
+
+    def piece(self, token: int) -> bytes:
+        return b"\n" if token % 3 == 0 else super().piece(token)
+
+
 def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
     """Return rows of logits; row i has its maximum at best[i]."""
     rows = np.zeros((len(best), n_vocab), np.float32)
@@ -344,10 +318,7 @@ def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
 
 
 def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, sampling: Sampling) -> list[int]:
-    """Return at most n tokens generated without drafts, one per pass, as the reference.
-
-    The list ends after an end-of-generation token and when the context is full.
-    """
+    """Return at most n tokens generated without drafts; the end of the text or a full context ends them."""
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
     verifier = RuleVerifier(sampler)

@@ -38,26 +38,16 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def write_gguf(
-    path: Path,
+    path: Path,  # path of the file
     *,
-    architecture: str = "llama",
-    kind: str = "model",
-    tensors: Mapping[str, int] | None = None,
-    split: tuple[int, int] | None = None,
-    alignment: int | None = None,
-    big_endian: bool = False,
+    architecture: str = "llama",  # value of `general.architecture`
+    kind: str = "model",  # value of `general.type`
+    tensors: Mapping[str, int] | None = None,  # ggml types of tensors of two blocks; `None` means one of F32
+    split: tuple[int, int] | None = None,  # (split.no counted from 0, split.count)
+    alignment: int | None = None,  # alignment of the data in bytes; `None` means the default
+    big_endian: bool = False,  # write the file in big-endian order
 ) -> Path:
-    """Write a file with the given metadata and weights of zeros.
-
-    Args:
-        path: Path of the file.
-        architecture: Value of `general.architecture`.
-        kind: Value of `general.type`.
-        tensors: ggml type by tensor name; each tensor has two blocks of zeros. `None` means one F32 tensor.
-        split: (split.no counted from 0, split.count).
-        alignment: Alignment of the data in bytes; `None` means the default.
-        big_endian: Write the file in big-endian order.
-    """
+    """Write a file with the given metadata and weights of zeros."""
     order = gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE
     writer = gguf.GGUFWriter(path, architecture, endianess=order)
     writer.add_string("general.type", kind)
@@ -131,26 +121,16 @@ def demo_tokens(added: Mapping[str, gguf.TokenType]) -> dict[str, list[Any]]:
 
 
 def write_vocabulary(
-    path: Path,
+    path: Path,  # path of the copy
     *,
-    template: bool = True,
-    chatml: bool = True,
-    controls: Sequence[str] = (),
-    kind: gguf.TokenType = KINDS.CONTROL,
-    fill_in: bool = True,
-    ids: Mapping[str, int] | None = None,
+    template: bool = True,  # copy its chat template
+    chatml: bool = True,  # keep the ChatML tokens; otherwise they get other names, so that ChatML is ordinary text
+    controls: Sequence[str] = (),  # further control tokens
+    kind: gguf.TokenType = KINDS.CONTROL,  # type of these tokens
+    fill_in: bool = True,  # keep the infill tokens; otherwise they get other names
+    ids: Mapping[str, int] | None = None,  # further keys with token ids
 ) -> Path:
-    """Write the demo model's vocabulary without weights.
-
-    Args:
-        path: Path of the copy.
-        template: Copy its chat template.
-        chatml: Keep the ChatML tokens; otherwise they get other names, so that ChatML is ordinary text.
-        controls: Further control tokens.
-        kind: Type of these tokens.
-        fill_in: Keep the infill tokens; otherwise they get other names.
-        ids: Further keys with token ids.
-    """
+    """Write the demo model's vocabulary without weights."""
     changes: dict[str, Any] = demo_tokens(dict.fromkeys(controls, kind)) | dict(ids or {})
     renamed = [name for name, stays in (("<|im_", chatml), ("<|fim_", fill_in)) if not stays]
     for name in renamed:
@@ -185,24 +165,15 @@ def add_tokens(writer: gguf.GGUFWriter, more: Sequence[tuple[str, gguf.TokenType
 
 
 def write_words(
-    path: Path,
-    words: Sequence[str],
+    path: Path,  # path of the file
+    words: Sequence[str],  # words of the vocabulary
     *,
-    kind: gguf.TokenType = KINDS.NORMAL,
-    padding: int = 0,
-    controls: Mapping[str, gguf.TokenType] | None = None,
-    space_prefix: bool = True,
+    kind: gguf.TokenType = KINDS.NORMAL,  # type of the words' tokens
+    padding: int = 0,  # number of unused tokens after the words
+    controls: Mapping[str, gguf.TokenType] | None = None,  # further tokens after those, with their types
+    space_prefix: bool = True,  # whether a text starts with a space that it does not contain
 ) -> Path:
-    """Write a vocabulary with these words.
-
-    Args:
-        path: Path of the file.
-        words: Words of the vocabulary.
-        kind: Type of the words' tokens.
-        padding: Number of unused tokens after the words.
-        controls: Further tokens after those, with their types.
-        space_prefix: Whether a text starts with a space that it does not contain.
-    """
+    """Write a vocabulary with these words."""
     writer = gguf.GGUFWriter(path, "llama")
     tokens = [(word.replace(" ", "\u2581"), kind) for word in words]
     tokens += [(f"[PAD{i}]", KINDS.UNUSED) for i in range(padding)]
@@ -342,14 +313,7 @@ def token_type(name: str) -> gguf.TokenType:
 
 
 def write_family_model(path: Path, template: str, marks: Sequence[str], end: str) -> Path:
-    """Write a model with the demo model's vocabulary and the marks of a model family as further tokens.
-
-    Args:
-        path: Path of the file.
-        template: Chat template.
-        marks: Names of the added tokens; llama.cpp may change the types that `token_type` returns.
-        end: Name of the token that ends an answer, one of the marks or of the demo model's.
-    """
+    """Write a model with the demo model's vocabulary and the marks of a model family; `end` ends an answer."""
 
     def add_vocabulary(writer: gguf.GGUFWriter) -> int:
         changes: dict[str, Any] = demo_tokens({mark: token_type(mark) for mark in (*marks, end)})

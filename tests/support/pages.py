@@ -34,19 +34,13 @@ def read_svg_words(text: str) -> list[str]:
 
 
 class Page(HTMLParser):
-    """A parsed HTML page.
-
-    Attributes:
-        tables: Rows of each table, including headings.
-        spans: (tag and class, text) of the spans of texts.
-        words: All visible text.
-    """
+    """A parsed HTML page."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.tables: list[list[list[str]]] = []
-        self.spans: list[tuple[str, str]] = []
-        self.words = ""
+        self.tables: list[list[list[str]]] = []  # rows of each table, including headings
+        self.spans: list[tuple[str, str]] = []  # (tag and class, text) of the spans of texts
+        self.words = ""  # all visible text
         self.tags: list[str] = []
         self._open: list[str] = []
         assert "default-src 'none'" in text

@@ -38,11 +38,7 @@ def speculate(
     propose: Propose,
     acceptance: Acceptance | str | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Generate n tokens, or fewer if an end-of-generation token ends the text.
-
-    Returns:
-        The tokens, and the number of draft tokens that each pass accepted.
-    """
+    """Return at most n tokens, and the number of draft tokens that each pass accepted."""
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
     verifier = RuleVerifier(sampler, acceptance)

@@ -18,13 +18,7 @@ PROMPT = r"^> *\n+.* of \d+ tokens \(\d+%\).*\n*\Z"
 
 
 class Terminal:
-    """Tmux window in which chat runs.
-
-    Args:
-        home: Environment variables with the folders of the user and of Python's packages.
-        folder: Working directory.
-        command: Command line of the chat.
-    """
+    """Tmux window in which chat runs; `home` has variables with the folders of the user and of Python's packages."""
 
     def __init__(self, home: Mapping[str, str], folder: Path, command: Sequence[str]) -> None:
         # A server that was just killed may still use its socket, so each window has a separate one. The path of a

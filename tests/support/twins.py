@@ -31,13 +31,7 @@ class VisibleState(NamedTuple):
 
 
 class Twins:
-    """Two instances with the same model and settings; in every pass, ours drafts tokens of which some are correct.
-
-    Args:
-        path: Path of the model.
-        draft: Number of draft tokens in a pass.
-        settings: Settings of both instances.
-    """
+    """Two instances with the same model and settings; in every pass, ours drafts tokens of which some are correct."""
 
     def __init__(self, path: Path, *, draft: int = 6, **settings: Any) -> None:
         self._text: list[int] = []

@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.llama_chain import make_chain
 from support.mock_target import Clock, MockTarget
-from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.rules import Rule
 from ngramspec.acceptance.verifier import RULES
@@ -202,6 +202,13 @@ def test_self_check_with_nan_logits_fails(make: Make) -> None:
     assert make(mock(Broken)).finish()["greedy"].reason.startswith("BadLogits: ")
 
 
+class OneByOne(MockTarget):
+    """Target with a bias, because of which no compiled call verifies all rows of a greedy text at once."""
+
+    def sampler(self, sampling: Sampling) -> Any:
+        return super().sampler(replace(sampling, logit_bias=((0, 0.0),)))
+
+
 class AcceptsAll(Rule):
     def decide(self, row: Any, guess: int | None, position: int, _q: Any) -> tuple[int, bool]:
         return (int(np.argmax(row)), False) if guess is None else (guess, True)
@@ -227,7 +234,8 @@ def test_self_check_with_wrong_verifier_fails(
     make: Make, monkeypatch: pytest.MonkeyPatch, rule: str, wrong: type[Rule], failing: str, exact: bool
 ) -> None:
     monkeypatch.setitem(RULES, rule, wrong)
-    found = make(mock(kernels=None if exact else several, noise=1e-3), exact=exact, seconds=3.0).finish()
+    target = mock(OneByOne, kernels=None if exact else several, noise=1e-3)
+    found = make(target, exact=exact, seconds=3.0).finish()
     assert [name for name, status in found.statuses.items() if status == "failed"] == [failing]
     assert "skipped" not in found.statuses.values()
 
@@ -361,7 +369,7 @@ def test_movement_with_greedy_returns_required_logit_change() -> None:
 
 
 def sampler_of(sampling: Sampling, seed: int, size: int) -> Callable[[NDArray[np.float32]], int]:
-    sampler = NumpySampler(replace(sampling, seed=seed), size)
+    sampler = make_chain(replace(sampling, seed=seed), size)
     sampler.begin([1, 2, 3])
     return lambda row: sampler.draw(row, 7)
 

@@ -314,7 +314,6 @@ CODE = "def get_width(self):\n    return self.width\n\ndef get_height(self):\n  
 
 
 def test_numbers_show_why_a_draft_had_its_length(env: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
     path = tmp_path / "run.jsonl"
     options = ["-t", "1", "-c", "512", "-n", "60", "--temp", "0", "--exact", "off", "--trace", path]
     text = run(env, "complete", *options, DEMO, stdin=CODE.encode()).ok().out
