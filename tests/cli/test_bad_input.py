@@ -47,6 +47,8 @@ WITH_MODEL = ("chat", "complete", "serve", "bench", "verify", "tune", "info")
 WITH_JSON = ("bench", "replay -", "tune", "tune --quants qwen2.5-1.5b", "verify")
 """Commands that check the files of their results before anything that takes time."""
 
+CONVERSATION = '{"prompt": "Hi", "response": "Hello"}'
+
 SHAPE = "layers=2,embd=64,ff=96,heads=2,vocab=100,tied=yes"
 
 CONTRADICTIONS = [
@@ -247,6 +249,10 @@ UNUSABLE = [
     ("bench --html a.html --svg gone/b.svg", "b.svg: No such file"),
     ("verify --prompts gone", "no such file or folder of prompts: gone"),
     ("replay gone.jsonl", "gone.jsonl: No such file"),
+    *((f"replay - {flag} gone.gguf <<< {CONVERSATION}", "gone.gguf") for flag in ("--vocab", "--model")),
+    ("replay - <<< ", "no conversations to replay in -"),
+    ("replay - <<< {\n" + CONVERSATION.replace("Hello", ""), "1 broken, 1 without a response"),
+    ("serve DEMO -c 512 --port 0 --grammar 'root ::= ('", "grammar"),
     *((f"{command} --json gone/found.json", "cannot write gone/found.json") for command in WITH_JSON),
 ]
 """Unusable files, names and grammars, most of which the command detects before it looks for a model.

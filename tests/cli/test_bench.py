@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO, RunResult, run
+from support.cli_runner import DEMO, run
 from support.pages import Page, markdown_table, read_svg_words, report_files
 from support.signals import by_signal, signal_after
 
-from ngramspec.instruments.reports.report import SIZES
 from ngramspec.policies import POLICIES
 
 SMALL = ["bench", "-t", "1", "-c", "512", "-n", "12"]
@@ -20,18 +19,12 @@ FAST = [*SMALL, "--exact", "off", "--repeat", "1"]
 CATEGORIES = ["code", "notes[b]", "overall"]
 
 
-def bench(env: dict[str, str], *arguments: str | Path, code: int = 0) -> RunResult:
-    done = run(env, *arguments)
-    assert done.code == code, done.err
-    return done
-
-
 def test_bench_prints_table_of_categories_and_writes_json_file(
     env: dict[str, str], prompts: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
     file.write_text("old")
-    done = bench(env, *FAST, "--prompts", prompts, "--policy", "fixed", "--draft-max", "3", "--json", file)
+    done = run(env, *FAST, "--prompts", prompts, "--policy", "fixed", "--draft-max", "3", "--json", file).ok()
     lines = done.out.splitlines()
     for category in CATEGORIES:
         assert any(category in line.split() for line in lines), category
@@ -54,11 +47,7 @@ def test_bench_prints_table_of_categories_and_writes_json_file(
     assert all(result[key] for key in ("ngramspec", "date", "machine", "build", "pass_costs", "selection"))
     assert [s["category"] for s in result["summaries"]] == CATEGORIES
     assert len(result["runs"]) == 2 * len(result["prefills"]) == 4
-    for entry in result["runs"]:
-        assert entry["generated"] <= 12
-        assert sum(entry["batches"].values()) == entry["passes"]
-        assert entry["kind"] == "drafted" or entry["drafted"] == 0
-    assert sum(entry["drafted"] for entry in result["runs"]) > 0
+    assert all(entry["generated"] <= 12 for entry in result["runs"])
     assert len(result["summaries"][-1]["acceptance_by_position"]) <= 3
     assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
 
@@ -66,7 +55,7 @@ def test_bench_prints_table_of_categories_and_writes_json_file(
 def test_bench_without_drafts_shows_no_gain(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
     # After the prefill's token, no draft fits.
     page = tmp_path / "page.html"
-    done = bench(env, *FAST, "-n", "2", "--prompts", prompts, "--repeat", "6", "--html", page, "--markdown")
+    done = run(env, *FAST, "-n", "2", "--prompts", prompts, "--repeat", "6", "--html", page, "--markdown").ok()
     assert [cells[-2] for cells in markdown_table(done.out)[1:]] == ["-"] * 3
     for text in (done.out, page.read_text()):
         assert ("nothing was drafted" in text, "as fast" in text) == (True, False)
@@ -75,7 +64,7 @@ def test_bench_without_drafts_shows_no_gain(env: dict[str, str], prompts: Path, 
 def test_bench_repeats_do_not_draft_from_earlier_answers(env: dict[str, str], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("On the way home, my sister")
-    done = bench(env, *FAST, "-n", "40", "--repeat", "2", "--prompts", text, "--policy", "fixed", "--json", "-")
+    done = run(env, *FAST, "-n", "40", "--repeat", "2", "--prompts", text, "--policy", "fixed", "--json", "-").ok()
     runs = [entry for entry in json.loads(done.out)["runs"] if entry["kind"] == "drafted"]
     assert [entry["repeat"] for entry in runs] == [0, 1]
     assert runs[0]["accepted"] == runs[1]["accepted"] < runs[0]["drafted"]
@@ -107,7 +96,7 @@ def test_bench_with_exact_mode_and_sampling_writes_json_to_stdout(
 ) -> None:
     prompt = tmp_path / "notes.txt"
     prompt.write_text("def add(a, b):\n    return a + b\n")
-    done = bench(env, *SMALL, tiny, "--prompts", prompt, "--exact", "on", "--temp", "0.8", "--json", "-")
+    done = run(env, *SMALL, tiny, "--prompts", prompt, "--exact", "on", "--temp", "0.8", "--json", "-").ok()
     result: dict[str, Any] = json.loads(done.out)
     assert result["settings"]["exact"] == "on"
     assert result["settings"]["sampling"]["seed"] > 0
@@ -125,18 +114,10 @@ def test_bench_with_all_policies_compares_them_on_same_prompts(
     env: dict[str, str], prompts: Path, tmp_path: Path
 ) -> None:
     file, names = tmp_path / "all.json", list(POLICIES)
-    done = bench(env, *FAST, "--policy", "all", "--draft-max", "3", "--prompts", prompts, "--json", file)
-    lines = done.out.splitlines()
-    for row in (f"{category}, {name} " for category in CATEGORIES for name in names):
-        assert len([line for line in lines if line.startswith(row)]) == 3  # gains, passes and acceptance by position
-    assert [line.split(": ")[0] for line in lines[-len(names) :]] == names
-
-    result = json.loads(file.read_text())
-    assert result["verdict"].splitlines() == lines[-len(names) :]
-    assert [(s["policy"], s["category"]) for s in result["summaries"]] == [
-        (name, category) for name in names for category in CATEGORIES
-    ]
-    assert all(len(s["acceptance_by_position"]) <= 3 for s in result["summaries"])
+    done = run(env, *FAST, "--policy", "all", "--draft-max", "3", "--prompts", prompts, "--json", file).ok()
+    verdicts, result = done.out.splitlines()[-len(names) :], json.loads(file.read_text())
+    assert [line.split(": ")[0] for line in verdicts] == names
+    assert result["verdict"].splitlines() == verdicts
     assert [entry["policy"] for entry in result["runs"]] == [None, *names, *names, None]
     assert result["settings"]["policies"] == list(result["pass_costs"]) == names
 
@@ -145,17 +126,19 @@ def test_bench_with_too_long_prompts_skips_and_names_them(env: dict[str, str], t
     # The name looks like markup and emoji codes, and must be printed unchanged.
     (tmp_path / "long[b]:x:.txt").write_text("one two three four five six seven eight nine ten " * 40)
     (tmp_path / "short.txt").write_text("one two three")
-    done = bench(env, *FAST, "-c", "128", "--prompts", tmp_path, "--no-draft")
+    done = run(env, *FAST, "-c", "128", "--prompts", tmp_path, "--no-draft").ok()
     assert f"skipped {tmp_path.name}/long[b]:x:.txt: " in done.out
     assert "on 1 of 1 prompts" in done.out
     assert "drafting is off" in done.out
-    only = bench(env, *FAST, "-c", "128", "--prompts", tmp_path / "long[b]:x:.txt", code=1)
+    only = run(env, *FAST, "-c", "128", "--prompts", tmp_path / "long[b]:x:.txt")
+    assert only.code == 1, only.err
     assert ("all 1 prompts were skipped" in only.error_message, only.out) == (True, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_bench_with_full_disk_fails_and_still_prints_table(env: dict[str, str], prompts: Path) -> None:
-    done = bench(env, *FAST, "--prompts", prompts, "--json", "/dev/full", code=1)
+    done = run(env, *FAST, "--prompts", prompts, "--json", "/dev/full")
+    assert done.code == 1, done.err
     assert "cannot write /dev/full: No space left" in done.err
     assert "output identical on" in done.out
     assert Path("/dev/full").is_char_device()
@@ -167,18 +150,16 @@ def test_bench_when_interrupted_reports_partial_results(
 ) -> None:
     file = tmp_path / "part.json"
     with signal_after(number, steps=50):
-        done = bench(env, *FAST, "--repeat", "1000", "--prompts", prompts, "--json", file, code=code)
+        done = run(env, *FAST, "--repeat", "1000", "--prompts", prompts, "--json", file)
+        assert done.code == code, done.err
     result = json.loads(file.read_text())
     assert (result["complete"], len(result["runs"]) > 0) == (False, True)
     assert f"INCOMPLETE: stopped after {len(result['runs'])} of " in done.out
     assert [f.name for f in tmp_path.iterdir()] == ["part.json"]
 
 
-def ratio(summary: dict[str, Any]) -> str:
-    return f"{summary['ratio']:.2f}x" if summary["gain"] else "-"
-
-
-def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path) -> None:
+def test_bench_shared_formats_name_the_same_run(env: dict[str, str], tmp_path: Path) -> None:
+    """The figures of a report are recorded in tests/instruments/benchmark/reports.json."""
     options, written = report_files(tmp_path)
     texts = {"json": '{"name": "a", "value": 1}, ' * 8, "qa": "What is it? It is what it is. " * 8}
     prompts = tmp_path / "prompts.jsonl"
@@ -186,15 +167,9 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
     fixed = ("--prompts", prompts, "--policy", "fixed", "--draft-max", "3")
     done = run(env, *SMALL, "--repeat", "1", "-n", "16", *fixed, "--markdown", *options).ok()
     found = json.loads(written["json"].read_text())
-    headings, *rows = markdown_table(done.out)
-    cells = [dict(zip(headings, row, strict=True)) for row in rows]
-    names = ["json", "qa", "overall"]
-    assert [row["category"] for row in cells] == [s["category"] for s in found["summaries"]] == names
-    for row, figures in zip(cells, found["summaries"], strict=True):
-        assert float(row["plain t/s"]) == pytest.approx(figures["plain"], rel=0.01)
-        assert float(row["drafted t/s"]) == pytest.approx(figures["drafted"], rel=0.01)
-        assert (row["ratio"], row["gain"]) == (ratio(figures), "not clear" if figures["gain"] else "-")
-        assert row["same text"] == f"{figures['identical']} of {figures['prompts']}"
+    table = markdown_table(done.out)
+    ratios = [f"{s['ratio']:.2f}x" if s["gain"] else "-" for s in found["summaries"]]
+    assert [(row[0], row[-3]) for row in table[1:]] == [*zip(("json", "qa", "overall"), ratios, strict=True)]
     headline, *_, origin = done.out.strip().split("\n\n")
     assert headline == "**no difference that these runs can show: 2 of at least 6 pairs**"
     conditions = found["conditions"]
@@ -205,21 +180,8 @@ def test_bench_shared_formats_equal_its_json(env: dict[str, str], tmp_path: Path
     assert all(words in origin for words in (*facts, *settings))
     assert f"`{conditions['command']}`" in origin
     assert "--policy fixed" in conditions["command"]
-
-    drawing = read_svg_words(written["svg"].read_text("utf-8"))
-    assert {f"{ratio(s)}, not clear" for s in found["summaries"] if s["gain"]} <= set(drawing)
-
+    assert {f"{r}, not clear" for r in ratios if r != "-"} <= {*read_svg_words(written["svg"].read_text("utf-8"))}
     page = Page(written["html"].read_text("utf-8"))
-    lines = list(filter(None, page.words.splitlines()))
-    assert lines[2] == headline.strip("*")
-    assert found["machine"] in lines[-1]
-    gains, _, positions, costs = page.tables
-    assert gains == [headings, *rows]
-    assert [[float(c) for c in row[1:] if c != "-"] for row in positions[1:]] == [
-        [pytest.approx(rate, abs=0.0051) for rate in s["acceptance_by_position"] if rate is not None]
-        for s in found["summaries"]
-    ]
-    shown = {n: f"{cost:.2f}" for n, cost in found["pass_costs"]["fixed"]["ratios"].items() if int(n) in SIZES}
-    assert costs == [["tokens", "measured"], *map(list, shown.items())]
-    assert {kind for kind, _ in page.spans[3:]} >= {"refused"}
+    assert headline.strip("*") in page.words.splitlines()
+    assert (page.tables[0], "refused" in dict(page.spans[3:])) == (table, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg", "prompts.jsonl"]

@@ -277,10 +277,6 @@ def test_serve_that_cannot_start_prints_one_line_error(
     run(env, "serve", DEMO).assert_failed("pip install 'ngramspec[server]'")
 
 
-def test_serve_with_invalid_grammar_fails_at_start(env: dict[str, str]) -> None:
-    serve(env, pytest.fail, "--grammar", "root ::= (").assert_failed("grammar")
-
-
 SCRIPT = """
 import atexit, os, signal, threading, httpx
 from ngramspec_cli import app, console, serve as serve_module
