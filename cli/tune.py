@@ -27,8 +27,7 @@ from ngramspec.machine import DRAFTS, SINGLE
 from ngramspec.model_settings import UNQUANTISED, flags
 from ngramspec.models.gguf import read_header
 from ngramspec.quants import costs as quant_costs
-from ngramspec.quants.models import SyntheticModels
-from ngramspec.quants.shape import SHAPES, Shape, is_shape, parse_shape, shape_of
+from ngramspec.quants.models import SHAPES, Shape, SyntheticModels, is_shape, parse_shape, shape_of
 from ngramspec.sampling.settings import allow_int_range, allow_range, option, options
 
 from .conditions import Conditions, Load, describe_program

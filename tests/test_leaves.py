@@ -20,7 +20,7 @@ CORE = (
 )
 """Rooms of the core, without the leaves in them."""
 
-MAX_CORE_LINES = 13_400  # the aim is 13,000
+MAX_CORE_LINES = 13_310  # the aim is 13,000
 
 LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "beams": (("ngramspec.beams",), ("branches",)),

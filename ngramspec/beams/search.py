@@ -64,8 +64,7 @@ class BeamSearch:
     """Beam searches on one target, one at a time, with or without drafts; one beam is greedy decoding.
 
     The `n_seq` of the target must be above `beams`; `SEQUENCES` leaves room for drafts. The costs of passes, `stored`,
-    decide the draft lengths, at most `draft_max` rounds; `None` means no drafts. A ModelError means that the target's
-    cache cannot contain several continuations of a text.
+    decide the draft lengths, at most `draft_max` rounds; `None` means no drafts.
     """
 
     def __init__(
@@ -124,15 +123,14 @@ class BeamSearch:
 
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best texts so far, at most `beams`, the best one first."""
-        texts = sorted([*self._finished, *self._live], key=lambda beam: -beam.score)
-        return [self._hypothesis(beam) for beam in texts[: self.beams] if beam.node.parent is not None]
-
-    def _hypothesis(self, beam: Beam) -> Hypothesis:
-        stream, tokens = deepcopy(self._stream), tuple(beam.node.path())
-        stop = beam.stop or (None if self._rounds_left else self._limit_reason)
-        text = "".join([stream.push(self._piece(token)) for token in tokens]) + stream.finish()
-        # A complete stop string may have been held back because a longer one that began before it was still possible.
-        return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)
+        results = []
+        for beam in sorted([*self._finished, *self._live], key=lambda beam: -beam.score)[: self.beams]:
+            stream, tokens = deepcopy(self._stream), tuple(beam.node.path())
+            stop = beam.stop or (None if self._rounds_left else self._limit_reason)
+            text = "".join([stream.push(self._piece(token)) for token in tokens]) + stream.finish()
+            # A complete stop string may have been held back because a longer one that began before was still possible.
+            results += [Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stop_string else stop)]
+        return [result for result in results if result.tokens]
 
     def _piece(self, token: int) -> bytes:
         """Return the bytes of a token; those that end a text have none, except for stop strings that name them."""

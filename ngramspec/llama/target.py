@@ -43,7 +43,7 @@ from ngramspec.llama.passes import MAX_EVALUATE, Passes, split
 from ngramspec.llama.placement import MARGIN
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial import SAMPLE, SettingTrials
-from ngramspec.llama.weights import SNAPSHOTS, Weights, set_adapters
+from ngramspec.llama.weights import Weights, set_adapters
 from ngramspec.model_settings import ModelSettings
 from ngramspec.sampling.settings import allow_int_range
 
@@ -221,7 +221,7 @@ class Target(NativeObject):
                 f" {self.weights.architecture} model exactly; use one sequence, or exact='off'"
             )
         settings = self.settings = self.trials.by_name[setting]
-        longest = settings.draft_max or SNAPSHOTS
+        longest = settings.draft_max or 16  # of a recurrent state, of which some architectures copy all in every pass
         snapshots = self.weights.count_snapshots(settings, longest)
         while not (context := self.weights.open_context(self._params(settings, n_ctx, snapshots))) and snapshots > 1:
             snapshots //= 2

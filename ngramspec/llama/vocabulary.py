@@ -24,7 +24,6 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Control, make_pattern
 
 _SILENT = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # tokens without text
-_INFILL_BUFFER = 512  # size in bytes of the infill sampler's buffer for a token's text; a longer text ends the process
 
 
 class Vocabulary(NativeObject):
@@ -265,9 +264,9 @@ class Vocabulary(NativeObject):
         """Reason why llama.cpp's infill sampler would end the process with this vocabulary; "" if it would not."""
         if self.end_of_turn is None:
             return "its vocabulary has no token that ends a text"
-        text, vocab = llama.llama_vocab_get_text, self._vocab
-        if any(len(text(vocab, token)) > _INFILL_BUFFER for token in range(self.n_vocab)):
-            return f"its vocabulary has a token of more than {_INFILL_BUFFER} bytes"
+        text, vocab, size = llama.llama_vocab_get_text, self._vocab, 512  # of the sampler's buffer for a token's text
+        if any(len(text(vocab, token)) > size for token in range(self.n_vocab)):
+            return f"its vocabulary has a token of more than {size} bytes"
         return ""
 
     @cached_property

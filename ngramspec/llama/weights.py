@@ -37,9 +37,6 @@ from ngramspec.models.check import check_adapter_file, read_edges
 
 HAS_AMX = "AMX_INT8 = 1"  # entry in llama.cpp's system info if build and processor have AMX kernels
 
-SNAPSHOTS = 16
-"""Default number of tokens by which a recurrent state can be rolled back; some architectures copy all in every pass."""
-
 MIN_CONTEXT, GRAIN = 512, 256
 """Tokens of the smallest context that is chosen to fit the memory, and of the steps between larger ones."""
 

@@ -29,8 +29,7 @@ from ngramspec.instruments.reports.report import Section, Table
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, gpu_identity
 from ngramspec.llama.weights import Weights
-from ngramspec.quants.models import PROMPT, SyntheticModels
-from ngramspec.quants.shape import Shape, shape_of
+from ngramspec.quants.models import PROMPT, Shape, SyntheticModels, shape_of
 from ngramspec.storage import FOLDERS, read_cache, write_cache
 
 SIZES = (1, 2, 4, 8, 16)  # numbers of tokens in the timed passes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -13,8 +12,6 @@ from ngramspec.chat.conversation import ChatTemplate, adapt
 from ngramspec.chat.families import AnswerParser
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import TemplateFeatures, make_render, openai_tool
-
-T = TypeVar("T")
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} ARGUMENTS{% endfor %}"
@@ -66,15 +63,8 @@ def talk(arguments: Any = ARGUMENTS) -> list[dict[str, Any]]:
     ]
 
 
-class LocalTemplate(ChatTemplate):
-    """A template that is rendered in this process."""
-
-    def examine(self, function: Callable[..., T], *arguments: Any) -> T:
-        return function(make_render(self.source), *arguments)
-
-
 def make(source: str) -> ChatTemplate:
-    return LocalTemplate(source, {})
+    return ChatTemplate(source, {})
 
 
 def adapted(source: str, messages: list[dict[str, Any]], tool: Tool | None = WEATHER) -> list[dict[str, Any]]:

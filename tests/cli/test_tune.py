@@ -27,8 +27,7 @@ from ngramspec.machine import Measure
 from ngramspec.model_settings import ModelSettings
 from ngramspec.quants import costs as quants
 from ngramspec.quants.costs import QUANTISATIONS, SIZES, QuantCost, costs_path, keep_costs, quant_note
-from ngramspec.quants.models import SyntheticModels
-from ngramspec.quants.shape import parse_shape, shape_of
+from ngramspec.quants.models import SyntheticModels, parse_shape, shape_of
 
 TUNE = ["tune", "-t", "1", "--time-limit", "5", "--context-depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]

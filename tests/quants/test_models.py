@@ -18,8 +18,7 @@ from ngramspec.model_settings import ModelSettings
 from ngramspec.models.gguf import read_header
 from ngramspec.quants import models as synthetic
 from ngramspec.quants.costs import PRECISION, costs_path
-from ngramspec.quants.models import F32, PROMPT, SyntheticModels, write_model
-from ngramspec.quants.shape import Shape
+from ngramspec.quants.models import F32, PROMPT, Shape, SyntheticModels, write_model
 
 SHAPES = {
     "tied": Shape(8, 256, 256, 4, 2, 64, 64, tied=True),

@@ -11,7 +11,7 @@ from support.model_files import write_changed_demo, write_model
 
 from ngramspec.data import ModelError
 from ngramspec.models.gguf import read_header
-from ngramspec.quants.shape import SHAPES, is_shape, parse_shape, shape_of
+from ngramspec.quants.models import SHAPES, is_shape, parse_shape, shape_of
 
 LIST = "layers=2,embd=64,ff=96,heads=4,kv_heads=2,head_dim=16,vocab=100,tied=yes"
 

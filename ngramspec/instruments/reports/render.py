@@ -73,7 +73,6 @@ WIDTH = 760
 
 _CHARACTER = 7.2  # approximate width in pixels of a character of 13 px
 _ROW, _BAR = 30, 16
-_MAX_NAME = 30
 _TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24  # edges of a line chart
 
 
@@ -210,4 +209,4 @@ def _ticks(minimum: float, maximum: float, whole: bool) -> list[float]:
 
 def _short(name: str) -> str:
     name = escape_controls(name).replace("\n", " ")
-    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
+    return name if len(name) <= 30 else f"{name[:29]}…"
