@@ -29,8 +29,6 @@ MIN_PREFILL = 64  # minimum size of a pass that counts as prefill, which compute
 
 
 class Measure(NamedTuple):
-    """A pass whose time is measured."""
-
     size: int  # tokens of the pass; from MIN_PREFILL on the pass is a prefill, and its time is divided by its tokens
     deep: bool = False  # whether the pass follows a long context instead of a nearly empty one
 

@@ -235,7 +235,6 @@ class ModelSettings:
 
     @property
     def adapters(self) -> tuple[Lora, ...]:
-        """Files of all LoRA adapters, each with its scale."""
         return *self.lora, *self.lora_scaled
 
     def changes(self, base: Self) -> dict[str, Any]:

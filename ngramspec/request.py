@@ -15,8 +15,6 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text to continue."""
-
     prompt: Sequence[int]  # token ids, at least one, fewer than the context holds
     # Maximum number of tokens to emit; the end of the context may come first. The engine takes 0, which only fills the
     # cache with the prompt.

@@ -77,7 +77,6 @@ class TokenTable(dict[int, V]):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two sequences."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):
         return n
@@ -101,7 +100,6 @@ class Node:
         self.notes: Any = None  # data of a drafter
 
     def child(self, token: int) -> Node:
-        """Return the child for a token; create it if it does not exist."""
         node = self.children.get(token)
         if node is None:
             node = self.children[token] = Node(self, token, self.length + 1)

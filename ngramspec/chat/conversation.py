@@ -47,8 +47,6 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """An optional system message and the answered turns after it."""
-
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
     # Index of the oldest turn in the last prompt. Earlier turns never return, because that requires a long prefill.
@@ -420,7 +418,6 @@ def _add_description(messages: list[Message], text: str, accepts_system: bool) -
 
 
 def _merge_system_message(messages: list[Message]) -> list[Message]:
-    """Return messages whose system message is part of the first turn."""
     match messages:
         case [{"role": "system"} as first, {"role": "user"} as second, *rest]:
             return [{**second, "content": f"{first['content']}\n{second['content']}"}, *rest]

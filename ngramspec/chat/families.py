@@ -172,7 +172,6 @@ FAMILIES = (
 
 
 def family_of(template: str | None) -> Family | None:
-    """Return the family of a chat template; `None` for an unknown family."""
     for family in FAMILIES:
         if template and any(all(marker in template for marker in group) for group in family.markers):
             return family

@@ -141,7 +141,6 @@ class _StringHider:
         self._visible_after: set[tuple[str, str]] = set()
 
     def hide_values(self, values: Values) -> dict[str, Any]:
-        """Return the template's variables with names in place of strings."""
         named_values = {name: self._hide_value(value) for name, value in values.items() if name != "messages"}
         return named_values | {"messages": [self._hide_message(message) for message in values["messages"]]}
 

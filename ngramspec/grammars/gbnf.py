@@ -79,7 +79,6 @@ def gbnf_to_lark(text: str, find_token: FindToken = lambda name: None) -> Lark:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all nodes below it."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -95,8 +94,6 @@ def children(node: Node) -> list[Node]:
             return [part]
     return []
 
-
-NAMED_TOKEN = re.compile(r"<[^>\[\r\n][^>\r\n]*>")  # a name that may be that of a token in a grammar
 
 _SPACE = r"(?:[ \t]|#[^\r\n]*)*"
 _SPACE_AND_LINES = r"(?:[ \t\r\n]|#[^\r\n]*)*"

@@ -187,8 +187,6 @@ def _read(file: Path | Traversable) -> str:
 
 
 class Case(NamedTuple):
-    """A prompt as token ids."""
-
     category: str
     id: str
     tokens: Sequence[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ngramspec.data import GrammarError
-from ngramspec.grammars.gbnf import NAMED_TOKEN, compile_grammar, gbnf_to_lark, worker
+from ngramspec.grammars.gbnf import compile_grammar, gbnf_to_lark, worker
 from ngramspec.grammars.lark import MAX_SIZE, Lark, compile_lark, reason
 from ngramspec.tokens import ending_tokens
 
@@ -169,7 +170,7 @@ class Grammars:
             self._hold_counts[key] += 1
         try:
             if key not in self._matchers:
-                names = set[str]() if isinstance(text, Lark) else {*NAMED_TOKEN.findall(text)}
+                names = set[str]() if isinstance(text, Lark) else {*re.findall(r"<[^>\[\r\n][^>\r\n]*>", text)}
                 token_ids = {name: token for name in names if (token := self._find_token(name)) is not None}
                 self._add(text, worker.call(compile_grammar, text, token_ids, self._vocabulary.n_vocab))
         except BaseException:

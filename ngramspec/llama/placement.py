@@ -41,7 +41,6 @@ STEP = 2**28  # a fit counts free memory in multiples of this, so that small cha
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"
 """Regular expression of the names of expert tensors, also for llama.cpp."""
 
-_CPU = "CPU"  # name of the type of buffers in RAM
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _EMBEDDINGS = "token_embd.weight"
 
@@ -101,7 +100,7 @@ class Plan:
         # The first match counts.
         overrides = settings.override_tensor
         if self.cpu_experts:
-            overrides = (*overrides, (expert_pattern(self.cpu_experts), _CPU))
+            overrides = (*overrides, (expert_pattern(self.cpu_experts), "CPU"))
         if overrides:
             buffers.append(_overrides(overrides))
             params.tensor_buft_overrides = ctypes.addressof(buffers[-1])
@@ -193,7 +192,7 @@ def make_plan(path: Path, settings: ModelSettings, texts: int = 1, reserved: int
     is_predictable = (
         not (len(gpus) > 1 and (split or settings.split_mode == "row"))
         and all(device.total and device.free for device in gpus)
-        and all(buffer == _CPU for _, buffer in settings.override_tensor)
+        and all(buffer == "CPU" for _, buffer in settings.override_tensor)
     )
     if settings.gpu_layers != AUTO or not headers or not is_predictable:
         return plan

@@ -76,7 +76,6 @@ def _is_complete(path: Path) -> bool:
 
 
 def requantize(source: Path, target: Path) -> None:
-    """Write a model file in the quantisation Q4_0."""
     is_done = quantize(source, target, QUANTISATION)
     if not _is_complete(target):  # llama.cpp does not report every failed write
         raise OSError("the disk may be full")

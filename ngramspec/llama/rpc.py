@@ -94,7 +94,6 @@ def _load_function(backend: int, name: str, result: Any, *arguments: Any) -> Any
 
 
 def _find_devices(backend: int, name: str) -> int:
-    """Return ggml's handle of a worker's devices."""
     bindings.log_tail.clear()
     _greeted[:] = [name]
     add = _load_function(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)

@@ -142,6 +142,11 @@ class Weights(NativeObject):
         return self.architecture not in ("minimax-m3", "qwen4exp")
 
     @property
+    def needs_pool(self) -> bool:
+        """True if llama.cpp aborts the process if a batch contains sequences with separate caches."""
+        return self.architecture == "minimax-01"
+
+    @property
     def window(self) -> int:
         """Number of tokens in the shortest sliding window; 0 without one."""
         size = int(llama.llama_model_n_swa(self.handle))

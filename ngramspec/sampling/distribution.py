@@ -36,7 +36,6 @@ class Distribution:
         return index if index < self.ids.size and self.ids[index] == token else None
 
     def probability(self, token: int) -> float:
-        """Return the probability of a token."""
         index = self.find(token)
         return 0.0 if index is None else float(self.probs[index])
 

@@ -24,8 +24,6 @@ KEY = "option"  # key of the `Option` in the metadata of a dataclass field
 
 
 class Allowed(NamedTuple):
-    """The values that a setting may have."""
-
     accepts: Callable[[Any], bool]  # predicate for allowed values
     description: str  # description of the values, which follows "must be"
     minimum: float | None = None  # minimum in the command line's help, if it shows one
@@ -83,7 +81,6 @@ _LARGEST = float(np.finfo(np.float32).max)  # settings of llama.cpp are 32-bit f
 
 
 def allow_integers(minimum: int, maximum: int = 2**31 - 1, description: str | None = None) -> Allowed:
-    """Return the whole numbers from `minimum` to `maximum`."""
     return Allowed(
         lambda x: isinstance(x, int) and minimum <= x <= maximum, description or f"a whole number of at least {minimum}"
     )
@@ -103,7 +100,6 @@ def allow_range(minimum: float, maximum: float | None = None) -> Allowed:
 
 
 def allow_choices(*values: str) -> Allowed:
-    """Return the given values as the only allowed ones."""
     return Allowed(lambda x: x in values, f"one of: {', '.join(values)}")
 
 
@@ -372,8 +368,6 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBlock:
-    """A pair of tags around reasoning."""
-
     start: str  # opening tag
     end: str  # closing tag
     closing: tuple[int, ...]  # token ids that close the block: the message and the closing tag

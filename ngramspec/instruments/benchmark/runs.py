@@ -35,8 +35,6 @@ Contender = tuple[Kind, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation."""
-
     category: str  # category of the prompt
     prompt: str  # id of the prompt
     kind: Kind  # kind of run; see `Kind`
@@ -115,12 +113,10 @@ class Benchmark:
 
     @property
     def total(self) -> int:
-        """Number of runs that `measure` makes."""
         return len(self.cases) * self.repeat * len(self._decoders)
 
     @property
     def complete(self) -> bool:
-        """True if `measure` is finished."""
         return len(self.runs) == self.total
 
     @property

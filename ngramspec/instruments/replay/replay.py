@@ -40,8 +40,6 @@ BINS = 10  # number of bins in the reliability table
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded answer as token ids."""
-
     category: str  # category of the conversation
     id: str  # id of the conversation
     prompt: Sequence[int]  # all tokens before the answer

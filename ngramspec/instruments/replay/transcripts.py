@@ -30,8 +30,6 @@ MAX_RESPONSE = 1500  # tokens of a response; a longer one is cut, and then has n
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A recorded answer."""
-
     category: str  # kind of text, by which results are grouped
     id: str  # id of the entry, or its place in the file
     # Messages of a conversation, each with "role" and "content", or the raw text before the response.

@@ -46,8 +46,6 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A line chart."""
-
     about: str
     across: str  # title of the horizontal axis
     up: str  # title of the vertical axis

@@ -280,8 +280,6 @@ def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]
 
 @dataclass(slots=True)
 class Check:
-    """The result of one requirement."""
-
     name: Name
     claim: str  # requirement in this mode
     seconds: float  # time of the check
@@ -292,7 +290,6 @@ class Check:
 
 
 def list_checks(selfcheck: SelfCheck) -> list[Check]:
-    """Return all checks, including those that were not reached."""
     equal = "plain and drafted texts are equal"
     if not selfcheck.exact:
         equal += " or differ only as the batch size explains"
@@ -384,7 +381,6 @@ def verify_report(
     checks: Sequence[Check],
     skipped_prompts: Sequence[SkippedPrompt],
 ) -> Report:
-    """Return the report on all checks, with the verdict as its headline."""
     rows = []
     for check in checks:
         lines = "\n".join(filter(None, (check.claim, check.covered, check.reason, check.missing)))
