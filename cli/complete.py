@@ -123,7 +123,9 @@ def complete(
     if beams is not None:
         _check_beams(sampling_settings, rules, acceptance, load, {"--logprobs": logprobs, "--trace": trace})
     prediction_text = "" if prediction is None else _read_prediction(prediction, load, beams)
-    model, source = _arguments(model, model_option, file, text_file, prompt_text, named=load.hf_repo is not None)
+    is_named = model_option is not None or load.hf_repo is not None
+    model, source = _arguments(model, file, text_file, prompt_text, is_named=is_named)
+    model = choose_model(model, model_option)
     # A mistake in the text must not cost a download.
     downloads = model is None or any(name.startswith(PREFIX) for name in (model, load.draft_model or ""))
     local_source = None if downloads else find(model, load, DISPLAY)
@@ -211,17 +213,11 @@ def _read_prediction(file: str, load: LoadSettings, beams: int | None) -> str:
 
 
 def _arguments(
-    model: str | None,
-    model_option: str | None,
-    file: str | None,
-    text_file: str | None,
-    prompt: str | None,
-    *,
-    named: bool,
+    model: str | None, file: str | None, text_file: str | None, prompt: str | None, *, is_named: bool
 ) -> tuple[str | None, str]:
-    """Return the model or `None`, and the text file or "-"; `named` is true if another option names the model."""
+    """Return the model or `None`, and the text file or "-"; `is_named` is True if an option names the model."""
     has_text = text_file is not None or prompt is not None
-    is_text = named or model_option is not None or not has_text  # unless the argument looks like a model
+    is_text = is_named or not has_text  # unless the argument looks like a model
     if model is not None and file is None and is_text and not is_model(model):
         model, file = None, model
     if file is not None and is_model(file):
@@ -235,7 +231,7 @@ def _arguments(
     source = text_file if file is None else file
     if source == "":
         usage_error("the name of the text file must not be empty")
-    return choose_model(model, model_option), "-" if source is None else source
+    return model, "-" if source is None else source
 
 
 def _read_texts(source: str, suffix: str | None, prompt: str | None = None) -> tuple[str, str | None]:
