@@ -190,6 +190,7 @@ def test_serve_returns_503_while_model_loads_or_server_drains() -> None:
     assert send(server, "/health", method="GET").json() == {"status": "ok"}
     server.draining = True
     assert send(server, NATIVE, {"prompt": "x"}).status_code == 503
+    assert send(server, "/api/chat", CHAT).json() == {"error": "the server is shutting down"}
 
 
 def test_slots_describes_requests_without_their_text() -> None:

@@ -65,18 +65,6 @@ def prompt_of(path: str, body: dict[str, Any]) -> list[int]:
     return list(service.requests[0].prompt)
 
 
-def test_chat_apis_with_assistant_last_message_continue_its_text() -> None:
-    """Tests of dialects test the endpoints that answer."""
-    vocabulary = demo_vocabulary()
-    expected = vocabulary.chats.tokens([QUESTION]) + vocabulary.tokenize(BEGUN["content"], add_bos=False)
-    vllm = {"continue_final_message": True, "add_generation_prompt": False}
-    assert prompt_of(CHATS, {"messages": TURNS} | vllm) == expected
-    told, _ = ask("/apply-template", {"messages": TURNS})
-    assert told["prompt"].endswith("assistant\nThe answer <|im_end|> is ")
-    counted, _ = ask("/v1/messages/count_tokens", {"messages": TURNS})
-    assert counted["input_tokens"] == len(expected)
-
-
 def test_chat_completions_without_continuation_starts_new_turn() -> None:
     vocabulary = demo_vocabulary()
     assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chats.tokens(TURNS)

@@ -283,12 +283,6 @@ def test_tool_choice_becomes_a_grammar(name: str, choice: Any, allowed: list[str
     assert [text for text in texts if allows(engine, text)] == [text for text in texts if text in allowed]
 
 
-def test_answer_with_tool_choice_none_has_no_calls() -> None:
-    dialect = DIALECTS["chat completions"]
-    turn, _ = dialect.ask(dialect.body(tool_choice="none"), Script(ONE), n_ctx=2000)
-    assert (turn.text, turn.calls, turn.reason) == (ONE, [], "stop")
-
-
 @EACH
 def test_answer_continues_last_message_of_assistant(dialect: Dialect) -> None:
     vocabulary, begun = demo_vocabulary(), {"role": "assistant", "content": "The answer <|im_end|> is "}

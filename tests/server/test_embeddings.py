@@ -44,6 +44,7 @@ def test_embedding_without_pooling_returns_one_embedding_per_token() -> None:
     ((one,), (first, second)) = [text["embedding"] for text in told(NATIVE, {"input": [[7], [8, 9]]}, pooling="none")]
     assert (one, first, second) == ([7, 1, 0], [8, 2, 0], [9, 2, 0])
     assert "--pooling mean" in refused(OPENAI, {"input": "hello"}, pooling="none")["message"]
+    assert "--pooling none" in get_error("/api/embeddings", {"prompt": "x"}, embedder=CountingEmbedder("none"))
 
 
 def test_scale_vectors_normalises_by_requested_norm() -> None:
@@ -73,6 +74,7 @@ def test_embeddings_without_embedder_returns_501_with_option() -> None:
         error = get_error(path, {"input": "hello"}, 501)
         assert error["type"] == "not_supported_error"
         assert "--embeddings" in error["message"]
+    assert "--embeddings" in get_error("/api/embed", {"input": "x"}, 501)
 
 
 def test_embeddings_rejects_requests_for_too_large_responses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from support.fake_embedder import CountingEmbedder
 from support.http import BODIES, get_error
 
+from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import MAX_BREAKERS
 from ngramspec.server.limits import MAX_CHARACTERS, MAX_ITEMS, MAX_STRINGS, MAX_TEXT, MAX_TOKENS, MAX_VALUES
 
@@ -35,6 +36,10 @@ CALLED = BEGUN | {"tool_calls": [{"id": "c", "type": "function", "function": {"n
 ALLOWED = {"mode": "required", "tools": [{"name": "x", "parameters": {}}]}
 JSON_TEXT = f"[{'[],' * (MAX_VALUES // 2)}[]]"
 TOO_MUCH_JSON = f"must have at most {MAX_VALUES:,} JSON values"
+BIASES = {"logit_bias": [[1, 1.0]] * (MAX_TOKENS // 2)}
+TOO_MANY_BIASES = f"logit_bias must have at most {MAX_TOKENS:,} tokens for all answers together"
+ALTERNATIVES = ("top_logprobs must be a whole number from 0 to 20", {"logprobs": True, "top_logprobs": 21})
+TOO_MANY_LOGPROBS = "must be at most 20, or 10,000 divided by the number of tokens to generate"
 
 
 def say(content: Any, role: str = "user") -> Fields:
@@ -93,6 +98,7 @@ OLLAMA: list[tuple[str, Fields]] = [
     ("keep_alive must be a number of seconds", {"keep_alive": True}),
     ("stream must be true or false", {"stream": "no"}),
     ("top_logprobs requires logprobs", {"top_logprobs": 2}),
+    ALTERNATIVES,
 ]
 
 INVALID: dict[str, list[tuple[str, Fields]]] = {
@@ -150,6 +156,8 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("reasoning_budget_message", {"reasoning_budget_message": 5, "reasoning_budget_tokens": 5}),
         *PREDICTIONS,
         # Sizes
+        ALTERNATIVES,
+        (TOO_MANY_BIASES, BIASES | {"n": 3}),
         ("messages", {"messages": [USER] * (MAX_ITEMS + 1)}),
         ("tools", {"tools": [TOOL] * (MAX_ITEMS + 1)}),
         (f"structured_outputs.json {TOO_MUCH_JSON}", {"structured_outputs": {"json": JSON_TEXT}}),
@@ -171,6 +179,10 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ),
         ("n", {"prompt": ["x"] * 100, "n": 100}),
         ("reasoning_budget_tokens", {"reasoning_budget_tokens": 9}),
+        ALTERNATIVES,
+        ("logprobs must be a whole number from 0 to 20", {"logprobs": 21}),
+        ("logprobs must have at most 4,194,304", {"prompt": [5] * 2000, "n": 128, "echo": True, "logprobs": 20}),
+        (TOO_MANY_BIASES, BIASES | {"prompt": ["x"] * 2, "n": 2}),
     ],
     NATIVE: [
         ("logit_bias", {"logit_bias": [[1, 2, 3]]}),
@@ -193,6 +205,10 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("response_fields", {"response_fields": ["content"] * 257}),
         ("prompt", {"prompt": ["x"] * 129}),
         (f"guided_json {TOO_MUCH_JSON}", {"guided_json": JSON_TEXT}),
+        (f"n_probs {TOO_MANY_LOGPROBS}", {"n_probs": 21}),
+        (f"n_probs {TOO_MANY_LOGPROBS}", {"n_probs": 1251, "n_predict": 2, "n": 4}),
+        (TOO_MANY_BIASES, BIASES | {"prompt": ["x"] * 3}),
+        ("grammar must have at most 2,000,000", {"n": 128, "grammar": f'root ::= "{"x" * (MAX_SIZE // 128)}"'}),
     ],
     INFILL: [
         ("input_prefix is missing", {"input_prefix": ...}),
@@ -205,6 +221,7 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("t_max_predict_ms must be a whole number", {"t_max_predict_ms": "x"}),
         ("samplers: infill requires top_k before it", {"samplers": ["infill"]}),
         ("top_k must be 1 to 256", {"samplers": ["top_k", "infill"], "top_k": 0}),
+        (f"logprobs {TOO_MANY_LOGPROBS}", {"logprobs": 21}),
     ],
     MESSAGES: [
         *(("max_tokens", {"max_tokens": value}) for value in (None, "9")),
@@ -242,7 +259,7 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("max_output_tokens", {"max_output_tokens": 0}),
         ("instructions", {"instructions": ["x"]}),
         *(("tool_choice", {"tool_choice": value}) for value in ("required", "some")),
-        ("top_logprobs", {"top_logprobs": 21}),
+        ("top_logprobs must be a whole number from 0 to 20", {"top_logprobs": 21}),
         ("input[0].role", {"input": [{"content": "x"}]}),
         ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
         ("input[0].content", {"input": [{"role": "user"}]}),
@@ -298,6 +315,11 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("content", {"content": ["x"] * (MAX_ITEMS + 1)}),
     ],
     "/detokenize": [("tokens", {"tokens": [-1]})],
+    "/api/embed": [("input must not", {"input": [[]]}), ("dimensions must be", {"input": "x", "dimensions": 4})],
+    "/markdown": [
+        *(("text", fields) for fields in ({}, {"text": 5})),
+        *(("drafted", {"text": "a", "drafted": [value]}) for value in ([1], [1, "2"])),
+    ],
 }
 
 
@@ -311,7 +333,7 @@ def find_cases(path: str) -> Iterator[tuple[str, Fields]]:
 def test_serve_rejects_invalid_fields_by_name(path: str) -> None:
     for message, fields in find_cases(path):
         body = {name: value for name, value in (BASES.get(path, {}) | fields).items() if value is not ...}
-        error = get_error(path, body, embedder=CountingEmbedder())
+        error = get_error(path, body, embedder=CountingEmbedder(), n_ctx=4000)
         if path.startswith("/api/"):
             assert error.startswith(message), (message, error)
             continue

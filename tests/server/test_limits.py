@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 from support.http import demo_vocabulary, get_error, make_server, send
 
-from ngramspec.grammars.lark import MAX_SIZE
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server import app
 from ngramspec.server.limits import (
@@ -18,46 +17,13 @@ from ngramspec.server.limits import (
     MAX_DIGITS,
     MAX_LOGPROBS,
     MAX_MESSAGE,
-    MAX_SCORED,
     MAX_TOKENS,
     MAX_VALUES,
 )
 
-NATIVE, CHAT = "/completion", "/v1/chat/completions"
+NATIVE = "/completion"
 PROMPT = {"prompt": "x"}
-USER = {"role": "user", "content": "x"}
-CHATTING = {"messages": [USER]}
-
-
-TOO_MANY = MAX_ALTERNATIVES + 1
 BIASES = {"logit_bias": [[1, 1.0]] * (MAX_TOKENS // 2)}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "limit"),
-    [
-        (CHAT, CHATTING | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
-        ("/v1/responses", {"input": "x", "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
-        ("/api/chat", CHATTING | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
-        ("/api/generate", PROMPT | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
-        ("/v1/completions", PROMPT | {"logprobs": TOO_MANY}, MAX_ALTERNATIVES),
-        ("/v1/completions", PROMPT | {"logprobs": True, "top_logprobs": TOO_MANY}, MAX_ALTERNATIVES),
-        (NATIVE, PROMPT | {"n_probs": TOO_MANY}, MAX_LOGPROBS),
-        (NATIVE, PROMPT | {"n_probs": MAX_LOGPROBS // 8 + 1, "n_predict": 2, "n": 4}, MAX_LOGPROBS),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b", "logprobs": TOO_MANY}, MAX_LOGPROBS),
-        (NATIVE, {"prompt": ["x"] * 3} | BIASES, MAX_TOKENS),
-        ("/v1/completions", {"prompt": ["x"] * 2, "n": 2} | BIASES, MAX_TOKENS),
-        ("/v1/completions", {"prompt": [5] * 2000, "n": 128, "echo": True, "logprobs": 20}, MAX_SCORED),
-        (CHAT, CHATTING | {"n": 3} | BIASES, MAX_TOKENS),
-        (NATIVE, PROMPT | {"n": 128, "grammar": f'root ::= "{"x" * (MAX_SIZE // 128)}"'}, MAX_SIZE),
-    ],
-)
-def test_serve_rejects_requests_for_too_large_responses(path: str, body: dict[str, Any], limit: int) -> None:
-    error = get_error(path, body, n_ctx=4000)
-    error = {"message": error} if isinstance(error, str) else error  # Ollama's errors are texts
-    assert f"{limit:,}" in error["message"]
-    assert {error["message"].split()[0].strip(":")} <= body.keys()
-    assert error.get("param", "") in ("", *body)
 
 
 def test_completion_accepts_more_alternatives_for_few_tokens() -> None:

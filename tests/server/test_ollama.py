@@ -25,7 +25,6 @@ from support.http import (
 from support.model_files import write_vocabulary
 
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server.state import Server
 
 TEXT = "Hello, world"
 USER = {"role": "user", "content": "hi"}
@@ -55,14 +54,6 @@ def test_ollama_generate_with_suffix_requires_fill_in_the_middle(tmp_path: Path)
         error = get_error("/api/generate", {"prompt": "a", "suffix": "b"}, vocabulary=plain)
         assert error.startswith("this model does not support fill-in-the-middle")
         assert "insert" not in send(make_server(vocabulary=plain)[0], "/api/show", {}).json()["capabilities"]
-
-
-def test_ollama_api_errors_of_unsupported_paths_have_ollama_format() -> None:
-    assert get_error("/api/chat", None, 405, "GET")
-    for path, method in [*((name, "POST") for name in ("push", "create", "copy")), ("delete", "DELETE")]:
-        assert "restart it: ngramspec serve MODEL" in get_error(f"/api/{path}", {"model": "x"}, 501, method)
-    response = send(Server(), "/api/chat", CHAT)
-    assert (response.status_code, response.json()) == (503, {"error": "Loading model"})
 
 
 def test_ollama_api_requires_api_key() -> None:
@@ -151,12 +142,3 @@ def test_ollama_embed_truncation_keeps_end_token() -> None:
 
     ask("/api/embed", {"input": [[*range(10, 40), end], [*range(10, 40)]]}, embedder=Recording())
     assert seen == [[*range(10, 25), end], [*range(10, 26)]]
-
-
-def test_ollama_embed_rejects_invalid_requests() -> None:
-    assert "--embeddings" in get_error("/api/embed", {"input": "x"}, 501)
-    assert get_error("/api/embed", {"input": [[]]}, embedder=CountingEmbedder()).startswith("input must not")
-    assert get_error("/api/embed", {"input": "x", "dimensions": 4}, embedder=CountingEmbedder()).startswith(
-        "dimensions must be"
-    )
-    assert "--pooling none" in get_error("/api/embeddings", {"prompt": "x"}, embedder=CountingEmbedder("none"))
