@@ -66,7 +66,7 @@ GENERATION: list[tuple[str, Fields]] = [
     ("bad_words", {"bad_words": ["x", " "]}),
     ("allowed_token_ids", {"allowed_token_ids": [1]}),
     ("use_beam_search", {"use_beam_search": True}),
-    ("prompt_logprobs", {"prompt_logprobs": 1}),
+    *(("prompt_logprobs", {"prompt_logprobs": value}) for value in (0, 1)),
     ("grammar_lazy", {"grammar_lazy": True}),
     ("lora", {"lora": [{"id": 0, "scale": 0.5}]}),
     ("min_keep", {"min_keep": 2}),
