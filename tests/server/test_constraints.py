@@ -6,12 +6,11 @@ Ollama's `options` are an exception, because unknown ones are ignored: `test_oll
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
 from support.fake_service import FakeService, Script
-from support.http import BODIES, allows, ask, demo_vocabulary, get_error, thinking_vocabulary
+from support.http import BODIES, allows, ask, get_error, thinking_vocabulary
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 PATHS = [path for path in BODIES if not path.startswith("/api/")]
@@ -58,16 +57,3 @@ def test_guided_json_allows_reasoning_before_json(path: str) -> None:
         if known in where:
             message = get_error(path, BODIES[path] | where | {"guided_json": SCHEMA})["message"]
             assert message.startswith("guided_json cannot be combined with")
-
-
-def test_bad_words_of_one_token_become_logit_biases() -> None:
-    vocabulary = demo_vocabulary()
-    word = next(
-        text
-        for token in range(vocabulary.n_vocab)
-        if (text := vocabulary.piece(token).decode("ascii", "ignore")).isalpha()
-        and len(vocabulary.tokenize(text, add_bos=False)) == len(vocabulary.tokenize(f" {text}", add_bos=False)) == 1
-    )
-    both = {*vocabulary.tokenize(word, add_bos=False), *vocabulary.tokenize(f" {word}", add_bos=False)}
-    service = engine_of(NATIVE, {"bad_words": [word], "logit_bias": {"5": 1}})
-    assert service.requests[0].sampling.logit_bias == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))

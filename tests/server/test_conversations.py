@@ -9,7 +9,7 @@ import pytest
 from support.dialects import DIALECTS, USER, Dialect
 from support.fake_service import Script
 from support.http import allows, ask, demo_vocabulary, format_tool_call, vocabulary_with
-from support.templates import CHAT_VALUES, ONE_CALL
+from support.templates import CHAT_VALUES
 
 Message = dict[str, Any]
 
@@ -169,30 +169,3 @@ def test_chat_completions_relaxes_unsupported_schemas_unless_strict() -> None:
         assert [allowed(form(strict), text) for text in ('{"a": [1]}', "{}", '{"a": [1]} ')] == [True, False, False]
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     assert allowed({"tools": [tool], "tool_choice": "required"}, format_tool_call("f", '{"a": []}'))
-
-
-FUNCTION = {"type": "function", **LOOK}
-CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "max_tokens": 400}
-RESPONSE: dict[str, Any] = {"input": "hi", "tools": [FUNCTION], "max_output_tokens": 400}
-
-
-@pytest.mark.parametrize("source", [None, ONE_CALL])
-def test_cut_answer_as_history_is_accepted(source: str | None) -> None:
-    """A limit may cut the arguments of a call, which streams have sent by then."""
-    whole = format_tool_call("look", '{"at": 123, "b": ["c"]}')
-    vocabulary = demo_vocabulary() if source is None else vocabulary_with(source)
-    for size in range(whole.index("123"), whole.index("</tool_call>"), 2):
-        limit = len(vocabulary.tokenize(whole[:size], add_bos=False))
-        fields = CHAT | {"max_tokens": limit, "stream": True}
-        told, _ = ask(CHATS, fields, Script(whole), vocabulary=vocabulary)
-        calls = [call for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
-        arguments = "".join(call["function"]["arguments"] for call in calls)
-        call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
-        turn = {"role": "assistant", "content": None, "tool_calls": [call, call | {"id": "call_2"}]}
-        results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": "failed"} for i in (1, 2)]
-        body = CHAT | {"messages": [USER, turn, *results]}
-        assert "failed" in ask(CHATS, body, vocabulary=vocabulary)[1].prompt_text()
-        item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
-        result = {"type": "function_call_output", "call_id": "c", "output": "failed"}
-        body = RESPONSE | {"input": [USER, item, result]}
-        assert "failed" in ask("/v1/responses", body, vocabulary=vocabulary)[1].prompt_text()

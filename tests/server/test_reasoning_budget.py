@@ -19,11 +19,10 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import ReasoningBudget
 from ngramspec.server.state import ServedModel, Server
 
-CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+CHATS, MESSAGES = "/v1/chat/completions", "/v1/messages"
 APIS = {dialect.path: dialect for dialect in DIALECTS.values() if dialect.name != "ollama"}
 BODIES = {path: dialect.body(limit=60, tools=[]) for path, dialect in APIS.items()}
 OPENED = CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# </think> #}"
-SWITCHED = CHATML.replace("assistant\n", "assistant\n{% if enable_thinking %}<think>\n{% endif %}") + "{# </think> #}"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 
 
@@ -138,14 +137,6 @@ def test_reasoning_budget_of_request_overrides_server_default(path: str) -> None
         assert limit(path, fields=fields, reasoning_budget=5) == budget
 
 
-def test_reasoning_budget_of_anthropic_thinking_reaches_the_engine() -> None:
-    enabled = {"thinking": {"type": "enabled", "budget_tokens": 2048}}
-    assert limit(MESSAGES, fields=enabled, reasoning_budget=5) == 2048
-    assert limit(MESSAGES, fields=enabled | {"reasoning_budget_tokens": 7}) == 7
-    for thinking in ({"type": "enabled"}, {"type": "adaptive", "budget_tokens": 9}, {"type": "disabled"}):
-        assert limit(MESSAGES, fields={"thinking": thinking}, reasoning_budget=5) == 5
-
-
 def test_reasoning_budget_message_of_request_overrides_server_default() -> None:
     known = vocabulary_with(OPENED)
     for fields, message in (
@@ -156,10 +147,6 @@ def test_reasoning_budget_message_of_request_overrides_server_default() -> None:
         budget = budget_of(CHATS, known, fields, reasoning_budget=5, reasoning_message="so")
         assert budget is not None
         assert b"".join(map(known.display_piece, budget.blocks[0].closing)).decode() == f"{message}</think>"
-
-
-def test_reasoning_budget_without_reasoning_tags_has_no_effect() -> None:
-    assert limit(CHATS, CHATML, {"reasoning_budget_tokens": 9}) is None
 
 
 def test_reasoning_budget_of_gpt_oss_ends_block_with_end_of_message() -> None:
@@ -176,23 +163,6 @@ def test_reasoning_budget_counts_reasoning_of_message_to_continue() -> None:
     budget = budget_of(CHATS, known, {"messages": messages, "reasoning_budget_tokens": 20})
     assert budget is not None
     assert budget.used == 1 + len(known.tokenize("one two", add_bos=False))
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_template_variables_of_server_are_defaults_for_requests(path: str) -> None:
-    def thinks(fields: dict[str, Any], **variables: Any) -> bool:
-        _, service = ask(path, BODIES[path] | fields, vocabulary=known, variables=variables)
-        return known.tokenize("<think>\n", add_bos=False) == list(service.requests[0].prompt[-6:])
-
-    known = vocabulary_with(SWITCHED)
-    off = {
-        CHATS: {"chat_template_kwargs": {"enable_thinking": False}},
-        MESSAGES: {"thinking": {"type": "disabled"}},
-        RESPONSES: {"reasoning": {"effort": "none"}},
-    }[path]
-    assert thinks({}, enable_thinking=True)
-    assert not thinks({}, enable_thinking=False)
-    assert not thinks(off, enable_thinking=True)
 
 
 def test_grammar_without_closing_tag_overrides_reasoning_budget() -> None:
