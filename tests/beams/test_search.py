@@ -164,17 +164,6 @@ def test_beam_search_with_repeated_prompt_saves_decode_calls() -> None:
     assert found.stats.accepted == found.stats.drafted
 
 
-def test_beam_search_does_not_share_logits_between_searches() -> None:
-    target = MockBranchingTarget(24, peak=6.0, seed=5)
-    stored = StoredTimes(target.sequences[0])
-    stored.times = make_fixed_curve({1: 1.0})
-    made = BeamSearch(target, 3, stored=stored, clock=Clock(0.0).perf_counter)
-    for _ in range(2):
-        for _ in made.run(PROMPT, max_tokens=40):
-            pass
-    assert target.batches == 2 * target.batches[: made.stats.passes]
-
-
 def timed(dearest: float, beams: int) -> BeamSearch:
     """Return a search with a known cost of passes: 1 s, times the given factor over 64 tokens."""
     times, clock = make_fixed_curve({1: 1.0, 64: dearest}), Clock(1e-5)

@@ -148,17 +148,11 @@ def test_verifier_with_close_calls_reports_probability_of_sampled_token() -> Non
     assert seen[-1].p == pytest.approx(law.probability(token))
 
 
-class LoadedModel(MockTarget):
-    """Mock target that chose its exactness when it was loaded."""
-
-    def __init__(self, exactness: ExactnessMode) -> None:
-        super().__init__(12, seed=3)
-        self.exactness = exactness
-
-
 def total(folder: Path, exactness: ExactnessMode, drafter: str | None = "mixture") -> tuple[int, int]:
     """Return (number of draft tokens, close calls) of a text on a mock model whose logits are all within 20."""
-    decoder = SpeculativeDecoder(LoadedModel(exactness), drafter=drafter, policy="fixed", calibration_folder=folder)
+    target = MockTarget(12, seed=3)
+    target.exactness = exactness
+    decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", calibration_folder=folder)
     steps = list(decoder.generate([1, 2, 3] * 20, max_tokens=60))
     assert all(step.close_calls <= len(step.tokens) for step in steps)
     return sum(len(step.drafted) for step in steps), sum(step.close_calls for step in steps)
