@@ -139,7 +139,7 @@ class ChatFormat:
         try:
             return self._template.examine(TemplateFeatures).capabilities()
         except ModelError:
-            return TemplateFeatures(_refuse).capabilities()
+            return TemplateFeatures(lambda _: "").capabilities()
 
     @property
     def allows_parallel_calls(self) -> bool:
@@ -157,7 +157,3 @@ class ChatFormat:
     def marks(self) -> frozenset[int]:
         """Ids of the control tokens that the parsers of answers read; other control tokens are not part of answers."""
         return frozenset(token for name, token in self._vocabulary.controls.items() if name in MARKS)
-
-
-def _refuse(values: Mapping[str, Any]) -> str:
-    raise ModelError("a template that does not work")

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from support.decoder_loop import Oracle, drive, make_decoder, make_model
+from support.decoder_loop import drive, make_decoder, make_model
 from support.grid import grid
 from support.llama_chain import make_chain
 from support.mock_target import MockTarget, plain_generate
@@ -196,15 +196,6 @@ def test_reasoning_budget_with_drafts_is_enforced_and_keeps_text(
     assert accepted > 0
     if acceptance in (None, "greedy", "match"):
         assert text == text_of(rules(start), sampling, None, acceptance)[0]
-
-
-def test_reasoning_budget_truncates_draft_beyond_it() -> None:
-    sampling = Sampling(0.0)
-    free = plain_generate(target(), PROMPT, 200, sampling)
-    start = common_letter(sampling)
-    rule = rules(start)
-    # This drafter proposes the text without a budget, which is wrong after the end of the first budget.
-    assert text_of(rule, sampling, Oracle(free))[0] == text_of(rule, sampling, None)[0]
 
 
 def test_reasoning_budget_drafts_closing_tokens() -> None:
