@@ -38,9 +38,7 @@ def compute_bits(path: Path, threads: Iterator[int], monkeypatch: pytest.MonkeyP
 
 
 def check_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = compute_bits(path, cycle([1]), monkeypatch)
-    for numbers in ((3,), (2, 1, 4, 3)):
-        assert compute_bits(path, cycle(numbers), monkeypatch) == expected, f"threads {numbers}"
+    assert compute_bits(path, cycle([2, 1, 4, 3]), monkeypatch) == compute_bits(path, cycle([1]), monkeypatch)
 
 
 def test_exact_mode_on_demo_model_keeps_logits_for_any_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
     drafter = made(name)
     text = [rng.randrange(WORDS) for _ in range(60)]
     drafter.begin(text)
-    for turn in range(15):
+    for turn in range(9):
         draft = drafter.propose(Ask(4, picker(rng) if turn % 3 else None, fixed_length=turn % 3 == 2))
         tokens = [rng.randrange(WORDS) for _ in range(rng.randrange(1, 4))]
         if wrong and draft.tokens:

@@ -90,7 +90,7 @@ def test_exact_mode_with_any_samplers_keeps_log_probabilities(
         decoder.set_drafter(drafter, decoder.policy)
         drive(decoder, exact.vocabulary.tokenize(CODE), max_tokens=3)  # The cache now contains another text.
         emitted, steps = drive(
-            decoder, exact.vocabulary.tokenize(CODE * 2), max_tokens=30, sampling=sampling, logprobs=2
+            decoder, exact.vocabulary.tokenize(CODE * 2), max_tokens=20, sampling=sampling, logprobs=2
         )
         assert {step.batch for step in steps[1:]} <= set(decoder.kernels.exact_sizes or ())
         return emitted, [one for step in steps for one in step.logprobs], sum(step.accepted for step in steps)
