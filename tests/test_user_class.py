@@ -242,17 +242,6 @@ def test_user_policy_has_defaults_and_cannot_change_steps(write: Write) -> None:
     assert make_policy(DOUBLING, 4).limit() == 1
 
 
-@pytest.mark.parametrize("options", [{"drafter": COPY}, {"policy": DOUBLING}, {"drafter": COPY, "policy": DOUBLING}])
-def test_example_user_classes_draft_and_keep_text(options: dict[str, str]) -> None:
-    plain = plain_generate(MockTarget(peak=8.0), PROMPT, 60, GREEDY)
-    decoder = make_decoder(
-        MockTarget(peak=8.0, seconds=pass_seconds), **{"drafter": "ngram", "policy": "fixed", **options}
-    )
-    emitted, steps = drive(decoder, PROMPT, max_tokens=60)
-    assert emitted == plain
-    assert sum(step.accepted for step in steps) > 10
-
-
 def test_example_line_drafter_drafts_the_rest_of_the_previous_line() -> None:
     vocabulary = Vocabulary(DEMO)
     drafter = make_drafter(LINE, vocabulary=vocabulary)

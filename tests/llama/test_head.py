@@ -369,20 +369,6 @@ def test_sequence_adopt_copies_hidden_states_for_its_head(
         assert np.isfinite(heads.sequences[1].prefill(text)).all()
 
 
-def test_hidden_states_adopt_copies_states_of_the_prefix() -> None:
-    states, other = HiddenStates(4, n_states=8), HiddenStates(4, n_states=8)
-    rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
-    for start in (0, 15):
-        states.copy_rows(rows.ctypes.data + start * 16, start, range(start, start + 15))
-    other.adopt(states, 30)
-    assert other.count_known(range(30)) == 30
-    assert np.array_equal(other.before(23, 31), rows[22:30])
-    other.adopt(states, 25)
-    assert (other.first, other.count_known(range(30))) == (states.first, 25)
-    other.adopt(states, 3)
-    assert other.count_known(range(30)) == 0
-
-
 def test_target_prefill_of_long_prompt_keeps_latest_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded("glm4moe", 2, ubatch_size=64) as (target, _):
         states = HiddenStates(128, n_states=100)
