@@ -124,35 +124,27 @@ class CompletionReply(ChunkReply):
     def events(self, answer: Answer) -> list[dict[str, Any]]:
         events, number, more = [], answer.number, {}
         if (answer.changes or answer.scored or answer.done) and number in self._pending_echoes:
-            echo = self._pending_echoes.pop(number)
-            if echo or answer.request.scored:
-                events.append(self._event(number, echo, self._echo_table(answer, echo)))
+            echo, prompt, scored = self._pending_echoes.pop(number), list[_Row](), answer.request.scored
+            if scored:
+                starts = _find_offsets(self.model.vocabulary, answer.request.prompt, echo)
+                prompt += zip(answer.request.prompt, starts, (None, *answer.scored), strict=True)
+            if echo or scored:
+                events.append(self._event(answer, echo, prompt))
         text = answer.new_text
         if text or answer.logprobs:
-            events.append(self._event(number, text, self._answer_table(answer, answer.logprobs)))
+            offsets, piece = self._offsets[number], self.model.vocabulary.piece
+            rows = ((entry.token, offsets.add(piece(entry.token)), entry) for entry in answer.logprobs)
+            events.append(self._event(answer, text, rows))
         if answer.done is not None:
             if not self.has_usage_event and all(answer.done for answer in self.answers):
                 more = self.timings()
-            events.append(self._event(number, "", self._answer_table(answer, ()), answer.reason) | more)
+            events.append(self._event(answer, "", (), answer.reason) | more)
         return events
 
-    def _event(self, number: int, text: str, table: dict[str, Any] | None, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
+    def _event(self, answer: Answer, text: str, rows: Iterable[_Row], reason: str | None = None) -> dict[str, Any]:
+        table = None if answer.request.logprobs is None else self._table(rows)
+        choice = {"index": answer.number, "text": text, "finish_reason": reason, "logprobs": table}
         return {**self.chunk, "choices": [choice]}
-
-    def _echo_table(self, answer: Answer, echo: str) -> dict[str, Any] | None:
-        """Return the logprobs of the prompt, of which the first token has none."""
-        request = answer.request
-        if not request.scored:
-            return None if request.logprobs is None else self._table(())
-        offsets = _find_offsets(self.model.vocabulary, request.prompt, echo)
-        return self._table(zip(request.prompt, offsets, (None, *answer.scored), strict=True))
-
-    def _answer_table(self, answer: Answer, logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
-        if answer.request.logprobs is None:
-            return None
-        offsets, piece = self._offsets[answer.number], self.model.vocabulary.piece
-        return self._table((entry.token, offsets.add(piece(entry.token)), entry) for entry in logprobs)
 
     def _table(self, rows: Iterable[_Row]) -> dict[str, Any]:
         """Return OpenAI's table of logprobs, by column; the first token of a prompt has null instead of a value."""

@@ -206,8 +206,7 @@ class _Elements:
             return self._link(node)
         if node.type == "inline" or (node.type == "paragraph" and node.hidden):
             return self._children(node)
-        tag, inner = node.tag, self._children
-        attributes: dict[str, Any] = {}
+        tag, attributes, inner = node.tag, dict[str, Any](), self._children
         match node.type:
             case "softbreak" | "hardbreak":
                 tag = "br"

@@ -7,7 +7,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -285,7 +285,7 @@ async def _save(call: Call[SlotBody], number: int) -> dict[str, Any]:
         with atomic_write(path) as file:
             file.write(content)
 
-    count, content = await _run_on_slot(call, number, pack)
+    count, content = await asyncio.wrap_future(call.model.service.on_slot(number, pack))
     try:
         await asyncio.to_thread(write)
     except IsADirectoryError as error:
@@ -319,7 +319,7 @@ async def _restore(call: Call[SlotBody], number: int) -> dict[str, Any]:
             raise ApiError(400, f"{path.name} does not fit into a slot: {error}", param="filename") from error
         return int(count)
 
-    count = await _run_on_slot(call, number, unpack)
+    count = await asyncio.wrap_future(call.model.service.on_slot(number, unpack))
     return {"filename": path.name, "n_restored": count, "n_read": len(content)}
 
 
@@ -329,14 +329,10 @@ async def _erase(call: Call[SlotBody], number: int) -> dict[str, Any]:
         sequence.clear()
         return count
 
-    return {"n_erased": await _run_on_slot(call, number, clear)}
+    return {"n_erased": await asyncio.wrap_future(call.model.service.on_slot(number, clear))}
 
 
 _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
-
-
-async def _run_on_slot(call: Call[SlotBody], number: int, work: Callable[[SequenceModel], Any]) -> Any:
-    return await asyncio.wrap_future(call.model.service.on_slot(number, work))
 
 
 def _checksum(count: int, body: bytes | memoryview) -> int:
