@@ -104,6 +104,7 @@ def test_access_requires_key_except_for_health() -> None:
         assert status(headers={name: value.encode()}, keys=["schlüssel", "second"]) == expected, (name, value)
     for path, expected in (("/health", 200), ("/v1/health", 200), ("/nothing", 401), ("/v1/models", 401)):
         assert status(path, keys=["k"]) == expected, path
+    assert send(make_server()[0], "/api/chat", settings={"keys": ["k"]}).json() == {"error": "Invalid API Key"}
 
 
 def test_page_is_public_and_has_strict_content_security_policy() -> None:
