@@ -35,6 +35,8 @@ BEGUN = {"role": "assistant", "content": "The answer is "}
 CALLED = BEGUN | {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 ALLOWED = {"mode": "required", "tools": [{"name": "x", "parameters": {}}]}
 JSON_TEXT = f"[{'[],' * (MAX_VALUES // 2)}[]]"
+FORM = {"type": "json_schema", "schema": LOOK["parameters"]}
+COMBINED = "guided_json cannot be combined with"
 TOO_MUCH_JSON = f"must have at most {MAX_VALUES:,} JSON values"
 BIASES = {"logit_bias": [[1, 1.0]] * (MAX_TOKENS // 2)}
 TOO_MANY_BIASES = f"logit_bias must have at most {MAX_TOKENS:,} tokens for all answers together"
@@ -118,6 +120,7 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": BOGUS}}}),
         ("response_format", {"response_format": {"type": "json_schema", "json_schema": STRICT}}),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        (f"{COMBINED} response_format", {"response_format": FORM, "guided_json": {}}),
         # Tools
         ("tool_choice", {"tool_choice": "required"}),
         (
@@ -248,6 +251,7 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": -1}}),
         ("output_config.effort", {"output_config": {"effort": "all"}}),
         ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),
+        (f"{COMBINED} output_config.format.schema", {"output_config": {"format": FORM}, "guided_json": {}}),
     ],
     RESPONSES: [
         *(("input", {"input": value}) for value in (None, 3, ["x"])),
@@ -274,6 +278,7 @@ INVALID: dict[str, list[tuple[str, Fields]]] = {
         ("tool_choice.type", {"tool_choice": {"type": "web_search"}}),
         ("text.format.type", {"text": {"format": {}}}),
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
+        (f"{COMBINED} text.format.schema", {"text": {"format": FORM}, "guided_json": {}}),
         ("reasoning.effort", {"reasoning": {"effort": "all"}}),
         (
             f"input[0].arguments {TOO_MUCH_JSON}",

@@ -1,4 +1,4 @@
-"""Tests of Ollama's API with a scripted engine: requests, responses, streams and errors as its clients expect them."""
+"""Tests of what Ollama's API says of a model, and of its embeddings; the recorded exchanges show its answers."""
 
 from __future__ import annotations
 
@@ -10,43 +10,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 from support.fake_embedder import CountingEmbedder
-from support.fake_service import Script
-from support.http import (
-    allows,
-    ask,
-    demo_vocabulary,
-    get_error,
-    make_server,
-    send,
-    thinking_vocabulary,
-)
+from support.http import ask, demo_vocabulary, get_error, make_server, send, thinking_vocabulary
 from support.model_files import write_vocabulary
 
 from ngramspec.llama.vocabulary import Vocabulary
-
-TEXT = "Hello, world"
-USER = {"role": "user", "content": "hi"}
-CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
-PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
-BODIES = {"/api/chat": CHAT, "/api/generate": PROMPT}
-PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
-
-
-@pytest.mark.parametrize("body", [CHAT, PROMPT, PROMPT | {"raw": True}])
-def test_ollama_format_becomes_a_grammar(body: dict[str, Any]) -> None:
-    path = "/api/chat" if "messages" in body else "/api/generate"
-    for form, texts in (
-        (PARAMETERS, ['{"at": 1}', '{"b": 1}']),
-        ("json", ['{"b": 1}', "5"]),
-        # Unsupported keywords are ignored, as in Ollama.
-        (PARAMETERS | {"propertyNames": {"pattern": "b"}}, ['{"at": 1}', '{"b": 1}']),
-    ):
-        _, service = ask(path, body | {"format": form}, Script("{}"))
-        assert [allows(service, text) for text in texts] == [True, False]
-    for nothing in ({}, {"format": ""}):
-        assert ask(path, body | nothing)[1].requests[0].sampling.grammar is None
 
 
 def test_ollama_generate_with_suffix_requires_fill_in_the_middle(tmp_path: Path) -> None:
