@@ -64,7 +64,6 @@ class Endpoint:
     # defects of the server.
     handler: Callable[[Call[Any]], Awaitable[Response]]
     body: type[Body] | None = None  # model of the JSON of a request; `None` if its method is GET
-    list_field: str = ""  # field that contains the JSON of a request if it is a list
 
     @property
     def method(self) -> str:
@@ -90,7 +89,7 @@ class Endpoint:
         try:
             query = {**QueryParams(scope["query_string"]), **scope.get("path_params", {})}
             # The body may be empty, such as in POST /slots/N?action=erase.
-            body, data = await _read_json(raw if raw and self.body else b"{}", self.body or Body, self.list_field)
+            body, data = await _read_json(raw if raw and self.body else b"{}", self.body or Body)
             server: Server = scope["app"].state.server
             call = Call(server, body, data, scope[COUNTERS], query, Headers(scope=scope), scope[FORMAT])
             response = await self.handler(call)
@@ -110,7 +109,7 @@ ENDPOINTS = (
     Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), status.model),
     Endpoint(("/props",), status.props),
     Endpoint(("/lora-adapters",), status.lora_adapters),
-    Endpoint(("/lora-adapters",), status.scale_lora_adapters, status.AdaptersBody, "adapters"),
+    Endpoint(("/lora-adapters",), status.scale_lora_adapters, status.AdaptersBody),
     Endpoint(("/slots",), status.slots),
     Endpoint(("/slots/{id_slot}",), status.slot_action, status.SlotBody),
     Endpoint(("/metrics",), status.metrics),
@@ -228,13 +227,13 @@ def _has_many_values(raw: bytes) -> bool:
     return sum(islice(values, MAX_VALUES + 1)) > MAX_VALUES
 
 
-async def _read_json(raw: bytes, model: type[B], list_field: str) -> tuple[B, dict[str, Any]]:
+async def _read_json(raw: bytes, model: type[B]) -> tuple[B, dict[str, Any]]:
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):
         raise ApiError(413, f"the request contains more than {MAX_VALUES:,} values")
     try:
         if len(raw) < LARGE_JSON:
-            return _parse(raw, model, list_field)
-        return await asyncio.to_thread(_parse, raw, model, list_field)
+            return _parse(raw, model)
+        return await asyncio.to_thread(_parse, raw, model)
     except ApiError:  # which may be a ValueError
         raise
     except RecursionError:
@@ -245,15 +244,15 @@ async def _read_json(raw: bytes, model: type[B], list_field: str) -> tuple[B, di
         raise ApiError(400, f"the request is not valid JSON: {error}") from error
 
 
-def _parse(raw: bytes, model: type[B], list_field: str) -> tuple[B, dict[str, Any]]:
+def _parse(raw: bytes, model: type[B]) -> tuple[B, dict[str, Any]]:
     """Parse JSON. Raises ValueError, UnicodeEncodeError for unpaired surrogates, RecursionError, or ApiError."""
     text = raw.decode("utf-8-sig")
     data: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=_read_whole_number)
     if "\\ud" in text.lower():  # there is no other way to write half a surrogate pair
         json.dumps(data, ensure_ascii=False).encode()
-    if not isinstance(data, list if list_field else dict):
-        raise ApiError(400, f"the request must be a JSON {'list' if list_field else 'object'}")
-    fields: Any = {list_field: data} if list_field else data
+    if not isinstance(data, list if model.list_field else dict):
+        raise ApiError(400, f"the request must be a JSON {'list' if model.list_field else 'object'}")
+    fields: Any = {model.list_field: data} if model.list_field else data
     return parse(model, fields), fields
 
 

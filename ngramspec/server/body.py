@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -65,6 +65,7 @@ class Body(BaseModel):
     """The JSON object of a request, or an object in it."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+    list_field: ClassVar[str] = ""  # field that contains the JSON of a request if it is a list
     __hash__ = object.__hash__  # otherwise pydantic would copy default values that are bodies for each request
 
     @model_validator(mode="before")

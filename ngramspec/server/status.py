@@ -103,6 +103,7 @@ async def lora_adapters(call: Call[Body]) -> Response:
 
 
 class AdaptersBody(Body):
+    list_field = "adapters"
     adapters: Items[Scale]
 
 
