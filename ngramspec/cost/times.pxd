@@ -29,8 +29,8 @@ cdef class PassTimes:
     cdef Py_ssize_t _plain_at
     cdef list _run
     cdef list _bounds
-    cdef list _n_changes
-    cdef list _unpaired
+    cdef list _recent_drafts
+    cdef bint _has_past
     cdef PassTimes _root
     cdef dict _others
     cdef dict _batches

@@ -8,12 +8,14 @@ quiet, because each of these rules holds on a busy machine too:
    divided by the ratio of its size. It only books gains and losses. Load, threads and the context change all sizes
    alike, and so hardly change a cost.
 2. A *ratio* is learned only from pairs: a pass with a draft and a plain one at most `REACH` passes apart, so that what
-   slows the machine down hits both. The median of the last `WINDOW` pairs counts. Old values stay believed until there
-   are new ones. Five in a row beyond `JUMP` replace all others.
+   slows the machine down hits both. If the plain pass after it is slower than the one before, the later one counts,
+   because the machine may have slowed down in between. The median of the last `WINDOW` pairs counts. Old values stay
+   believed until there are new ones. Five in a row beyond `JUMP` replace all others.
 3. One pass proves little, because it may have been interrupted: a plain one that takes twice the level is no partner,
    a single value only lowers a ratio, and a pass is charged at most `JUMP` of its expected time until a second one of
    its size confirms what it took.
-4. A size without values is corrected as far as its nearest neighbours were.
+4. A size without values is corrected as far as its nearest neighbours were; beyond what an earlier process knew, only
+   by neighbours with `FEW` values.
 5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
    It is at most what two passes that follow a change took beyond a plain one.
 
@@ -48,7 +50,6 @@ NEVER = 1 << 40
 SHORTEST = 1e-9  # minimum seconds of a pass, for clocks that stand still
 MOVED = 0.02  # change of a ratio from which on the tables are rebuilt
 PADDED = 0.97  # maximum cost of a padded batch, as a part of that of the size that fits
-DEAREST = 8.0  # maximum charge for a change of size that was seldom seen
 CHANGE = 1.05  # a change of size costs something only if the median pass after it takes longer than this
 SPLIT = 2.0  # maximum cost of a batch that was not seen for long, over that of smaller ones in its place
 WORST = 1.5  # maximum cost of a batch over that of its tokens one by one
@@ -99,6 +100,12 @@ class Window:
         self.value = median(values)
         return is_new
 
+    def replace(self, value: float, new: float) -> None:
+        """Replace a value, unless it is gone."""
+        if value in self.values:
+            self.values[self.values.index(value)] = new
+            self.value = median(self.values)
+
     @property
     def cautious_value(self) -> float:
         """The median, or the lowest of few values, because some may have been interrupted; 0 without one."""
@@ -142,11 +149,11 @@ class PassTimes:
         self.level = 1.0 if is_fixed else 0.0  # seconds of a plain pass now; 0 if unknown
         self._plain = self._plain_level = 0.0  # seconds of the last plain pass, and the level then
         self._plain_at = -NEVER
-        self._n_changes = [0, 0]  # number of passes first and second after a change of size
         self._bounds = [0.0, 0.0]  # costs of the last passes first and second after a change, if they refute its cost
         self._run = [0.0, 0.0]  # seconds of the last plain passes that came first and second after a change of size
-        self._unpaired: list[tuple[int, float, float, int]] = []  # size, seconds, cost of the change, pass
-        self.pairs = pairs
+        # Of the passes since the last plain one: size, seconds, cost of the change, pass, and whether it was paired.
+        self._recent_drafts: list[tuple[int, float, float, int, bool]] = []
+        self.pairs, self._has_past = pairs, pairs > 0
         self.largest = 1  # largest size whose cost was seen, beyond `offset`
         self._root = self if root is None else root
         self._others: dict[int, PassTimes] = {}  # by number of texts
@@ -266,7 +273,10 @@ class PassTimes:
             return False
         if passes >= CHECK and (not self._plain or not 1 / JUMP < self.level / self._plain_level < JUMP):
             return True
-        return bool(self._unpaired) and len(self._ratios[nearest(self._unpaired[-1][0])].values) < FEW
+        if not self._recent_drafts:
+            return False
+        size, *_, is_paired = self._recent_drafts[-1]
+        return not is_paired and len(self._ratios[nearest(size)].values) < FEW
 
     def begin_pass(self, size: cython.Py_ssize_t) -> tuple[int, int]:
         """Set the size of the last pass, without its time; return the values of `last` and `_position` before."""
@@ -303,22 +313,18 @@ class PassTimes:
         is_known: cython.bint = size == 1
         if size > 1:
             is_known = len(self._ratios[nearest(size)].values) > 1
-            if now - self._plain_at <= REACH:
+            is_paired: cython.bint = now - self._plain_at <= REACH
+            if is_paired:
                 correction = self._learn(size, seconds / self._plain - extra)
-            else:
-                self._unpaired.append((size, seconds, extra, now))
-                del self._unpaired[:-REACH]  # earlier ones are too far from any plain pass to come
+            self._recent_drafts.append((size, seconds, extra, now, is_paired))
+            del self._recent_drafts[:-REACH]  # earlier ones are too far from any plain pass to come
         else:
             correction = self._observe_plain(position, seconds)
-        is_rare = False
-        if position < 2:
-            self._n_changes[position] += 1
-            is_rare = self._n_changes[position] <= RUN
         cost: cython.double = seconds / level
         is_surprising = not (self.pairs or size == 1) or (
             is_known and not expected < JUMP * cost < JUMP * JUMP * expected
         )
-        return Charge(min(cost, JUMP * expected + (DEAREST if is_rare else 0.0)), correction, is_surprising)
+        return Charge(min(cost, JUMP * expected), correction, is_surprising)
 
     def _follow(self, seconds: cython.double) -> cython.double:
         """Return the level after a pass that shows one of `seconds`."""
@@ -329,7 +335,7 @@ class PassTimes:
         return self.level
 
     def _observe_plain(self, position: cython.Py_ssize_t, seconds: cython.double) -> cython.double:
-        """Learn from a plain pass, and pair it with the passes that wait for one; return the correction."""
+        """Learn from a plain pass, and pair it with those before it; return the correction."""
         correction, now, level = 0.0, self._root._now, self.level
         if position < 2:
             self._run[position] = seconds
@@ -337,11 +343,19 @@ class PassTimes:
             self._learn_change(seconds)
         is_clean = position >= 2 or not self.change
         if is_clean and (not self._plain or seconds <= INTERRUPTED * level):
+            before, is_slower = self._plain, seconds > JUMP * self._plain > 0
             self._plain, self._plain_at, self._plain_level = seconds, now, level
-            for n, other, change, at in self._unpaired:
-                if now - at <= REACH:
+            for n, other, change, at, is_paired in self._recent_drafts:
+                if now - at > REACH:
+                    continue
+                if not is_paired:
                     correction += self._learn(n, other / seconds - change)
-            self._unpaired.clear()
+                elif is_slower:
+                    old, new = (to_value(n, other / plain - change) for plain in (before, seconds))
+                    self._ratios[nearest(n)].replace(old, new)
+            if is_slower:
+                self._rebuild()
+            self._recent_drafts.clear()
         return correction
 
     def book(self, cost: float, parts: Sequence[int], seconds: float) -> Charge:
@@ -361,9 +375,8 @@ class PassTimes:
     def _learn(self, size: cython.Py_ssize_t, cost: cython.double) -> cython.double:
         """Learn a ratio. Return what its new value adds to what the passes that showed it were charged."""
         key = nearest(size)
-        cost = 1.0 + (cost - 1.0) * (key - 1) / (size - 1)
         window, before = self._ratios[key], self.ratio(key + self.offset)
-        is_new = window.add(max(LOWEST, min(cost, WORST * key)), self._root._now)
+        is_new = window.add(to_value(size, cost), self._root._now)
         self.pairs += 1
         self.largest = max(self.largest, size)
         values = window.values
@@ -388,7 +401,7 @@ class PassTimes:
             before, self._extra[position] = self._extra[position], cost - 1.0 if is_certain and cost > CHANGE else 0.0
             if not before and self._extra[position] > JUMP - 1.0:  # what was learned without it contains it
                 self._ratios = {n: Window() for n in self._prior}
-                self._unpaired.clear()
+                self._recent_drafts.clear()
                 self._rebuild()
 
     def _bound_change(self, position: int, cost: float) -> float:
@@ -413,7 +426,11 @@ class PassTimes:
                 ratios[n] = window.value
             elif values:  # a single value may only lower what was believed, because it may have been interrupted
                 ratios[n] = min(values) if len(values) > 1 else min(window.before or prior[n], *values)
-        factors = {n: max(0.0, r - 1.0) / max(0.01, prior[n] - 1.0) for n, r in ratios.items() if n > 1} or {1: 1.0}
+        factors = {
+            n: max(0.0, ratio - 1.0) / max(0.01, prior[n] - 1.0)
+            for n, ratio in ratios.items()
+            if n > 1 and (ratio <= prior[n] or not self._has_past or len(self._ratios[n].values) >= FEW)
+        } or {1: 1.0}
         known, seen = 1, dict(ratios)
         for n in SIZES:
             if n in ratios:
@@ -467,6 +484,12 @@ def nearest(size: int) -> int:
         if n >= size:
             return n
     return LARGEST
+
+
+def to_value(size: int, cost: float) -> float:
+    """Return the value of `nearest(size)` that a pass over `size` tokens shows by its cost."""
+    key = nearest(size)
+    return max(LOWEST, min(1.0 + (cost - 1.0) * (key - 1) / (size - 1), WORST * key))
 
 
 def interpolate(points: Mapping[int, float], n: int) -> float:

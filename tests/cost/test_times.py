@@ -41,6 +41,23 @@ def test_one_interruption_raises_nothing_and_is_hardly_charged() -> None:
     assert teach(PassTimes(COSTS), 16, 2.0, pairs=1).ratio(16) == pytest.approx(2.0)
 
 
+def test_load_that_begins_during_drafts_hardly_changes_a_ratio() -> None:
+    """The first plain pass after the drafts shows that the machine has slowed down."""
+    times = PassTimes(COSTS)
+    passes = [(1, 1.0), (2, 2.8), (2, 2.8), (4, 3.6), (1, 2.0)]
+    charges = [times.observe(size, 0.01 * seconds) for size, seconds in passes]
+    assert times.ratio(2) == pytest.approx(1.4)
+    assert times.ratio(4) == pytest.approx(1.8)
+    assert sum(charge.cost + charge.correction for charge in charges[1:]) < 2 * 1.3 * 1.4 + 1.3 * 1.8 + 2.5
+
+
+def test_few_values_correct_other_sizes_only_without_a_past() -> None:
+    corrected = pytest.approx(1 + (COSTS[8] - 1) * 0.3 / 0.2)
+    assert teach(PassTimes(COSTS), 2, 1.3, pairs=2).ratio(8) == corrected
+    assert teach(PassTimes(COSTS, pairs=24), 2, 1.3, pairs=2).ratio(8) == pytest.approx(COSTS[8])
+    assert teach(PassTimes(COSTS, pairs=24), 2, 1.3, pairs=3).ratio(8) == corrected
+
+
 def test_passes_surprise_only_if_their_size_is_known() -> None:
     """The first answer of a model on a quiet machine, whose batches cost twice as much as the default prior says."""
     times = PassTimes()

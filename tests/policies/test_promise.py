@@ -9,6 +9,7 @@ score is counted without noise and load, so that luck does not decide.
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from itertools import cycle, pairwise
 from statistics import fmean
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.grid import grid
+from support.passes import draft
 from support.recordings import make_recordings
 from support.simulation import SIZES, Decoding, Machine
 
@@ -25,6 +27,7 @@ from ngramspec.drafting.draft import Ask, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.tokens import common_prefix
 
+SHORT_CURVES = ("cpu-1.5b-q4_0", "cuda-34b-q8_0")
 PART = 1000  # passes; the promise holds after the first ones
 WINDOW = 256  # tokens
 
@@ -122,6 +125,31 @@ DISTURBANCES: dict[str, dict[str, Any]] = {
 def test_whatever_disturbs_speed_is_near_that_of_known_costs(disturbance: str, curve: str) -> None:
     machine = make_machine(curve, **DISTURBANCES[disturbance])
     assert fmean(compare(curve, machine, PassTimes(), 3 * PART)) > 0.85
+
+
+@pytest.mark.parametrize("curve", ["moe-mlx", *(pytest.param(c, marks=pytest.mark.exhaustive) for c in SHORT_CURVES)])
+def test_short_answers_gain_whatever_disturbs(curve: str) -> None:
+    """Each answer is of a process that knows only what the one before it stored."""
+    times, speeds, good, poor = PassTimes(), list[float](), draft([0.95] * 40), draft([0.4, 0.3, 0.2])
+    for seed in range(3):
+        machine = make_machine(curve, seed, load=True, interrupted=0.05)
+        rng = machine.random
+
+        def next_draft(rng: random.Random = rng) -> tuple[Draft, int]:
+            if rng.random() < 0.25:
+                return poor, int(rng.random() < 0.3)
+            return good, next((i for i in range(40) if rng.random() > 0.95), 40)
+
+        for _ in range(60):
+            decoding = Decoding(machine, times)
+            while len(decoding.ends) <= 130:
+                decoding.step(next_draft)
+            speeds.append(decoding.speed)
+            stored = times.to_json()
+            ratios = {int(n): ratio for n, ratio in stored["ratios"].items()}
+            times = PassTimes(ratios, tuple(stored["change"]), pairs=stored["pairs"])
+    assert min(speeds) > 0.95
+    assert sum(speed < 1.1 for speed in speeds) < 0.06 * len(speeds)
 
 
 @grid(switch=(0.0, 0.3, 1.0), curve=("cpu-1.5b-q4_0", "cuda-34b-q8_0", "cuda-4090-8b-q4_0"))
