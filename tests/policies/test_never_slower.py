@@ -138,36 +138,41 @@ def test_cost_policy_without_drafts_asks_drafter_less_often(ask: float) -> None:
     assert ask >= 0.5 or decoding.asked >= 0.9 * decoding.passes
 
 
-@cache
-def seconds(curve: str, texts: int, split: bool, wrong: int) -> float:
-    """Return the time on the mock's clock for the texts; every guess at a `wrong`-th position is wrong, or 0: none."""
+def decode_together(curve: str, texts: int, split: bool, wrong: int) -> tuple[float, float]:
+    """Return the time on the mock's clock for texts, and for the same tokens in plain passes of as many texts.
+
+    Every guess at a `wrong`-th position is wrong.
+    """
     tokens = min(400, 1600 // texts)
     model = MockShared(texts, split=split, seconds=lambda n: 0.01 * CURVES[curve](n), peak=3.0)
     clock = model.clock.perf_counter
     times = PassTimes({n: CURVES[curve](n) for n in SIZES})
-    writer = Writer(model, times, ExactnessMode(), drafts=wrong > 0, draft_max=63, clock=clock)
+    writer = Writer(model, times, ExactnessMode(), drafts=True, draft_max=63, clock=clock)
     requests = []
     for sequence in model.sequences:
         request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)
         request.prepare(sequence, sequence, counts_calls=False)
-        text = plain_generate(MockTarget(peak=3.0), [1, sequence.number], tokens, Sampling()) if wrong else []
+        text = plain_generate(MockTarget(peak=3.0), [1, sequence.number], tokens, Sampling())
         request.start(sequence, TextDrafts(Oracle(text, wrong)), aligned=False, max_chunk=lambda: 512)
         while request.reader is not None:
             request.read()
         requests.append(request)
-    began = model.clock.now
+    began, plain = model.clock.now, 0.0
     while requests:
-        writer.step(requests)
+        sequences = [request.sequence for request in requests if request.sequence]
+        n_tokens = sum(len(step.tokens) for _, step, *_ in writer.step(requests) if step is not None)
+        parts = model.batches([1] * len(sequences), sequences)
+        plain += n_tokens / len(requests) * sum(0.01 * CURVES[curve](part) for part in parts)
         requests = [request for request in requests if request.text is not None and request.text.stop is None]
-    return model.clock.now - began
+    return model.clock.now - began, plain
 
 
 @grid(curve=CURVES, texts=(1, 2, 4, 8), wrong=(2, 1, 20), split=(False, True))
 def test_cost_policy_with_several_texts_never_exceeds_time_bound(
     curve: str, texts: int, wrong: int, split: bool
 ) -> None:
-    drafted, plain = (seconds(curve, texts, split, number) for number in (wrong, 0))
-    # Each number of texts has a separate loss budget, and after accepted drafts the texts end one after the other.
+    drafted, plain = decode_together(curve, texts, split, wrong)
+    # After accepted drafts the texts end one after the other, and each number of texts has a separate loss budget.
     assert drafted <= 1.02 * plain + 0.01 * sum(map(CURVES[curve], range(1, texts + 1)))
     if curve in ("flat", "a little more each") and wrong == 20:
         assert drafted < 0.5 * plain
