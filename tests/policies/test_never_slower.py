@@ -7,7 +7,6 @@ passes. Wrong costs, and what disturbs their measurement, are the subject of `te
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
