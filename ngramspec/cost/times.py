@@ -151,7 +151,7 @@ class PassTimes:
         self._plain_at = -NEVER
         self._bounds = [0.0, 0.0]  # costs of the last passes first and second after a change, if they refute its cost
         self._run = [0.0, 0.0]  # seconds of the last plain passes that came first and second after a change of size
-        # Of the passes since the last plain one: size, seconds, cost of the change, pass, and whether it was paired.
+        # Size, seconds, cost of the change, and number of the last passes, and whether each was paired.
         self._recent_drafts: list[tuple[int, float, float, int, bool]] = []
         self.pairs, self._has_past = pairs, pairs > 0
         self.largest = 1  # largest size whose cost was seen, beyond `offset`
@@ -273,10 +273,9 @@ class PassTimes:
             return False
         if passes >= CHECK and (not self._plain or not 1 / JUMP < self.level / self._plain_level < JUMP):
             return True
-        if not self._recent_drafts:
-            return False
-        size, *_, is_paired = self._recent_drafts[-1]
-        return not is_paired and len(self._ratios[nearest(size)].values) < FEW
+        for size, *_, is_paired in self._recent_drafts[-1:]:
+            return not is_paired and len(self._ratios[nearest(size)].values) < FEW
+        return False
 
     def begin_pass(self, size: cython.Py_ssize_t) -> tuple[int, int]:
         """Set the size of the last pass, without its time; return the values of `last` and `_position` before."""
@@ -346,11 +345,9 @@ class PassTimes:
             before, is_slower = self._plain, seconds > JUMP * self._plain > 0
             self._plain, self._plain_at, self._plain_level = seconds, now, level
             for n, other, change, at, is_paired in self._recent_drafts:
-                if now - at > REACH:
-                    continue
-                if not is_paired:
+                if not is_paired and now - at <= REACH:
                     correction += self._learn(n, other / seconds - change)
-                elif is_slower:
+                elif is_paired and is_slower:
                     old, new = (to_value(n, other / plain - change) for plain in (before, seconds))
                     self._ratios[nearest(n)].replace(old, new)
             if is_slower:
