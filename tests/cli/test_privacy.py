@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("u
 SECRET = "zanzibar quetzal marzipan"
 """Word in every text that ngramspec receives."""
 
-FEW = ["-t", "1", "-c", "512", "-n", "64", "--exact", "off"]
+FEW = ["-t", "1", "-c", "512", "-n", "128", "--exact", "off"]
 
 
 def section(heading: str) -> str:
