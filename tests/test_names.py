@@ -61,7 +61,7 @@ A handler of AttributeError also asks whether an attribute exists."""
 
 
 WAYS = re.compile(r"(has|get|set)attr\(|__dict__|vars\(|AttributeError")
-"""What `undeclared` looks for; the other files need not be parsed."""
+"""Pattern of the text of files that `undeclared` must parse."""
 
 
 def undeclared(tree: ast.AST) -> Iterator[str]:

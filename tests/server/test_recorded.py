@@ -78,7 +78,7 @@ def replay(exchange: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode(exchange: Mapping[str, Any]) -> str:
-    """Return JSON with a line for each field and for each item of a list."""
+    """Return JSON in which each field and each item of a list is on a new line."""
     fields = list[str]()
     for name, value in exchange.items():
         text = json.dumps(value, ensure_ascii=False)
