@@ -98,7 +98,8 @@ def within_the_limit(item: pytest.Item) -> Generator[None, object, object]:
     before = processor_seconds()
     result = yield
     taken = processor_seconds() - before
-    limited = not (item.get_closest_marker("exhaustive") or item.config.getoption("--exhaustive"))
+    is_slow = "MUTATION_SOURCES" in os.environ  # the sources of compiled modules
+    limited = not (is_slow or item.get_closest_marker("exhaustive") or item.config.getoption("--exhaustive"))
     if limited and taken > SECONDS and taken > SECONDS * yardstick() / YARDSTICK:
         pytest.fail(f"it took {taken:.1f} s of processor time: make it faster, or mark it as exhaustive", pytrace=False)
     return result

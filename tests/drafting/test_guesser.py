@@ -34,7 +34,8 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 def test_drafting_constants_in_several_modules_agree() -> None:
     """The compiler requires these constants in each module; with different ones, writes could exceed an array."""
     folder = Path(str(drafting.__file__)).parents[1]
-    paths = [*(folder / "drafting" / "mixture").glob("*.py"), folder / "decoding" / "branches.py"]
+    # Branches are a leaf, which may have been deleted.
+    paths = [*(folder / "drafting" / "mixture").glob("*.py"), *(folder / "decoding").glob("branches.py")]
     declared = re.compile(r"^([A-Z_]+) = cython\.declare\([\w.]+, (.*?)\)(?:  #.*)?$", re.MULTILINE)
     found = {path.stem: dict(declared.findall(path.read_text("utf-8"))) for path in paths}
     ours, mixer, counts = (found[name] for name in ("position_scorer", "chance_mixer", "context_counts"))
@@ -50,7 +51,7 @@ def test_drafting_constants_in_several_modules_agree() -> None:
         "ORDERS": ("history", "context_counts", "pointers", "answers"),
     }
     for name, modules in users.items():
-        assert len({found[module][name] for module in modules}) == 1, name
+        assert len({found[module][name] for module in modules if module in found}) == 1, name
 
 
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:
