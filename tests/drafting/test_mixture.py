@@ -186,7 +186,7 @@ def test_mixture_in_new_process_loads_saved_state(tmp_path: Path) -> None:
     ours, theirs = following.propose(Ask(4)), stranger.propose(Ask(4))
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
-    assert path.stat().st_size < 100_000
+    assert path.stat().st_size < 2_000_000
 
 
 def test_mixture_with_damaged_state_file_ignores_and_replaces_it(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_mixture_save_state_after_write_error_keeps_old_file(tmp_path: Path, mon
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weight_files.np, "savez_compressed", full)
+    monkeypatch.setattr(weight_files.np, "savez", full)
     learner.save_state()
     MixtureDrafter(state_path=path / "no folder").save_state()
     assert path.read_bytes() == before

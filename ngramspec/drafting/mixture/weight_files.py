@@ -44,11 +44,11 @@ def read(path: Path) -> Arrays:
 
 def save(path: Path, weights: Mapping[str, memoryview]) -> None:
     """Write a file completely or not at all; do nothing if the folder cannot be created or written."""
-    with suppress(OSError):
+    with suppress(OSError):  # an answer waits for this: to compress 1.6 MB takes 40 ms, to write them 2 ms
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {name: np.asarray(array, np.float32) for name, array in weights.items()}
         with atomic_write(path) as file:
-            np.savez_compressed(file, allow_pickle=False, layout=np.int32(LAYOUT), **arrays)
+            np.savez(file, allow_pickle=False, layout=np.int32(LAYOUT), **arrays)
 
 
 def load_into(weights: Mapping[str, memoryview], arrays: Arrays) -> None:
