@@ -273,9 +273,8 @@ class PassTimes:
             return False
         if passes >= CHECK and (not self._plain or not 1 / JUMP < self.level / self._plain_level < JUMP):
             return True
-        for size, *_, is_paired in self._recent_drafts[-1:]:
-            return not is_paired and len(self._ratios[nearest(size)].values) < FEW
-        return False
+        drafts = self._recent_drafts
+        return bool(drafts) and not drafts[-1][4] and len(self._ratios[nearest(drafts[-1][0])].values) < FEW
 
     def begin_pass(self, size: cython.Py_ssize_t) -> tuple[int, int]:
         """Set the size of the last pass, without its time; return the values of `last` and `_position` before."""
@@ -350,7 +349,7 @@ class PassTimes:
                 elif is_paired and is_slower:
                     old, new = (to_value(n, other / plain - change) for plain in (before, seconds))
                     self._ratios[nearest(n)].replace(old, new)
-            if is_slower:
+            if is_slower and self._recent_drafts:
                 self._rebuild()
             self._recent_drafts.clear()
         return correction
