@@ -13,6 +13,7 @@ from ngramspec.server.answer import Answer, Block
 from ngramspec.server.body import Body, Items, Name, TextPart, join_parts, parts, tagged, whole
 from ngramspec.server.chat import (
     EFFORTS,
+    Chat,
     ChatTask,
     NamedTool,
     Thinking,
@@ -154,7 +155,7 @@ class _OutputConfig(Body):
     format: _Format | None = None
 
 
-class ConversationBody(Generation):
+class ConversationBody(Generation, Chat):
     system: _Texts = ()
     messages: Items[Annotated[_Turn, tagged("role", {"user": _UserTurn, "assistant": _AssistantTurn}, _Turn)]]
     # Other tools, such as web search, run only on Anthropic's servers.

@@ -1,11 +1,11 @@
-"""Chats of all APIs: each has a body with a method `task`, which returns a `ChatTask`, and a `Reply`."""
+"""Chats of all APIs: the body of each is a `Chat`, which becomes a `ChatTask`, and it has a `Reply`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, PlainValidator
 from starlette.responses import Response
@@ -101,13 +101,23 @@ def render_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     return prompt
 
 
-async def count_tokens(call: Call[Any], **fields: str) -> Response:
+class Chat(Body):
+    """The JSON of a chat."""
+
+    def task(self, model: ServedModel) -> ChatTask:
+        raise NotImplementedError
+
+
+C = TypeVar("C", bound=Chat)
+
+
+async def count_tokens(call: Call[C], **fields: str) -> Response:
     """Return the number of tokens in the prompt of a chat, with further fields of an API."""
     prompt = await asyncio.to_thread(lambda: render_prompt(call.model, call.body.task(call.model)))
     return JsonResponse(fields | {"input_tokens": len(prompt.tokens)})
 
 
-async def answer_chat(call: Call[Any], make_reply: Callable[[Call[Any], Sequence[Answer], Toolbox], Reply]) -> Response:
+async def answer_chat(call: Call[C], make_reply: Callable[[Call[Any], Sequence[Answer], Toolbox], Reply]) -> Response:
     """Answer a chat, in the format of an API."""
 
     def prepare() -> Reply:

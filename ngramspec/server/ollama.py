@@ -18,7 +18,7 @@ from ngramspec.chat.families import reasoning_tags
 from ngramspec.sampling.settings import Sampling, TextRules, options
 from ngramspec.server.answer import Answer
 from ngramspec.server.body import Body, FieldError, Items, Name, Tokens, describe_value, refuse, whole
-from ngramspec.server.chat import EFFORTS, ChatTask, Toolbox, ToolFields, Transcript, answer_chat
+from ngramspec.server.chat import EFFORTS, Chat, ChatTask, Toolbox, ToolFields, Transcript, answer_chat
 from ngramspec.server.generation import (
     Alternatives,
     Constraint,
@@ -139,7 +139,7 @@ class _Tool(Body):
     function: ToolFields
 
 
-class ChatBody(_OllamaBody):
+class ChatBody(_OllamaBody, Chat):
     messages: Items[_Message] = ()
     tools: Items[_Tool] = ()
 
@@ -150,7 +150,7 @@ class ChatBody(_OllamaBody):
         return self._make_task(model, _make_messages(self.messages), toolbox)
 
 
-class GenerateBody(_OllamaBody):
+class GenerateBody(_OllamaBody, Chat):
     prompt: str = ""
     suffix: str = ""
     system: str = ""

@@ -27,6 +27,7 @@ from ngramspec.server.body import (
 )
 from ngramspec.server.chat import (
     NO_REASONING,
+    Chat,
     ChatTask,
     FreeText,
     Prediction,
@@ -128,7 +129,7 @@ def _read_think(value: Any) -> str | bool:
     return value
 
 
-class ChatBody(Generation):
+class ChatBody(Generation, Chat):
     messages: Items[Annotated[_Message, tagged("role", {"assistant": _Answer}, _Message)]]
     tools: Items[_Tool] = ()
     functions: Items[ToolFields] | None = None  # older form of tools

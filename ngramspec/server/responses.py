@@ -35,6 +35,7 @@ from ngramspec.server.body import (
 from ngramspec.server.chat import (
     EFFORTS,
     NO_REASONING,
+    Chat,
     ChatTask,
     FreeText,
     Prediction,
@@ -161,7 +162,7 @@ class _Effort(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class ResponsesBody(Generation):
+class ResponsesBody(Generation, Chat):
     input: Annotated[tuple[Body, ...], PlainValidator(_read_input)]
     instructions: str = ""
     tools: _Tools = ()
