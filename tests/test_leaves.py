@@ -45,7 +45,7 @@ LEAVES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("templates", "grammars", "memory", "reasoning budgets", "trace"),
     ),
     "complete": (("ngramspec_cli.complete",), ("beams", "trace")),
-    "edit": (("ngramspec_cli.edit",), ("chat", "templates")),
+    "edit": (("ngramspec_cli.edit", "ngramspec_cli.edited_file"), ("chat", "templates")),
     "server": (
         ("ngramspec_cli.serve", "ngramspec.server", "ngramspec.batching"),
         ("templates", "grammars", "embedder", "reasoning budgets"),

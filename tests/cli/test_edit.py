@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.edit import _HiddenView, find_file, is_complete, merge_lines
+from ngramspec_cli.edit import _HiddenView
+from ngramspec_cli.edited_file import find_file, is_complete, merge_lines
 from support.cli_runner import DEMO, RunResult, run
 from support.http import demo_vocabulary
 from support.scripted_chat import TEMPLATE, make_generate
@@ -113,7 +114,8 @@ def test_answer_ends_at_the_line_that_completes_the_file_in_a_step_of_several() 
         (LONG, f"```py\n{NEW_LONG[:200]}```\n", False),
         (LONG, f"```py\n{NEW_LONG}```sh\nls\n```\n", False),
         (PAGE * 9, f"````md\n{PAGE * 8}{NEW_PAGE}````\n", False),
-        ("", f"```py\n{NEW}```\n", False),
+        ("", f"```py\n{NEW}```\n", True),
+        ("", "```\n```py\n", False),
     ],
 )
 def test_is_complete_at_end_of_fence_around_file(original: str, answer: str, expected: bool) -> None:
