@@ -30,7 +30,7 @@ from time import process_time
 import numpy as np
 
 import ngramspec
-from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.cost.times import PassTimes
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.decoding.text import DraftedText, Drafts
@@ -110,7 +110,7 @@ def format_figures(stream: list[int], size: int, repeat: int) -> str:
         for _ in range(repeat):
             drafter = MixtureDrafter()
             drafter.begin(prompt)
-            microseconds += time_passes(drafter, truth, make_fixed_curve(CURVES[name][0]))
+            microseconds += time_passes(drafter, truth, find_curves(name)[name])
         mean, percentile = sum(microseconds) / len(microseconds), sorted(microseconds)[len(microseconds) * 99 // 100]
         figures.append(f"{mean:9.1f} {percentile:6.0f} {max(microseconds):7.0f}")
     tracemalloc.start()

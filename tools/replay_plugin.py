@@ -38,7 +38,7 @@ class Ours:
     """
 
     def __init__(self, curve: Mapping[str, float] | None = None, memory: bool = False) -> None:
-        points = {str(n): cost for n, cost in CURVES["flat"][0].items()} if curve is None else curve
+        points = CURVES["flat"][0] if curve is None else curve
         self._curve = parse_curve({str(n): cost for n, cost in points.items()})
         target = RecordedTarget(self._curve)
         self._text = DraftedText(Drafts(make_drafter(DEFAULT, memory=memory)), target)

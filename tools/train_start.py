@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.instruments.replay.replay import Recording, Replay
@@ -45,7 +45,7 @@ def read_recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
 def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
     """Return the state learned from the conversations in the format that `weight_files.save` writes."""
     weight_files.START = Path(os.devnull)
-    curves = [make_fixed_curve(CURVES[name][0]) for name in CURVE_NAMES]
+    curves = [find_curves(name)[name] for name in CURVE_NAMES]
     weights = _copy(MixtureDrafter().guesser.global_weights)
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in weights.items()}

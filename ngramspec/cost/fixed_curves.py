@@ -15,9 +15,9 @@ from ngramspec.storage import utf8
 Points = Mapping[int, float]  # cost of a batch by its size
 SWITCH = "switch"  # key of the cost of a change of size in JSON
 
-# Points and source of each curve, by name.
-CURVES: dict[str, tuple[dict[int, float], str]] = {
-    name: ({int(size): cost for size, cost in curve["points"].items()}, curve["source"])
+# Points and source of each curve, by name. The points are those of `parse_curve`, also with the cost of a change.
+CURVES: dict[str, tuple[dict[str, float], str]] = {
+    name: (curve["points"], curve["source"])
     for name, curve in json.loads(Path(__file__).with_name("curves.json").read_bytes()).items()
 }
 
@@ -60,7 +60,7 @@ def find_curves(name: str) -> dict[str, PassTimes]:
     `name` is one of `CURVES`, or the path of a JSON file with one curve, which gets the name of the file, or several.
     """
     if name in CURVES:
-        return {name: make_fixed_curve(CURVES[name][0])}
+        return {name: parse_curve(CURVES[name][0])}
     path = Path(name)
     try:
         text = utf8(path.read_bytes())

@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ngramspec.cost.fixed_curves import CURVES, find_curves, freeze, make_fixed_curve, parse_curve, to_json
+from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze, make_fixed_curve, parse_curve, to_json
 from ngramspec.cost.times import LARGEST, PassTimes
 from ngramspec.data import NGramSpecError
 
 
 @pytest.mark.parametrize("name", CURVES)
 def test_find_curves_by_name_returns_linear_interpolation(name: str) -> None:
-    points = CURVES[name][0]
+    points = dict(CURVES[name][0])
     curve = find_curves(name)[name]
+    assert curve.change == points.pop(SWITCH, 0.0)
     for size in range(1, LARGEST + 1):
-        assert curve.ratio(size) == pytest.approx(np.interp(size, list(points), list(points.values())))
+        assert curve.ratio(size) == pytest.approx(np.interp(size, [int(n) for n in points], list(points.values())))
 
 
 def test_given_curve_accepts_expensive_batches_and_extrapolates_last_slope() -> None:

@@ -27,7 +27,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.fixed_curves import CURVES, find_curves
 from ngramspec.cost.times import PassTimes
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
@@ -156,7 +156,7 @@ def main() -> None:
         contents.append(Content(f"{share:g} %", texts[: max(1, round(len(texts) * share / 100))]))
     if options.files:
         contents += [Content("files", folder=options.files), Content("all and files", texts, options.files)]
-    curves = {name: make_fixed_curve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
+    curves = {name: find_curves(name)[name] for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
     print(f"{len(recordings)} replayed, {len(texts)} to remember")
     for content in contents:
         with open_memory(content, vocabulary) as (memory, size, seconds):
