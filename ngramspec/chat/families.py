@@ -345,8 +345,8 @@ def _read_answer(answer: Answer, family: Family, tags: Mapping[str, str], openin
         tag = yield from answer.skip_space(*tags)
     if tag is None:
         answer.at = 0
-    else:
-        yield from answer.read_until((tags[tag],), partial(answer.add_content, kind="reasoning"))
+    elif (yield from answer.read_until((tags[tag],), partial(answer.add_content, kind="reasoning"))) is None:
+        return  # a closing tag that a limit cut is no content
     if not answer.tools and not family.channels:
         yield from answer.read_until((), answer.add_content)
         return

@@ -555,6 +555,7 @@ def test_parser_separates_reasoning_from_content() -> None:
         for tools in (TOOLS, ()):
             for pieces in ([text], list(text)):
                 assert joined(parse(pieces, "hermes", tools=tools, opening=turn + opening))[:2] == said
+    assert joined(parse(["<think>Hm.</thin"], "hermes", cut=True))[:2] == ("", "Hm.")
     # For a template without tags, tags are text.
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
