@@ -96,16 +96,17 @@ class Passes:
         After a TargetError, or a ValueError for a token that is not in the vocabulary, the caches contain what they did
         before, or less. A UsedAtOnceError does not disturb the pass of the other thread.
         """
-        # There is no lock, because Ctrl-C after its `acquire` would leave it locked. No function is called between
-        # these lines, so nothing can interrupt them.
-        if self.busy or not self._context:
-            self.check()
-        self.busy = True
         end = n_rows = 0
         is_alone = len(feeds) == 1
         starts: list[int] = []
-        state_feeds = None if feeds[0][0].states is None else self._request_states(feeds, states)
+        state_feeds: list[StateFeed] | None = None
+        # There is no lock, because Ctrl-C after its `acquire` would leave it locked. No function is called from here to
+        # the `try`, so nothing can interrupt these lines.
+        if self.busy or not self._context:
+            self.check()
+        self.busy = True
         try:
+            state_feeds = None if feeds[0][0].states is None else self._request_states(feeds, states)
             for cache, tokens, rows in feeds:
                 size, length = len(tokens), cache.length
                 start, end = end, end + size

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import product
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, head
 from ngramspec.llama.head import ARCHITECTURES, Head, Heads, HiddenStates
+from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence
 from ngramspec.llama.target import Target
 from ngramspec.models.check import read_headers
@@ -193,6 +195,16 @@ def test_head_rejects_invalid_calls(target: Target, own: Head) -> None:
         own.rollback(1)
     with pytest.raises(ValueError, match="n_seq above 1"):
         Target(target.weights.path, n_seq=2, mtp=True)
+
+
+def test_target_after_interrupt_while_requesting_states_evaluates(
+    sequence: CacheSequence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Passes, "_request_states", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        sequence.evaluate([5])
+    monkeypatch.undo()
+    assert sequence.evaluate([5]).shape == (1, sequence.n_vocab)
 
 
 def test_hidden_states_of_long_text_keep_latest_tokens(target: Target, sequence: CacheSequence) -> None:
