@@ -32,7 +32,6 @@ from ngramspec.steps import Stats
 
 CLOSED = "the server is shutting down"
 RANK_SECONDS = 1.0  # seconds that each further request of a group waits longer, so that other clients come first
-SAVE_SECONDS = 60.0  # minimum seconds between two saves of the drafter's state; a save takes 10 to 80 milliseconds
 
 
 class Engine:
@@ -72,7 +71,7 @@ class Engine:
         self._writer = Writer(
             model, stored.times, self._exactness, drafts=drafter is not None, draft_max=draft_max, clock=clock
         )
-        self._drafter, self._last_save = drafter, clock()
+        self._drafter = drafter
         self._drafts = {
             sequence.number: Drafts(
                 None if drafter is None else drafter.clone_for_sequence() if sequence.number else drafter
@@ -187,8 +186,6 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ShutdownError(CLOSED))
         self._stored.save()
-        if self._drafter is not None:
-            self._drafter.save_state()
         self._completion.set_result(None)
 
     def _wait(self) -> bool:
@@ -346,9 +343,8 @@ class Engine:
         if sequence is not None:
             self._max_held = max(self._max_held, len(sequence.tokens))
             self._slots.give_back(sequence)
-        if self._drafter is not None and self._clock() - self._last_save > SAVE_SECONDS:
+        if self._drafter is not None:
             self._drafter.save_state()
-            self._last_save = self._clock()
         if self._memory is not None:
             self._memory.add_text([token for token in active.answer if not self._vocabulary.is_eog(token)])
 

@@ -46,8 +46,6 @@ from ngramspec.policies import make_policy
 from ngramspec.steps import Stats, Step
 from ngramspec.tokens import TokenTable
 
-SAVE_AFTER = 1.0  # seconds of passes after which learned data is saved; after every short answer is wasteful
-
 
 class Llama(LlamaCpp):  # type: ignore[misc]
     """`llama_cpp.Llama` with drafts and the same arguments, methods and answers.
@@ -297,7 +295,7 @@ class SpeculativeEvaluator(DraftedText):
         self._stored = StoredTimes(sequence)
         self._sizes = _find_sizes(sequence, owner.exact)
         self._can_draft = len(self._sizes) > 1
-        self._is_checked, self._unsaved = False, 0.0
+        self._is_checked = False
         self.stats = Stats()  # counters over all passes for single tokens
         self._save_at_end = weakref.finalize(self, _save, self._stored, drafter, self.stats)
         self._generation: object = None
@@ -330,9 +328,7 @@ class SpeculativeEvaluator(DraftedText):
             return
         self.active, self._guide = False, None
         self.drop()
-        if self._unsaved > SAVE_AFTER:
-            _save(self._stored, self._drafter, self.stats)
-            self._unsaved = 0.0
+        _save(self._stored, self._drafter, self.stats)
 
     def record_token(self, token: int) -> None:
         self._next_token = token
@@ -428,7 +424,6 @@ class SpeculativeEvaluator(DraftedText):
         )
         current.planning_seconds += overhead
         self._loop.finish(current, done)
-        self._unsaved += done.seconds
         self.stats.add(done)
 
     def drop(self) -> None:

@@ -13,6 +13,7 @@ from support.memories import make_document, open_store
 
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Ask
+from ngramspec.drafting.mixture import drafter as mixture
 from ngramspec.drafting.mixture import weight_files
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -187,9 +188,15 @@ def test_mixture_in_new_process_loads_saved_state(tmp_path: Path) -> None:
     assert ours.tokens == theirs.tokens
     assert all(p > q for p, q in zip(ours.acceptance_probs, theirs.acceptance_probs, strict=True))
     assert path.stat().st_size < 2_000_000
+    path.unlink()
+    last.save_state()  # not so soon after the last time
+    assert not path.exists()
 
 
-def test_mixture_with_damaged_state_file_ignores_and_replaces_it(tmp_path: Path) -> None:
+def test_mixture_with_damaged_state_file_ignores_and_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture, "SAVE_SECONDS", 0.0)
     path = tmp_path / "judge.npz"
     learner = practised(MixtureDrafter(state_path=path))
     learner.save_state()
@@ -241,6 +248,7 @@ def test_mixture_save_state_after_write_error_keeps_old_file(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(weight_files.np, "savez", full)
+    learner._save_at = 0.0
     learner.save_state()
     MixtureDrafter(state_path=path / "no folder").save_state()
     assert path.read_bytes() == before

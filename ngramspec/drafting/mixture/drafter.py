@@ -60,6 +60,7 @@ SLOWER = 1.1  # maximum factor by which one measurement raises the estimated tim
 # A draft ends when the probability that all of it is accepted falls below this value, however cheap a token is. It is
 # lower than `MIN_CHAIN_PROB` of the other drafters, so that the cost of a token decides on GPUs too.
 HOPELESS = 0.004
+SAVE_SECONDS = 10.0  # between two writes of the statistics about tokens, each of which takes 6 ms
 FREE = MarginalCost(0.0, [0.0] * (LONGEST + 1))  # the cost that is used if the caller passes no `price`
 
 
@@ -103,14 +104,16 @@ class MixtureDrafter(Drafter):
         self._drawn_calibrator, self._undrawn_calibrator = ProbabilityCalibrator(), ProbabilityCalibrator()
         self._calibration: tuple[ProbabilityCalibrator, Sequence[float]] | None = None
         self._max_rows, self._row_seconds = 0, 0.0
-        self._state_path = state_path
+        self._state_path, self._save_at = state_path, 0.0
         if state_path is not None:
             weight_files.load_into(self.guesser.token_weights, weight_files.read(state_path))
 
     def save_state(self) -> None:
-        """Store the statistics about tokens; if several processes do so, the last one overwrites the others."""
-        if self._state_path is not None:
+        """Store the statistics about tokens, at most every `SAVE_SECONDS`; the last of several processes wins."""
+        now = time.monotonic()
+        if self._state_path is not None and now >= self._save_at:
             weight_files.save(self._state_path, self.guesser.token_weights)
+            self._save_at = now + SAVE_SECONDS
 
     def clone_for_sequence(self) -> Self:
         """Return a drafter for another sequence at the same time; both share memory and statistics about tokens."""
