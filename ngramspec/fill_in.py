@@ -19,8 +19,6 @@ from typing import NamedTuple, Self
 from ngramspec.backend import Vocabulary
 from ngramspec.data import ModelError
 
-_PROJECT, _FILE = "myproject", "filename"
-
 
 class Limits(NamedTuple):
     """Maximum number of tokens of each part; `None` means all. Tokens far from the middle are cut."""
@@ -69,12 +67,12 @@ def fill_in(
 
     around: list[int] = []
     if marks.project is not None:
-        around += [marks.project, *tokens(f"{_PROJECT}\n")]
+        around += [marks.project, *tokens("myproject\n")]
     for name, text in other_files:
         heading = tokens("\n\n--- snippet ---\n\n") if marks.file is None else [marks.file, *tokens(f"{name}\n")]
         around += [*heading, *tokens(text)]
     if marks.file is not None:
-        around += [marks.file, *tokens(f"{_FILE}\n")]
+        around += [marks.file, *tokens("filename\n")]
 
     prompt_tokens = tokens(prompt)
     start = [marks.prefix, *_last(tokens(before), limits.before), *prompt_tokens]

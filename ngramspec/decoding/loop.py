@@ -28,10 +28,6 @@ from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
 from ngramspec.user_class import UserCodeError
 
-READY = 0.05
-"""A pass whose logits were ready after this share of its time ended at an unknown earlier time."""
-
-
 _ONE_TOKEN = no_draft(1)
 
 
@@ -293,8 +289,8 @@ class DecodingLoop:
         current.rows = current.fetch()
         end = self.clock()
         current.seconds = end - current.began
-        # They had been there for some time, while something else was done.
-        current.is_timed = end - start >= READY * current.seconds
+        # With a shorter wait, they had been there for some unknown time, while something else was done.
+        current.is_timed = end - start >= 0.05 * current.seconds
 
     def report(self, current: Pass) -> Sequence[Step | None]:
         """Learn from a pass, and return the completed step of each text; `None` if an error ended it before."""

@@ -108,9 +108,6 @@ def no_draft(size: int) -> Plan:
     return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
 
 
-_PREFILL = no_draft(0)
-
-
 class DraftedText:
     """A text that passes are made over; `sequence` holds it without its last token."""
 
@@ -245,7 +242,7 @@ class Text(DraftedText):
 
     def first(self, rows: Logits) -> Step:
         """Emit the prefill's token; `rows` are the logits after the prompt, shape (1, n_vocab)."""
-        step = self.commit(_PREFILL, rows)
+        step = self.commit(no_draft(0), rows)
         if step is None:
             assert self.error is not None
             self.settled += 1  # the cache keeps the whole prompt
@@ -289,7 +286,7 @@ class Text(DraftedText):
                 pieces.append(stream.push(stream.pieces.get(token, b"")) + stream.finish())
                 break
             piece = self._pieces[token]
-            # Without stop strings, nearly all pieces are whole characters after whole characters.
+            # Nearly all pieces are whole characters after whole ones, for which the decoder is five times as slow.
             is_whole = not stream.stop and piece.isascii() and not stream.decoder.buffer
             pieces.append(piece.decode() if is_whole else stream.push(piece))
             if stream.stop_string is not None:
@@ -383,9 +380,7 @@ class TextStream:
         """Return the text that a token's bytes release; empty after a stop string."""
         if self.stop_string is not None:
             return ""
-        # Most pieces are whole characters after whole characters, for which the decoder is five times as slow.
-        is_whole = piece.isascii() and not self.decoder.buffer
-        text = self._suffix + (piece.decode() if is_whole else self._marks.get(piece) or self.decoder.decode(piece))
+        text = self._suffix + (self._marks.get(piece) or self.decoder.decode(piece))
         if not self.stop or self._min_tokens_left > 0:
             self._min_tokens_left -= 1
             return text.translate(self._hidden)
