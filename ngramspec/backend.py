@@ -51,7 +51,7 @@ class ExactnessMode:
     """Allowed batch sizes of a request, and the guarantee for its text."""
 
     sizes: tuple[int, ...] | None = None  # allowed batch sizes; `None` means all
-    aligned: bool = False  # alignment of the prefill; see `Target.prefill`
+    aligned: bool = False  # alignment of the prefill; see `Model.prefill`
     bit_identical: bool = False  # True if the text is the same bit for bit with and without drafts
     # Maximum change of a logit by batch size; 0 if `bit_identical` is set or the maximum is not needed.
     max_logit_shift: float = 0.0

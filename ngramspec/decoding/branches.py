@@ -139,7 +139,7 @@ class BranchingLoop(DecodingLoop):
         """Return the token that the target would probably emit, given its logits, or `None` if it is unknown.
 
         The token depends on the emitted tokens and on the last draft, not on a random number that verifies the next
-        draft. So it counts as picked by a rule in the sense of `verify_rejection`, with q = 1.
+        draft. So it counts as picked by a rule in the sense of `Rejection`, with q = 1.
         """
         verifier = text.verifier
         if not isinstance(verifier, RuleVerifier):
