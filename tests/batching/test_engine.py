@@ -19,7 +19,7 @@ from ngramspec.backend import ExactnessMode, Part
 from ngramspec.batching.request import Done, Event, Prefilled, Scored, Slot, Started
 from ngramspec.batching.writer import choose_sizes
 from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, SHARED_SIZES
-from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.data import PromptError, ShutdownError, TargetError
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.request import Request
@@ -477,7 +477,7 @@ LENGTH, VOCABULARY = 96, 2048
 
 def asks(*requests: Request) -> list[tuple[int, int, int]]:
     """Return the numbers of draft tokens, accepted tokens and decode calls of each request, one after the other."""
-    times, memory = make_fixed_curve(CURVES["cpu-1.5b-q4_0"][0]), TextIndexSet()
+    times, memory = find_curves("cpu-1.5b-q4_0")["cpu-1.5b-q4_0"], TextIndexSet()
     model = MockShared(1, n_vocab=VOCABULARY, seconds=times.ratio)
     counts = []
     with run_engine(model, times=times, drafter=MixtureDrafter(memory), memory=memory) as engine:

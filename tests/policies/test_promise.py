@@ -21,7 +21,7 @@ from support.passes import draft
 from support.recordings import make_recordings
 from support.simulation import SIZES, Decoding, Machine
 
-from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.cost.times import PassTimes
 from ngramspec.drafting.draft import Ask, Draft, MarginalCost
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -64,7 +64,7 @@ def decode(machine: Machine, times: PassTimes, passes: int, tokens: int = 1 << 3
 
 
 def make_machine(curve: str, seed: int = 0, **options: Any) -> Machine:
-    return Machine(make_fixed_curve(CURVES[curve][0]).ratio, **{"noise": 0.05, "seed": seed, **options})
+    return Machine(find_curves(curve)[curve].ratio, **{"noise": 0.05, "seed": seed, **options})
 
 
 @cache

@@ -17,7 +17,7 @@ from support.recordings import make_recordings
 
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.cost.fixed_curves import CURVES, make_fixed_curve
+from ngramspec.cost.fixed_curves import CURVES, find_curves, make_fixed_curve, parse_curve
 from ngramspec.cost.times import PassTimes
 from ngramspec.data import NGramSpecError
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -30,8 +30,8 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
 
-CPU = make_fixed_curve(CURVES["cpu-1.5b-q4_0"][0])
-FLAT = make_fixed_curve(CURVES["flat"][0])
+CPU = find_curves("cpu-1.5b-q4_0")["cpu-1.5b-q4_0"]
+FLAT = find_curves("flat")["flat"]
 
 
 class Scripted(Drafter):
@@ -281,7 +281,7 @@ def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[in
 
 
 # With this curve, padding of a batch of 3, 5 or 9 pays.
-ODD = {1: 1.0, 2: 1.1, 3: 3.0, 4: 1.2, 5: 4.0, 8: 1.6, 9: 6.0, 16: 3.0, 64: 60.0}
+ODD = {"1": 1.0, "2": 1.1, "3": 3.0, "4": 1.2, "5": 4.0, "8": 1.6, "9": 6.0, "16": 3.0, "64": 60.0}
 SOME = ("flat", "cpu-1.5b-q4_0", "odd")
 REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CURVES if name not in SOME]
 
@@ -290,8 +290,8 @@ REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CURVES if n
 def test_replay_plugin_equals_internal_replay(ours: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedTarget, "leaves", 0)
     points = ODD if name == "odd" else CURVES[name][0]
-    plugin = ours({str(size): cost for size, cost in points.items()})
-    replay, total = Replay(make_drafter(DEFAULT), curve=make_fixed_curve(points)), ReplayCounts()
+    plugin = ours(points)
+    replay, total = Replay(make_drafter(DEFAULT), curve=parse_curve(points)), ReplayCounts()
     found = []
     for recording in make_recordings(30, seed=3):
         found.append(drive(plugin, recording))
