@@ -46,6 +46,7 @@ class Ours:
         self._loop = DecodingLoop(make_policy("cost"), target.clock)
         self._loop.prepare(self._curve, range(1, LARGEST + 1))
         self._plan: Plan | None = None
+        self._last = 1  # size of the last pass
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a request."""
@@ -67,5 +68,7 @@ class Ours:
             return
         draft, size = self._plan.draft.tokens, self._plan.size
         n_accepted = common_prefix(draft, tokens)
-        current = Pass((self._text,), (self._plan,), size, 0, self._has_proposal, seconds=self._curve.ratio(size))
+        seconds = self._curve.ratio(size) + (self._curve.change if size != self._last else 0)
+        self._last = size
+        current = Pass((self._text,), (self._plan,), size, 0, self._has_proposal, seconds=seconds)
         self._loop.finish(current, Step(tuple(tokens), drafted=draft, accepted=n_accepted))
