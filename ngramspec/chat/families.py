@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from ngramspec.chat.calls import (
@@ -171,6 +171,7 @@ FAMILIES = (
 """All families, in the order in which their markers are looked for in a chat template."""
 
 
+@lru_cache(8)
 def family_of(template: str | None) -> Family | None:
     for family in FAMILIES:
         if template and any(all(marker in template for marker in group) for group in family.markers):
@@ -188,6 +189,7 @@ _REASONING_TAGS = {
 }
 
 
+@lru_cache(8)
 def find_reasoning_tags(template: str | None) -> dict[str, str]:
     """Return the tags around reasoning that a chat template mentions, closing ones by opening ones."""
     source = template or ""

@@ -133,8 +133,6 @@ class _StringHider:
         self._names, self._controls = template.names, template.controls
         self._hides_keys, self._visible = hides_keys, visible
         self._mark = f"x{secrets.token_hex(8)}x"
-        self._name_at_start = re.compile(rf"\s*{self._mark}(\d+)x")
-        self._name_at_end = re.compile(rf"{self._mark}(\d+)x\s*$")
         self._numbers: dict[str, int] = {}
         # Visible control tokens of strings, with the name after or before each of them.
         self._visible_before: set[tuple[str, str]] = set()
@@ -209,13 +207,13 @@ class _StringHider:
                 marks[i] = self._name(mark) if self._controls.search(hidden) else hidden
             # There is a name after a control token that stays, or before it at the end of a string.
             elif i + 1 < len(marks) or parts[-1].strip() or not (i or parts[0].strip()):
-                if not self._name_at_start.match(parts[i + 1]):
+                if not re.match(rf"\s*{self._mark}\d+x", parts[i + 1]):
                     parts[i + 1] = re.sub(r"^\s*", rf"\g<0>{self._name('')}", parts[i + 1])
-                self._visible_before.add((mark, self._name_at_start.findall(parts[i + 1])[0]))
+                self._visible_before.add((mark, re.findall(rf"{self._mark}(\d+)x", parts[i + 1])[0]))
             else:
-                if not self._name_at_end.search(parts[i]):
+                if not re.search(rf"{self._mark}\d+x\s*$", parts[i]):
                     parts[i] = re.sub(r"\s*$", rf"{self._name('')}\g<0>", parts[i], count=1)
-                self._visible_after.add((self._name_at_end.findall(parts[i])[0], mark))
+                self._visible_after.add((re.findall(rf"{self._mark}(\d+)x", parts[i])[-1], mark))
         return "".join(chain.from_iterable(zip(parts, [*marks, ""], strict=True)))
 
     def _hide_part(self, text: str) -> str:

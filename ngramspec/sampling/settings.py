@@ -293,7 +293,7 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        for name, setting in options(self).items():
+        for name, setting in _OPTIONS.items():
             value, valid = getattr(self, name), setting.allowed
             if valid is not None and not valid.accepts(value):
                 raise ValueError(f"{name} must be {valid.description}, got {value}")
@@ -328,7 +328,7 @@ class Sampling:
         if len(set(self.samplers)) < len(self.samplers):
             raise ValueError(f"samplers names one twice: {', '.join(self.samplers)}")
         for name in self._find_changed(lambda setting: setting.sampler not in (None, *self.samplers)):
-            raise ValueError(f"{name} has no effect: samplers does not include {options(self)[name].sampler}")
+            raise ValueError(f"{name} has no effect: samplers does not include {_OPTIONS[name].sampler}")
         if "temperature" not in self.samplers and self.temperature != 1:
             raise ValueError(f"temperature must be 1 if samplers does not include it, got {self.temperature}")
         if "infill" not in self.samplers:
@@ -344,8 +344,8 @@ class Sampling:
 
     def _find_changed(self, is_relevant: Callable[[Option], bool]) -> list[str]:
         """Return the names of the settings of a kind that do not have their default."""
-        defaults = {f.name: f.default for f in fields(self)}
-        return [n for n, setting in options(self).items() if is_relevant(setting) and getattr(self, n) != defaults[n]]
+        names = [name for name, setting in _OPTIONS.items() if is_relevant(setting)]
+        return [name for name in names if getattr(self, name) != self.__dataclass_fields__[name].default]
 
     @property
     def greedy(self) -> bool:
@@ -361,6 +361,9 @@ class Sampling:
     def samples_internally(self) -> bool:
         """True if a sampler draws the token itself, with separate random numbers."""
         return self.mirostat != 0
+
+
+_OPTIONS = options(Sampling)  # finding them takes longer than to check a `Sampling`, of which a request makes several
 
 
 # --------------------------------------------------------------------------- rules of one text

@@ -149,10 +149,8 @@ class Constraints(_Guided):
         if self.json_schema is not None:
             found.append(Constraint("json_schema", self.json_schema, "json_schema"))
         for prefix, source in (("guided_", self), ("structured_outputs.", self.structured_outputs)):
-            for name, value in source:
-                if name not in _Guided.model_fields:
-                    continue
-                kind = name.removeprefix("guided_")
+            for name in _Guided.model_fields:
+                value, kind = getattr(source, name), name.removeprefix("guided_")
                 if value or (kind == "json" and value is not None):  # {} is a schema
                     schema = {} if kind == "json_object" else value
                     found.append(Constraint(f"{prefix}{kind}", schema, kind.removesuffix("_object")))
@@ -183,7 +181,7 @@ class ResponseFormat(_SchemaWrapper):
         return None if self.type == "text" else Constraint("response_format", inner.json_form, strict=inner.strict)
 
 
-_OPTIONS = options(Sampling)
+_OPTIONS, _RULES = options(Sampling), options(TextRules)
 _TYPES = get_type_hints(Sampling)
 _OFF = {f.name: f.default for f in dataclass_fields(Sampling)}
 
@@ -243,7 +241,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """Unsupported fields of vLLM and llama-server that change a text, their values without effect, and an alternative."""
 
 _FIELDS: dict[str, Any] = {name: _make_field(name, option) for name, option in _OPTIONS.items() if name != "grammar"}
-_FIELDS |= {name: (Annotated[int, whole()], 0) for name in options(TextRules)}
+_FIELDS |= {name: (Annotated[int, whole()], 0) for name in _RULES}
 _FIELDS |= {
     name: (Annotated[Any, refuse(f"is not supported; {advice}", *values)], None)
     for name, (values, advice) in _UNSUPPORTED.items()
@@ -325,7 +323,7 @@ def make_request(
         # `make_sampling` forbids words of one token.
         bad_words=tuple(tokens for tokens in _tokenize_words(body.bad_words, vocabulary) if len(tokens) > 1),
         reasoning=reasoning,
-        **{name: getattr(body, name) for name in options(TextRules)},
+        **{name: getattr(body, name) for name in _RULES},
     )
     return Request(
         prompt=prompt,
@@ -357,7 +355,8 @@ def repeat_with_seeds(request: Request, count: int, n_prompts: int = 1) -> list[
     n_biases = len(sampling.logit_bias) * n_answers
     if n_answers > 1:
         check_count(n_biases, MAX_TOKENS, "tokens for all answers together", "logit_bias")
-    return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
+    others = [replace(sampling, seed=(sampling.seed + i) % 2**64) for i in range(1, count)]
+    return [request, *(replace(request, sampling=other) for other in others)]
 
 
 Alternatives = Annotated[int, whole(maximum=MAX_ALTERNATIVES)]

@@ -272,7 +272,7 @@ class ChatReply(ChunkReply):
         for choice in choices:
             fields = {"index": number, "finish_reason": None, **choice}
             events.append({**self.chunk, "choices": [fields], **more})
-        return events
+        return events + self.last_events() if answer.done is not None else events
 
     def usage(self) -> dict[str, Any]:
         reasoning = sum(answer.reasoning_tokens for answer in self.answers)

@@ -138,7 +138,7 @@ class CompletionReply(ChunkReply):
         if answer.done is not None:
             if not self.has_usage_event and all(answer.done for answer in self.answers):
                 more = self.timings()
-            events.append(self._event(answer, "", (), answer.reason) | more)
+            events += [self._event(answer, "", (), answer.reason) | more, *self.last_events()]
         return events
 
     def _event(self, answer: Answer, text: str, rows: Iterable[_Row], reason: str | None = None) -> dict[str, Any]:

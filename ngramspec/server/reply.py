@@ -49,10 +49,6 @@ class Reply:
         """Return the events for what the last event of the engine added to an answer."""
         raise NotImplementedError
 
-    def last_events(self) -> Iterable[dict[str, Any]]:
-        """Return the events after the ends of all answers."""
-        return ()
-
     def fold(self, event: dict[str, Any]) -> None:
         merge(self.body, event)
 
@@ -104,7 +100,10 @@ class ChunkReply(Reply):
         self.body = self.chunk | {"choices": [{"index": answer.number} for answer in answers]}
 
     def last_events(self) -> list[dict[str, Any]]:
-        return [{**self.chunk, "choices": [], **self.timings(), "usage": self.usage()}] if self.has_usage_event else []
+        """Return the events after the end of an answer: the usage, if all answers have ended."""
+        if not self.has_usage_event or not all(answer.done for answer in self.answers):
+            return []
+        return [{**self.chunk, "choices": [], **self.timings(), "usage": self.usage()}]
 
     def timings(self) -> dict[str, Any]:
         last = self.answers[-1]
@@ -200,8 +199,6 @@ async def _generate(reply: Reply, use: Callable[[Iterable[dict[str, Any]]], str]
             if monotonic() >= queue.ping_at:
                 yield reply.keepalive()
                 queue.ping_at = monotonic() + queue.ping_seconds
-    if chunks := await asyncio.to_thread(lambda: use(reply.last_events())):
-        yield chunks
 
 
 class _Stream(Response):

@@ -1,4 +1,4 @@
-"""Tests of the event loop's work for a streamed token: function calls, and steps that arrive while the loop is busy."""
+"""Tests of the work for a request and for a streamed token: function calls, and steps that wait for a busy loop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
-from support.http import BODIES, CHAT, ask, make_server, parse_chunks
+from support.http import BODIES, CHAT, ask, make_server, parse_chunks, send
 
 from ngramspec.server.app import make_app
 from ngramspec.server.state import Server
 
 MAX_CALLS = 50
 """Maximum number of calls of Python functions on the event loop for a streamed token, including asyncio's."""
+
+MAX_CALLS_TO_PREPARE = 300
+"""Maximum number of calls of Python functions for the prompt and the settings of a request."""
 
 CHATS = "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look"}}
@@ -92,6 +95,28 @@ def test_stream_of_one_token_takes_few_function_calls(path: str) -> None:
     # The median leaves out tokens during which a timer of the loop ran.
     calls = [after - before for before, after in pairwise(turns.at_chunks[5:26])]
     assert median(calls) <= MAX_CALLS, calls
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_request_is_prepared_in_few_function_calls(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, counts, to_thread = Turns(), list[int](), asyncio.to_thread
+
+    async def count_calls(function: Any, *arguments: Any) -> Any:
+        def run() -> Any:
+            sys.setprofile(turns.profile)
+            try:
+                return function(*arguments)
+            finally:
+                sys.setprofile(None)
+                counts.append(turns.calls)
+
+        return await to_thread(run)
+
+    server, _ = make_server(Script("Hello"))
+    send(server, path, BODIES[path])  # what depends only on the model is computed once
+    monkeypatch.setattr(asyncio, "to_thread", count_calls)
+    send(server, path, BODIES[path])
+    assert counts[0] <= MAX_CALLS_TO_PREPARE
 
 
 @pytest.fixture
