@@ -33,7 +33,7 @@ class Step:
     correction: float = 0.0  # additional cost of earlier passes that this one confirmed
     is_surprising: bool = False  # whether the pass took another time than expected
     draft_cost: float = 0.0  # `draft_seconds` in plain passes
-    draft_seconds: float = 0.0  # time of drafting and of preparing a rollback
+    draft_seconds: float = 0.0  # time of drafting and of preparing a rollback; 0 if the drafter was not called
     elapsed: float = 0.0  # wall time since the previous step, including its reader; 0 at the first or if not measured
     source: str = ""  # name of the drafter; "" without a draft
     close_calls: int = 0  # number of tokens that rounding could have decided, if counted (see `CloseCalls`)
@@ -65,6 +65,7 @@ class Stats:
     tokens: int = 0  # tokens emitted by target passes
     passes: int = 0  # target passes
     passes_without_draft: int = 0
+    asked: int = 0  # passes for which the drafter was called
     missed: int = 0  # passes without a draft although the drafter's first guess was right
     drafted: int = 0  # draft tokens sent to the target
     accepted: int = 0  # draft tokens emitted
@@ -96,6 +97,7 @@ class Stats:
         self.decode_seconds += done.elapsed
         k = len(done.drafted)
         self.passes_without_draft += k == 0
+        self.asked += done.draft_seconds > 0
         self.missed += k == 0 and done.correct_guesses > 0
         self.drafted += k
         self.accepted += done.accepted

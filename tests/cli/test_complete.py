@@ -379,3 +379,17 @@ def test_complete_with_entropy_policy_reports_steps(env: dict[str, str]) -> None
     report = run(env, *COMMAND, "--exact", "off", "-n", "12", "--json", "--policy", "entropy", stdin=AREA).json
     assert len(report["steps"]) == report["target_passes"]
     assert all(0 <= step["entropy"] <= 1 and 1 <= step["gamma"] <= 16 for step in report["steps"])
+
+
+def test_complete_with_slow_drafter_does_not_blame_the_text(env: dict[str, str], file: Path, tmp_path: Path) -> None:
+    slow = (
+        "import time\n"
+        "from ngramspec.drafting.predictor import NGramDrafter\n\n\n"
+        "class Slow(NGramDrafter):\n"
+        "    def propose(self, ask):\n"
+        "        time.sleep(0.2)\n"
+        "        return super().propose(ask)\n"
+    )
+    (tmp_path / "slow.py").write_text(slow)
+    done = run(env, *SMALL, DEMO, file, "-n", "40", "--drafter", f"{tmp_path}/slow.py:Slow").ok()
+    assert "no gain: drafting took too long" in done.err

@@ -24,7 +24,17 @@ Captured = pytest.CaptureFixture[str]
 
 TIMES = PassTimes({1: 1.0, 4: 3.8}, pairs=9)
 FIRST = Step((1,), ("a",), seconds=0.5)
-GAINING = Step((1, 2), ("a", "b"), drafted=(1, 3), accepted=1, batch=3, seconds=0.25, cost=1.25, elapsed=0.25)
+GAINING = Step(
+    (1, 2),
+    ("a", "b"),
+    drafted=(1, 3),
+    accepted=1,
+    batch=3,
+    seconds=0.25,
+    cost=1.25,
+    elapsed=0.25,
+    draft_seconds=0.001,
+)
 
 
 def counted(step: Step, passes: int = 16) -> Stats:
@@ -67,8 +77,9 @@ def test_format_gain_is_a_factor_or_one_reason(changes: dict[str, object], expec
     stats = counted(replace(GAINING, **changes))  # type: ignore[arg-type]
     assert format_gain(stats, TIMES) == expected
     if "expensive" in expected:
-        for cheap in (None, PassTimes(), PassTimes({1: 1.0, 4: 1.5}, pairs=9)):
+        for cheap in (PassTimes(), PassTimes({1: 1.0, 4: 1.5}, pairs=9)):
             assert format_gain(stats, cheap) == "no gain: little repeated"
+        assert format_gain(stats) == "no gain"
     busy = expected.replace("times varied", "other programs ran")
     busy = busy.replace("batches are expensive here", "other programs ran")
     assert format_gain(stats, TIMES, is_busy=True) == busy
@@ -83,6 +94,32 @@ def test_format_gain_of_few_drafts_names_the_reason_for_their_absence(missed: in
     stats.add(replace(GAINING, **WRONG, cost=2.0))  # type: ignore[arg-type]
     for _ in range(40):
         stats.add(replace(GAINING, **PLAIN))  # type: ignore[arg-type]
+    assert format_gain(stats, TIMES) == expected
+
+
+UNASKED = PLAIN | {"draft_seconds": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_asked", "n_unasked", "expected"),
+    [
+        (PLAIN, 16, 100, "no gain: nothing repeated"),
+        (PLAIN, 10, 10, "no gain: nothing repeated"),
+        (PLAIN, 9, 10, "no gain: drafting took too long"),
+        (MISSED, 15, 100, "no gain: drafting took too long"),
+        (MISSED, 16, 100, "no gain: batches are expensive here"),
+        (WRONG, 2, 100, "no gain: drafting took too long"),
+        (WRONG, 0, 16, "no gain: nothing was drafted"),
+        (WRONG, 16, 100, "no gain: drafts were wrong"),
+        (MISSED | SURPRISING, 30, 100, "gain unknown: times varied"),
+    ],
+)
+def test_format_gain_counts_only_passes_for_which_the_drafter_was_called(
+    asked: dict[str, object], n_asked: int, n_unasked: int, expected: str
+) -> None:
+    stats = counted(replace(GAINING, **asked), n_asked)  # type: ignore[arg-type]
+    for _ in range(n_unasked):
+        stats.add(replace(GAINING, **UNASKED))  # type: ignore[arg-type]
     assert format_gain(stats, TIMES) == expected
 
 
