@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ngramspec.backend import Logits
-from ngramspec.data import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence
@@ -51,7 +50,7 @@ class BranchingSequence(CacheSequence):
         row_tokens = [*tokens, *(path[-1] for _, path in branches)]
         try:
             logits = passes.branch(list(zip(row_tokens, positions, owners, strict=True)))
-        except TargetError:
+        except BaseException:
             passes.cut(0, start)
             raise
         finally:

@@ -99,10 +99,17 @@ def test_target_ask_rejects_oversized_branches_and_keeps_state(target: Target, m
         target.sequences[0].ask([8] * 60, [(0, (10,) * i) for i in range(1, 6)])
     with pytest.raises(ValueError, match="do not fit"):
         target.sequences[0].ask([], [(0, (10,))])
-    with monkeypatch.context() as patch:
-        patch.setattr("ngramspec.llama.target.llama.llama_decode", lambda *_: 1)
-        with pytest.raises(TargetError, match="returned 1"):
-            target.sequences[0].ask([8], [(0, (9,))])
+    decode = llama.llama_decode
+
+    def interrupt(*arguments: Any) -> None:
+        decode(*arguments)
+        raise KeyboardInterrupt
+
+    for failing, error in ((lambda *_: 1, TargetError), (interrupt, KeyboardInterrupt)):
+        with monkeypatch.context() as patch:
+            patch.setattr(llama, "llama_decode", failing)
+            with pytest.raises(error):
+                target.sequences[0].ask([8], [(0, (9,))])
     assert target.sequences[0].tokens == [5, 6, 7]
     row = np.array(target.sequences[0].ask([8], [(0, (9,))])[0])
     target.sequences[0].rollback(3)
