@@ -171,15 +171,17 @@ def timed(dearest: float, beams: int) -> BeamSearch:
     return search(target, beams, True, max_tokens=120, times=times, clock=clock.perf_counter)
 
 
-@pytest.mark.parametrize("beams", [1, 2, 4])
-def test_beam_search_with_expensive_tokens_shortens_drafts(beams: int) -> None:
+@pytest.mark.parametrize(
+    ("beams", "drafted"), [(1, [190, 135, 94, 0]), (2, [986, 258, 122, 0]), (4, [1208, 390, 156, 0])]
+)
+def test_beam_search_with_expensive_tokens_shortens_drafts(beams: int, drafted: list[int]) -> None:
+    """The numbers of draft tokens depend on every constant of `BeamPlan`."""
     dear = (1.0, 3.0, 20.0, 64.0)
     found = [timed(dearest, beams).stats for dearest in dear]
     passes = [stats.passes for stats in found]
     assert passes == sorted(passes)
     assert passes[2] <= found[2].tokens
-    drafted = [stats.drafted for stats in found]
-    assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0
+    assert [stats.drafted for stats in found] == drafted
     for stats, dearest in zip(found, dear, strict=True):
         plain = stats.tokens * make_fixed_curve({1: 1.0, 64: dearest}).ratio(beams)
         assert stats.seconds <= 1.001 * plain  # Reading the clock takes some time.
