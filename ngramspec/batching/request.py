@@ -60,8 +60,6 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Current state of a slot."""
-
     number: int  # from 0 on
     n_tokens: int  # number of tokens in its cache
     request: Request | None = None  # the running request; `None` if the slot is idle

@@ -56,7 +56,6 @@ class Drafts:
         closing: Callable[[], Sequence[int]] | None = None,
         fixed_length: bool = False,
     ) -> None:
-        """Start a text after a prompt."""
         self.guide, self.ends, self.closing, self.fixed_length = guide, ends, closing, fixed_length
         self.proposal, self.is_estimated = None, False
         self.estimator.begin()

@@ -35,7 +35,6 @@ class _Layout:
     space: bytes = b""  # white space after `mark`
 
     def read(self, text: bytes) -> None:
-        """Read the next part of the text."""
         for i in range(len(text)):
             character = text[i : i + 1]
             if character in _SPACE:

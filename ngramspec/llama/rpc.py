@@ -173,7 +173,6 @@ def explain_abort() -> str:
 
 
 def listening_address(host: str, port: int) -> str:
-    """Return the address to listen on as ADDRESS:PORT."""
     bindings.init_backend()
     registry()
     try:

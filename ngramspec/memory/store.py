@@ -68,7 +68,6 @@ class Document:
 
 
 def total(documents: Iterable[Document]) -> int:
-    """Return the number of tokens."""
     return sum(len(document.tokens) for document in documents)
 
 

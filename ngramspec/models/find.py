@@ -127,7 +127,6 @@ def _smollm_file() -> Path | None:
 
 
 def demo_model() -> ModelSource:
-    """Return the model inside this package."""
     if not DEMO.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
     return ModelSource(DEMO, DEMO.name, fallback="the small demo model bundled with ngramspec")
