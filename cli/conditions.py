@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ngramspec
-from ngramspec import machine
-from ngramspec.cpu.cores import CpuLoad, logical_cores, read_cpu_seconds
+from ngramspec.cpu.cores import CpuLoad, logical_cores, machine_name, read_cpu_seconds
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
@@ -64,7 +63,7 @@ class Conditions:
         model = f"{self._file}: {weights.description}, {weights.size_bytes / 2**20:,.0f} MiB, context {self._context}"
         threads = pluralize(weights.n_threads, "thread")
         settings = f"{threads}; --exact {self._exact}; {self.load}; {self._memory}"
-        return [model, f"{machine.name()}; {', '.join(gpus) if weights.on_gpu else 'CPU'}", settings]
+        return [model, f"{machine_name()}; {', '.join(gpus) if weights.on_gpu else 'CPU'}", settings]
 
     @property
     def origin(self) -> str:
@@ -107,7 +106,7 @@ class Conditions:
 
 def describe_program() -> dict[str, str]:
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"ngramspec": ngramspec.__version__, "date": date, "machine": machine.name(), "build": build()}
+    return {"ngramspec": ngramspec.__version__, "date": date, "machine": machine_name(), "build": build()}
 
 
 def exact_mode(sizes: Sequence[int] | None) -> str:

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from shutil import get_terminal_size
 from typing import Annotated
 
-from ngramspec import machine
 from ngramspec.cost import times as pass_times
 from ngramspec.cost.bits import ExactnessSelector, KernelClasses
 from ngramspec.cost.fixed_curves import freeze
 from ngramspec.cost.store import StoredTimes, time_passes
 from ngramspec.cost.times import FEW, SIZES, STEEP, PassTimes
-from ngramspec.cpu.cores import logical_cores, process_load
+from ngramspec.cpu.cores import logical_cores, machine_name, process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama.bindings import init_backend
 from ngramspec.llama.devices import build, devices
@@ -200,7 +199,7 @@ def _details(target: Target) -> dict[str, str]:
         "build": build() + ("; its AMX kernels are broken and not used" if weights.amx_broken else ""),
         "drafting": _core(),
         "devices": _devices(target) or "not reported by this build",
-        "machine": machine.name(),
+        "machine": machine_name(),
     }
     return details | ({"huge pages": weights.huge_pages} if weights.huge_pages else {})
 

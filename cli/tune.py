@@ -13,17 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from ngramspec import machine
 from ngramspec.cost.paired import CHANCE
-from ngramspec.cpu.cores import logical_cores, physical_cores, process_load, usable_cores
+from ngramspec.cpu.cores import logical_cores, machine_name, physical_cores, process_load, usable_cores
 from ngramspec.data import ModelError, NGramSpecError
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.tuning.search import MIN_GAIN, Tuning, candidates, conclusions, table_section
 from ngramspec.llama.devices import quantisation
-from ngramspec.llama.trial import STRETCH, SettingsTimer
+from ngramspec.llama.trial import DRAFTS, SINGLE, STRETCH, SettingsTimer
 from ngramspec.loading.load import find, model_tuning_path, open_alone
 from ngramspec.loading.settings import LOADING, LoadSettings, Tuned, save_tuned
-from ngramspec.machine import DRAFTS, SINGLE
 from ngramspec.model_settings import UNQUANTISED, flags
 from ngramspec.models.gguf import read_header
 from ngramspec.quants import costs as quant_costs
@@ -219,7 +217,7 @@ def _tune_quants(load: LoadSettings, model: str | None, time_limit: float, depth
         sections=[quant_costs.table_section(timing, costs)] if costs else [],
         setup=[
             f"{label}: {shape.layers} layers, {shape.parameters / 1e9:.2f} B parameters, {shape.text}",
-            f"{machine.name()}; {threads} threads{batches}, {depth} tokens of context; {others}",
+            f"{machine_name()}; {threads} threads{batches}, {depth} tokens of context; {others}",
         ],
         details=conclusions if costs else ["Interrupted before the end of the first round: no results."],
     )

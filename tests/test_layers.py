@@ -16,7 +16,7 @@ from support.imports import ROOT, find_modules, find_names, resolve
 LAYERS = (
     ("data", "storage", "tokens", "cpu", "leaves"),
     ("worker",),
-    ("grammars", "machine", "user_class"),
+    ("grammars", "user_class"),
     ("sampling", "models", "chat"),
     ("backend",),
     ("cost", "fill_in"),

@@ -15,7 +15,7 @@ from support.imports import ROOT, find_imports, find_modules, find_names
 from ngramspec.leaves import MODULES
 
 CORE = (
-    *("request", "steps", "backend", "tokens", "data", "storage", "machine", "leaves", "model_settings"),
+    *("request", "steps", "backend", "tokens", "data", "storage", "leaves", "model_settings"),
     *("decoding", "acceptance", "sampling", "policies", "cost", "cpu", "drafting", "llama", "loading"),
 )
 """Rooms of the core, without the leaves in them."""

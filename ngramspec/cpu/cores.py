@@ -1,4 +1,4 @@
-"""The CPU cores that this process may use, and the load on them by other programs."""
+"""The name of this machine, the CPU cores that this process may use, and the load on them by other programs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import math
 import os
+import platform
 import sys
 import threading
 import time
@@ -20,6 +21,19 @@ import psutil
 SYSTEM = Path("/sys/devices")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LITTLE = 0.5  # share of the largest core's capacity below which an Arm core is an efficiency core
+
+
+@cache
+def machine_name() -> str:
+    """Return the processor and system, which distinguish the measurements of different machines."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith(("model name", "Hardware")):
+                model = line.split(":", 1)[1].strip()
+                break
+    return f"{model}, {psutil.cpu_count() or 1} threads, {platform.system()} {platform.machine()}"
 
 
 def available_cpus() -> set[int]:

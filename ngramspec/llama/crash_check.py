@@ -28,7 +28,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec import machine
+from ngramspec.cpu.cores import machine_name
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic, read_edges
@@ -212,7 +212,7 @@ _DIFFERS = 3  # exit code of the child
 def amx_works(library: Path) -> bool:
     """Return True if the AMX kernels work of ggml's `library` and the files next to it; False without a verdict."""
     parts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in library.parent.glob("*ggml*") if f.is_file()]
-    about = f"{machine.name()} {sorted(parts)}".encode()
+    about = f"{machine_name()} {sorted(parts)}".encode()
     return verdict("amx", about, [__name__, "--amx"], 60.0, _judge_amx) == "works"
 
 

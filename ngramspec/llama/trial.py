@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -35,8 +35,29 @@ from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.weights import Adapter, Weights, make_context_params, make_model_params, open_context
-from ngramspec.machine import LONG_READING, MIN_PREFILL, READING, Measure
 from ngramspec.model_settings import UNQUANTISED, ModelSettings
+
+MIN_PREFILL = 64  # minimum size of a pass that counts as prefill, which computes logits only after its last token
+
+
+class Measure(NamedTuple):
+    """A pass that `tune` times."""
+
+    size: int  # tokens of the pass; from MIN_PREFILL on the pass is a prefill, and its time is divided by its tokens
+    deep: bool = False  # whether the pass follows a long context instead of a nearly empty one
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.size >= MIN_PREFILL
+
+    def label(self, depth: int) -> str:
+        """Return the name of the measure in a report, where the long context has `depth` tokens."""
+        name = f"prefill {self.size}" if self.is_prefill else f"T({self.size})"
+        return f"{name} at {depth}" if self.deep else name
+
+
+SINGLE, DRAFTS, READING, LONG_READING = Measure(1), (Measure(4), Measure(8)), Measure(MIN_PREFILL), Measure(1024)
+DEEP = (Measure(1, deep=True), Measure(4, deep=True), Measure(MIN_PREFILL, deep=True))
 
 STRETCH, OF_STRETCH = 128, 4
 """Length of a stretch of a long context, and the number of real tokens in it; kernels use no shorter stretches."""

@@ -22,8 +22,8 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 from llama_cpp._ggml import libggml
 
-from ngramspec import leaves, machine
-from ngramspec.cpu.cores import logical_cores, physical_cores, usable_cores
+from ngramspec import leaves
+from ngramspec.cpu.cores import logical_cores, machine_name, physical_cores, usable_cores
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings, crash_check, devices
 from ngramspec.llama.bindings import NativeObject
@@ -276,7 +276,7 @@ def model_key(path: Path) -> str:
     """Return the prefix of the keys for a model file; it changes with file, build, machine and GPUs. Raises OSError."""
     bindings.init_backend()
     size = path.stat().st_size
-    parts = f"{size} {build()} {machine.name()}{devices.gpu_identity()}".encode()
+    parts = f"{size} {build()} {machine_name()}{devices.gpu_identity()}".encode()
     return hashlib.blake2b(read_edges(path, size) + parts, digest_size=12).hexdigest()
 
 

@@ -19,9 +19,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ngramspec import machine
 from ngramspec.cost.fixed_curves import make_fixed_curve
 from ngramspec.cost.times import STEEP, PassTimes
+from ngramspec.cpu.cores import machine_name
 from ngramspec.data import ModelError, decode
 from ngramspec.drafting.draft import Ask, Draft, Drafter
 from ngramspec.instruments.replay.replay import Recording, Replay
@@ -222,7 +222,7 @@ def quant_note(weights: Weights, gpu_layers: int, steepness: float) -> str | Non
 def costs_path(shape: Shape, n_gpu_layers: int) -> Path:
     """Return the file of the costs of a shape; it depends on the build and on the machine."""
     init_backend()
-    conditions = f"{shape.text} {build()} {machine.name()}{gpu_identity()} ngl={n_gpu_layers}"
+    conditions = f"{shape.text} {build()} {machine_name()}{gpu_identity()} ngl={n_gpu_layers}"
     digest = hashlib.blake2b(conditions.encode(), digest_size=12).hexdigest()
     return FOLDERS.user_cache_path / "quants" / f"{digest}.json"
 

@@ -20,10 +20,9 @@ from support.model_files import write_changed_demo
 from support.signals import signal_at
 
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial import SettingsTimer
+from ngramspec.llama.trial import Measure, SettingsTimer
 from ngramspec.loading.load import apply_tuning, model_tuning_path
 from ngramspec.loading.settings import LoadSettings, Tuned, load_tuned, save_tuned
-from ngramspec.machine import Measure
 from ngramspec.model_settings import ModelSettings
 from ngramspec.quants import costs as quants
 from ngramspec.quants.costs import QUANTISATIONS, SIZES, QuantCost, costs_path, keep_costs, quant_note

@@ -22,9 +22,8 @@ from ngramspec.instruments.tuning.search import candidates
 from ngramspec.llama import trial
 from ngramspec.llama.embedder import POOLINGS, Embedder
 from ngramspec.llama.target import Target
-from ngramspec.llama.trial import SettingsTimer, TrialContext
+from ngramspec.llama.trial import DEEP, DRAFTS, LONG_READING, READING, SINGLE, SettingsTimer, TrialContext
 from ngramspec.llama.weights import Weights
-from ngramspec.machine import DEEP, DRAFTS, LONG_READING, READING, SINGLE
 from ngramspec.model_settings import ModelSettings
 
 MODELS = ("llama", "gemma3", "qwen35", "mamba2")

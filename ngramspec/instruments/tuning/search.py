@@ -16,7 +16,7 @@ from typing import Any
 from ngramspec.cost.paired import CHANCE, NO_DIFFERENCE, Paired, compare_pairs, pairs_needed
 from ngramspec.data import ModelError, NGramSpecError, TargetError
 from ngramspec.instruments.reports.report import Section, Table
-from ngramspec.machine import DEEP, DRAFTS, LONG_READING, MIN_PREFILL, READING, SINGLE, Measure
+from ngramspec.llama.trial import DEEP, DRAFTS, LONG_READING, MIN_PREFILL, READING, SINGLE, Measure
 from ngramspec.model_settings import ModelSettings, flags
 
 MIN_GAIN = 1.03  # minimum speed of a candidate; less does not justify an unusual setting

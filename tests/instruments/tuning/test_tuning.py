@@ -15,8 +15,8 @@ from hypothesis import settings
 from ngramspec.cost.paired import CHANCE, pairs_needed
 from ngramspec.data import NGramSpecError, TargetError
 from ngramspec.instruments.tuning.search import MAX_LOSSES, Candidate, Tuning, candidates
+from ngramspec.llama.trial import SINGLE, Measure
 from ngramspec.loading.settings import Tuned, load_tuned, save_tuned
-from ngramspec.machine import SINGLE, Measure
 from ngramspec.model_settings import ModelSettings, flags
 
 PRESENT = ModelSettings(threads=4, threads_batch=4)
