@@ -13,6 +13,7 @@ MODULES = {
     "BudgetSampler": "sampling.reasoning",
     "BranchingSequence": "llama.branches",
     "ChatFormat": "llama.chat_format",
+    "Grammar": "llama.grammar",
     "GrammarGuide": "drafting.grammar",
     "Grammars": "llama.grammar",
     "Heads": "llama.head",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ngramspec.grammars.json_schema import schema_grammar as schema_grammar
     from ngramspec.llama.branches import BranchingSequence as BranchingSequence
     from ngramspec.llama.chat_format import ChatFormat as ChatFormat
+    from ngramspec.llama.grammar import Grammar as Grammar
     from ngramspec.llama.grammar import Grammars as Grammars
     from ngramspec.llama.head import Heads as Heads
     from ngramspec.llama.head import HiddenStates as HiddenStates

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec import leaves
 from ngramspec.data import GrammarError
 from ngramspec.drafting.acceptance_estimator import DecayingRate
 from ngramspec.drafting.draft import Draft
-from ngramspec.sampling.sampler import GrammarState
 from ngramspec.tokens import Tokenizer, ending_tokens
 
 _CHARACTERS = [bytes([code]) for code in (*b"\t\n", *range(0x20, 0x7F))]
@@ -64,7 +64,7 @@ class _Layout:
 class GrammarGuide:
     """Adapts the drafts of one generation to its grammar."""
 
-    grammar: GrammarState  # state at the end of the text, which the sampler advances
+    grammar: leaves.Grammar  # state at the end of the text, which the sampler advances
     # Acceptance rates of forced tokens. The last token has a separate rate, because the model may use a longer token
     # there, which extends into the following text.
     _inner: DecayingRate = field(default_factory=lambda: DecayingRate(3.6, 4.0, fade=1.0))

@@ -18,11 +18,11 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec import leaves
 from ngramspec.data import GrammarError
 from ngramspec.llama import bindings
 from ngramspec.sampling.distribution import Distribution, point_mass, softmax, top_token
 from ngramspec.sampling.rows import CANDIDATE, Candidates
-from ngramspec.sampling.sampler import GrammarState
 from ngramspec.sampling.settings import Sampling
 
 _MOVING = ("penalties", "dry")
@@ -42,7 +42,7 @@ class SamplerChain:
         vocab: Any,  # llama.cpp's handle of the vocabulary; only DRY and infill need it
         n_ctx: int = 0,  # which a look-back of -1 means
         dry_samplers: Callable[..., DrySampler] | None = None,  # cache of them; `None` means that none is kept
-        grammar: GrammarState | None = None,  # in its initial state
+        grammar: leaves.Grammar | None = None,  # in its initial state
         suppressed_tokens: Sequence[int] = (),  # ids that the model's file forbids
     ) -> None:
         for token, _ in sampling.logit_bias:
@@ -221,7 +221,7 @@ class SamplerChain:
         token = self._candidates.best(first, count)
         return int(self._candidates.data["id"][first + self._array.selected]) if self._selects else token
 
-    def _filter(self, logits: NDArray[np.float32], grammar: GrammarState | None) -> tuple[int, int]:
+    def _filter(self, logits: NDArray[np.float32], grammar: leaves.Grammar | None) -> tuple[int, int]:
         """Apply the chain to the allowed logits, and return the first index and the number of those that it kept."""
         array = self._array
         if grammar is None and self._is_top_k:
@@ -233,7 +233,7 @@ class SamplerChain:
         llama.llama_sampler_apply(self._chain, self._array_pointer)
         return (self._data_pointer.value - self._start) // CANDIDATE.itemsize, array.size
 
-    def _gather(self, logits: NDArray[np.float32], grammar: GrammarState | None) -> int:
+    def _gather(self, logits: NDArray[np.float32], grammar: leaves.Grammar | None) -> int:
         """Collect the candidates for the chain, all tokens or only those that it can keep; return their number.
 
         If top-k comes first, the candidates are all tokens with a penalty or bias, and the k largest logits among the
@@ -254,7 +254,7 @@ class SamplerChain:
                 return count
             n_largest *= 8
 
-    def _change(self, count: int, logits: NDArray[np.float32], grammar: GrammarState | None) -> int:
+    def _change(self, count: int, logits: NDArray[np.float32], grammar: leaves.Grammar | None) -> int:
         """Add the biases to the candidates, and keep those that the grammar allows."""
         candidates = self._candidates.data[:count]
         if grammar is not None:

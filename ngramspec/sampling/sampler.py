@@ -1,4 +1,4 @@
-"""Interfaces of a sampler and its grammar, which `ngramspec.llama` implements, and samplers that wrap another one."""
+"""The interface of a sampler, which `ngramspec.llama` implements, and samplers that wrap another one."""
 
 from __future__ import annotations
 
@@ -8,35 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec import leaves
 from ngramspec.data import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution
 from ngramspec.sampling.settings import Sampling, TextRules
-from ngramspec.tokens import Tokenizer
-
-
-class GrammarState(Protocol):
-    """A grammar at one position of its text. Tokens that it does not allow must not be accepted."""
-
-    @property
-    def vocabulary(self) -> Tokenizer: ...
-
-    def mask_allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which of these tokens, shape (n,), may come next."""
-
-    def allows(self, token: int) -> bool:
-        """Return True if this token may come next."""
-
-    def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of the tokens may come one after the other; the position stays."""
-
-    def accept(self, token: int) -> None:
-        """Advance by a token that is allowed."""
-
-    def rollback(self, count: int) -> None:
-        """Roll back the last `count` tokens."""
-
-    def find_forced_text(self) -> bytes:
-        """Return the text that must come next, as far as there is only one."""
 
 
 class Sampler(Protocol):
@@ -53,7 +28,7 @@ class Sampler(Protocol):
         """True if the next draw depends on the tokens that were accepted."""
 
     @property
-    def grammar(self) -> GrammarState | None:
+    def grammar(self) -> leaves.Grammar | None:
         """Grammar at the current position; `None` allows any text."""
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -88,7 +63,7 @@ class WrappedSampler:
         return False
 
     @property
-    def grammar(self) -> GrammarState | None:
+    def grammar(self) -> leaves.Grammar | None:
         return self._sampler.grammar
 
     def begin(self, prompt: Sequence[int]) -> None:
