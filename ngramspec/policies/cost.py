@@ -31,12 +31,9 @@ recorded generation, `ngramspec trace FILE --numbers` shows lambda, the maximum 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import nlargest
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
 
 import cython
 
@@ -89,12 +86,12 @@ class CostPolicy(Policy):
     SURE = 0.8  # time of a pass, as a part of that of its tokens in plain passes, up to which a draft is always allowed
     DECAY = 0.93  # factor for the earlier passes at each new one, so that throughput is that of about the last 14
     PLAIN_EVERY = 32  # passes with a draft before a plain one
-    RARE_EVERY, RARE_RUN = 256, 3  # the same if a change of size costs, and the number of plain ones
-    RUN_EVERY = 4  # of so many requested plain passes, one begins a run, which shows whether a change costs something
+    RUN_EVERY, RUN = 4, 3  # of so many requests, one is for so many plain passes; they show what a change of size costs
     PROBE_SHARE = 0.004  # maximum share of the time that probes lose
     PROBE_DEBT = 2.0  # maximum loss of probes that delays later ones, in plain passes, besides a change of size
     LIKELY = 0.5  # minimum probability of the first token of a probe
     LEAP = 2  # maximum size of a pass, as a multiple of the largest one that was seen
+    RATE = 0.02  # weight of a pass in the credits of sizes
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max, self._texts = draft_max, texts
@@ -104,7 +101,10 @@ class CostPolicy(Policy):
         self._since_plain = self._plain_due = 0
         self._was_plain = False
         self._checks = 0  # number of requested plain passes
-        self._recurring = RecurringSizes()
+        self._shares: dict[int, float] = {}  # credit of each size, as a part of the cost of a change
+        self._savings: dict[int, float] = {}  # part of a change that each size would save in the planned pass
+        self._is_padded = False  # whether the planned pass has no draft, but the size of one
+        self._overpaid = 0.0  # additional cost of the latest of such passes, in plain passes
         self.is_probe = False  # whether the planned pass was chosen to learn its cost
         self._after_probe = 2  # passes since the last probe, at most 2
         self._probe_loss = 0.0  # plain passes that probes lost and time has not diluted
@@ -184,14 +184,11 @@ class CostPolicy(Policy):
         values = [gross[k] - rate * cost for k, cost in enumerate(costs)]
         self.numbers = (budget, rate, max_cost, costs, values)
         if change:
-            candidates = [
-                Candidate(k, gross[k], size, cost)
-                for k, (size, cost) in enumerate(batches[1 : 2 + longest])
-                if k == 0 or (cost <= max_cost and (size == times.last or cost <= max(1.0 + budget - moves, sure_cost)))
-            ]
-            first_prob = draft.acceptance_probs[0] if draft.acceptance_probs else 0.0
-            choice = self._recurring.choose(candidates, times, sizes, rate, max_cost, first_prob)
-            best, best_size, best_value = choice.length, choice.size, choice.gross - rate * choice.cost
+            first_prob = draft.acceptance_probs[0] if longest else 0.0
+            max_moved_cost = min(max_cost, max(1.0 + budget - moves, sure_cost))
+            best, best_size, best_value = self._choose_size(
+                times, batches, gross[: 1 + longest], first_prob, max_cost, max_moved_cost
+            )
         else:
             best = 0
             for k, cost in enumerate(costs):
@@ -201,6 +198,63 @@ class CostPolicy(Policy):
         if longest and not times.is_fixed and self._may_probe and draft.acceptance_probs[0] > self.LIKELY:
             return self._find_probe(draft, times, batches, best_value + rate, longest) or (best, best_size)
         return best, best_size
+
+    def _choose_size(
+        self,
+        times: PassTimes,
+        batches: Sequence[tuple[int, float]],
+        gross: Sequence[float],
+        first_prob: float,
+        max_cost: float,
+        max_moved_cost: float,
+    ) -> tuple[int, int, float]:
+        """Return the best draft length if a change of size costs something, the size of its batch, and its value.
+
+        The size of a pass then affects the cost of the next one. Let w(n) be the value of the best pass over n tokens
+        in time, and w* that of the best pass of any size. If the last pass had had n tokens too, this would now save
+        max(0, change - (w* - w(n))). Every size is credited with the mean of this saving over recent passes, which is
+        part of w(n). This is relative value iteration for the average reward of a Markov decision process (Puterman
+        1994, "Markov Decision Processes", section 8.5), learned from the drafts. Its state is the size of the last
+        pass. At first only plain passes are assumed to recur: a draft pays for the change to its size and back.
+
+        Every pass may be padded to the last size, also one without a draft. This ends when such passes in a row have
+        cost as much more than plain ones as a change costs. The total is then at most twice the optimum in hindsight
+        (ski rental: Karlin, Manasse, Rudolph, Sleator 1988, "Competitive snoopy caching").
+        """
+        change, last, plain, rate = times.change, times.last, batches[1][0], self.rate
+        shares = self._shares = self._shares or {plain: 1.0}
+        # A draft in the next pass, whose value `gross` contains, changes the size then. If that were not charged, it
+        # would always seem better to wait, and nothing would ever be drafted.
+        waiting = gross[0] - 1.0
+        bare = 1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * change)
+        options = [(k, *batches[1 + k]) for k in range(len(gross))]
+        if last != plain and last < len(batches) and batches[last][0] == last:
+            options += [(k, last, times.ratio(last)) for k in {0, min(len(gross), last) - 1}]
+        length, best_size, best_cost, best_value, top = 0, plain, batches[1][1], -math.inf, -math.inf
+        values: dict[int, float] = {}  # w(n)
+        for k, size, cost in options:
+            limit = 1.0 + change - self._overpaid if k == 0 else max_cost if size == last else max_moved_cost
+            if cost > limit and size != plain:
+                continue
+            value = (gross[k] if k else bare) / rate - cost + change * shares.get(size, 0.0)
+            values[size] = max(value, values.get(size, value))
+            top = max(top, value)
+            if size != last:
+                value -= change
+            if value > best_value:
+                length, best_size, best_cost, best_value = k, size, cost, value
+        self._savings = {size: max(0.0, 1.0 - (top - value) / change) for size, value in values.items()}
+        self._is_padded = length == 0 and best_size != plain
+        self._overpaid = self._overpaid + best_cost - 1.0 if self._is_padded else 0.0
+        return length, best_size, gross[length] - rate * best_cost
+
+    def _credit_sizes(self) -> None:
+        """Credit each size with the part of a change that it would have saved; a pass without a choice was plain."""
+        shares, savings = self._shares, self._savings or {min(self._shares): 1.0}
+        for size in {*shares, *savings}:
+            share = shares.get(size, 0.0)
+            shares[size] = share + self.RATE * (savings.get(size, 0.0) - share)
+        self._savings = {}
 
     def _reachable(self, times: PassTimes) -> int:
         """Return the largest size that may be tried next: small steps, unless a change of size costs something."""
@@ -276,7 +330,9 @@ class CostPolicy(Policy):
 
     def record(self, done: Step) -> None:
         times = self._times
-        drafting = self._recurring.record_pass() or bool(done.drafted)
+        drafting, self._is_padded = self._is_padded or bool(done.drafted), False
+        if self._shares:
+            self._credit_sizes()
         cost = done.cost + done.draft_cost
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
         self._units = self._units * self.DECAY + cost
@@ -297,10 +353,13 @@ class CostPolicy(Policy):
             self._plain_due = max(0, self._plain_due - 1)
             self._since_plain = 0 if self._was_plain or not has_change else self._since_plain + 1
         self._was_plain = not drafting
-        if self._since_plain >= (self.RARE_EVERY if has_change else self.PLAIN_EVERY):
+        if self._since_plain >= self.PLAIN_EVERY:
             self._checks += 1
-            is_run = has_change or self._checks % self.RUN_EVERY == 0
-            self._since_plain, self._plain_due = 0, self.RARE_RUN if is_run else 1
+            self._since_plain = 0
+            if self._checks % self.RUN_EVERY == 0:
+                self._plain_due = self.RUN
+            elif not has_change:  # otherwise a single one would cost more than it shows
+                self._plain_due = 1
 
     def _plan_with_restore(
         self, draft: Draft, times: PassTimes, sizes: Sequence[int], rate: float, restore: RestoreCost, budget: float
@@ -362,117 +421,3 @@ def _by_depth(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[l
     n = len(reaches)
     for depth in range(1, min(room // n, max(map(len, reaches))) + 1):
         yield [min(depth, len(of)) for of in reaches], [1 + depth] * n
-
-
-class Candidate(NamedTuple):
-    """A possible pass."""
-
-    length: int  # number of draft tokens
-    gross: float  # value in tokens, before the cost is subtracted; see `DraftValue`
-    size: int  # size of the batch
-    cost: float  # time in plain passes, without the change of size
-
-
-class RecurringSizes:
-    """Chooses among passes if a change of size costs something (see `PassTimes.change`).
-
-    The size of a pass then affects the cost of the next one, and a size that will be used again saves more than one
-    that will not. Let w(n) be the value of the best pass over n tokens in time, and w* the value of the best pass of
-    any size. If the previous pass had also had n tokens, this would now save max(0, switch - (w* - w(n))): the change
-    of size, minus the loss from choosing n. Every size is credited with the mean of this saving over recent passes,
-    which is part of w(n).
-
-    This is relative value iteration for the average reward of a Markov decision process (Puterman 1994, "Markov
-    Decision Processes", section 8.5). Its state is the size of the last pass, and it is learnt online from the drafts.
-    At first only the size of plain passes is assumed to recur: a draft is charged for the change to its size and for
-    the change back.
-
-    A pass without a draft may keep the last size too, by padding. This ends when such passes in a row have cost as much
-    more than plain ones as a change of size costs. The total is then at most twice the optimum in hindsight (ski
-    rental: Karlin, Manasse, Rudolph, Sleator 1988, "Competitive snoopy caching").
-    """
-
-    RATE = 0.02
-    MIN_SHARE = RATE / 10
-    FEW = 3
-
-    def __init__(self) -> None:
-        self._plain = 0  # size of a pass without a draft
-        self._shares: dict[int, float] = {}  # credit of each size, as a part of the cost of a change
-        self._overpaid = 0.0  # additional cost of the latest padded passes without drafts, in plain passes
-        self._has_choice = self._is_padded = False
-
-    def choose(
-        self,
-        candidates: Sequence[Candidate],
-        times: PassTimes,
-        sizes: Sequence[int],
-        rate: float,
-        max_cost: float,
-        first_prob: float,
-    ) -> Candidate:
-        """Return the best of the candidates, which may be padded to a recurring size; `times` has a positive `change`.
-
-        The candidates are sorted by length, the first without a draft; each has its cheapest batch. `max_cost` limits a
-        padded draft. With `first_prob`, a pass without a draft emits the first draft token too.
-        """
-        switch, shares = times.change, self._shares
-        bare, *drafts = candidates
-        self._plain = bare.size
-        shares.setdefault(bare.size, 1.0)
-
-        def value_in_time(candidate: Candidate) -> float:
-            return candidate.gross / rate - candidate.cost + switch * shares.get(candidate.size, 0.0)
-
-        if drafts:
-            later = max(drafts, key=lambda draft: (value_in_time(draft), draft))
-            # A draft in the next pass, whose value `bare` contains, changes the size of the batch then. If that were
-            # not charged, it would always seem better to wait, and nothing would ever be drafted.
-            change = switch * (1.0 + shares[bare.size] - shares.get(later.size, 0.0))
-            waiting = bare.gross - 1.0
-            bare = bare._replace(gross=1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * change))
-        padded = self._pad_candidates((bare, *drafts), times, sizes, max_cost)
-        best: dict[int, Candidate] = {}  # best pass of each size
-        values: dict[int, float] = {}  # its value
-        for candidate in (*drafts, bare, *padded):
-            size, value = candidate.size, value_in_time(candidate)
-            if size not in best or value > values[size]:
-                best[size], values[size] = candidate, value
-        top = max(values.values())
-        self._learn({size: 1.0 - (top - value) / switch for size, value in values.items() if top - value < switch})
-        choice = best[max(values, key=lambda size: values[size] - (0.0 if size == times.last else switch))]
-        self._has_choice, self._is_padded = True, not choice.length and choice.size != self._plain
-        self._overpaid = self._overpaid + choice.cost - bare.cost if self._is_padded else 0.0
-        return choice
-
-    def _pad_candidates(
-        self, candidates: Sequence[Candidate], times: PassTimes, sizes: Sequence[int], max_cost: float
-    ) -> Iterator[Candidate]:
-        """Yield the longest draft that fits into a batch of the last size, and of each of the most recurring sizes."""
-        rent = candidates[0].cost + times.change - self._overpaid
-        for size in {times.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
-            if size not in sizes:
-                continue
-            cost = times.ratio(size)
-            longest = candidates[bisect_left(candidates, size, key=lambda candidate: candidate.length) - 1]
-            if cost <= (max_cost if longest.length else rent) and (longest.length or size == times.last):
-                yield longest._replace(size=size, cost=cost)
-
-    def record_pass(self) -> bool:
-        """Record a pass, plain without a choice before; return True if it kept the last size without having a draft."""
-        if self._shares and not self._has_choice:
-            self._learn({self._plain: 1.0})
-            self._overpaid = 0.0
-        is_padded, self._has_choice, self._is_padded = self._is_padded, False, False
-        return is_padded
-
-    def _learn(self, savings: Mapping[int, float]) -> None:
-        """Update the credits by the part of a change that each size would have saved; missing sizes saved nothing."""
-        shares = self._shares
-        for size in {*shares, *savings}:
-            share = shares.get(size, 0.0)
-            share += self.RATE * (savings.get(size, 0.0) - share)
-            if share > self.MIN_SHARE or size == self._plain:
-                shares[size] = share
-            else:
-                shares.pop(size, None)

@@ -14,8 +14,8 @@ the reason is "T(4) is above the cap":
     V(2)          1.24     expected tokens, plus the value of later calls (`DraftValue`), minus lambda T(3)
 
 `plan` chooses the k with the largest V(k) among those with T(1 + k) up to the cap. Charges and credits for changes of
-the batch size (`RecurringSizes`) are not shown, so V of the chosen k need not be the largest. With a `RestoreCost`, V
-and the cap contain it, and the tokens to evaluate again are part of T.
+the batch size are not shown, so V of the chosen k need not be the largest. With a `RestoreCost`, V and the cap contain
+it, and the tokens to evaluate again are part of T.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from support.simulation import Decoding, Machine
 from ngramspec.cost.fixed_curves import find_curves
 from ngramspec.cost.times import PassTimes, RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies.cost import Candidate, CostPolicy, RecurringSizes
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.traced import TracedCostPolicy
 
 ALL = range(1, 65)
@@ -249,26 +249,27 @@ def test_cost_policy_with_switch_cost_uses_few_sizes_and_is_near_best_fixed_ones
     assert len(ignorant.machine.sizes) > 8
 
 
-def test_recurring_sizes_choose_prefers_what_recurs_within_its_limits() -> None:
-    recurring, times = RecurringSizes(), known({1: 1.0, 4: 1.5, 8: 1.6}, switch=0.3)
+def test_cost_policy_with_switch_cost_prefers_what_recurs_within_its_limits() -> None:
+    policy, times = UnlimitedPolicy(), known({1: 1.0, 4: 1.5, 8: 1.6}, switch=0.3)
+    good, fair, short = draft([0.9] * 7), draft([0.5] * 7), draft([0.9] * 3)
 
-    def choose(length: int, gross: float, size: int, max_cost: float = 9.0) -> int:
-        candidates = [Candidate(0, 1.0, 1, 1.0), Candidate(length, gross, size, times.ratio(size))]
-        return recurring.choose(candidates, times, ALL, 1.0, max_cost, 0.0).size
+    def decode(proposal: Draft, passes: int) -> int:
+        """Return the size of the last pass; each emits a token."""
+        for _ in range(passes):
+            k, size = policy.plan(proposal, times, ALL) if policy.limit() else (0, 1)
+            times.begin_pass(size)
+            policy.record(make_step(1, k, 0, 1.0, 0.0))
+        return size
 
-    assert choose(7, 2.0, 8) == 1, "a change of size costs more than this draft saves"
-    for _ in range(300):
-        times.begin_pass(choose(7, 4.0, 8))
-        recurring.record_pass()
-    drafts = [Candidate(0, 1.0, 1, 1.0), Candidate(5, 3.0, 8, 1.6), Candidate(7, 4.0, 8, 1.6)]
-    assert recurring.choose(drafts, times, ALL, 1.0, 9.0, 0.0).length == 7, "the better one of a size"
-    assert choose(3, 3.1, 4) == 8, "padded to what recurs"
-    assert choose(3, 3.1, 4, max_cost=1.55) == 4, "that would cost too much"
+    assert decode(fair, 1) == 1, "changes of size cost more than this draft saves"
+    assert decode(good, 300) == 8
+    assert decode(short, 1) == 8, "padded to what recurs"
     times.begin_pass(1)
-    assert choose(7, 1.7, 8) == 8, "the size that pays is used again"
-    for _ in range(300):
-        recurring.record_pass()
-    assert choose(7, 1.7, 8) == 1, "it no longer recurs"
+    assert decode(fair, 1) == 8, "the size that pays is used again"
+    assert decode(draft([0.01]), 300) == 1
+    assert decode(fair, 1) == 1, "it no longer recurs"
+    expensive = known({1: 1.0, 2: 1.4, 3: 1.5, 4: 3.5, 64: 64.0}, switch=0.65)
+    assert CostPolicy().plan(draft([0.999] * 2), expensive, ALL) == (0, 1), "the changes may lose all savings"
 
 
 def test_cost_policy_with_restore_keeps_draft_within_its_stake() -> None:
