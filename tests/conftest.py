@@ -7,12 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
+from typing import Any
 
 # This must be set before llama.cpp is loaded. The tests run in as many processes as there are cores. An OpenMP thread
 # that waits for others by spinning would take a core from another test.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
@@ -21,10 +21,12 @@ from support.model_files import WORDS, write_words
 from ngramspec.cost import bits, store
 from ngramspec.cost.bits import ExactnessSelector
 from ngramspec.cost.fixed_curves import make_fixed_curve
+from ngramspec.llama import crash_check
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies.cost import CostPolicy
 
 COMPARE, COMPARE_THREADS = ExactnessSelector.compare, ExactnessSelector.threads_agree
+VERDICT = crash_check.verdict
 
 SECONDS = 2.0
 """Maximum processor time of a test that is not exhaustive, including the fixtures that it is the first to set up."""
@@ -71,7 +73,7 @@ def pytest_collection_finish() -> None:
 
 def processor_seconds(*, of_children: bool) -> float:
     """Return the processor time of this process and, on request and if the system counts it, of its ended children."""
-    return sum(psutil.Process().cpu_times()[: 4 if of_children else 2])
+    return sum(os.times()[: 4 if of_children else 2])
 
 
 def yardstick() -> float:
@@ -158,6 +160,24 @@ def _comparing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the comparisons that `_undecided` disables."""
     monkeypatch.setattr(ExactnessSelector, "compare", COMPARE)
     monkeypatch.setattr(ExactnessSelector, "threads_agree", COMPARE_THREADS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _untried() -> Iterator[None]:
+    """Load model files without a child process that tries them first: nearly all files of the tests are valid."""
+
+    def verdict(kind: str, *arguments: Any) -> str:
+        return "" if kind == "trial" else VERDICT(kind, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crash_check, "verdict", verdict)
+        yield
+
+
+@pytest.fixture
+def _trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try model files in a child process, which `_untried` disables."""
+    monkeypatch.setattr(crash_check, "verdict", VERDICT)
 
 
 @pytest.fixture(scope="session", autouse=True)

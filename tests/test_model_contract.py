@@ -31,7 +31,6 @@ from test_recipes import follow
 from ngramspec.backend import ExactnessMode, ModelBase, Part, Vocabulary
 from ngramspec.data import TargetError
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.llama import crash_check
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
@@ -83,8 +82,6 @@ def llama(
     stack: ExitStack, path: Path, texts: int | None = None, *, tolerance: float = 1e-3, room: int = 110, **options: Any
 ) -> Runner:
     """Open a model in llama.cpp; its reference never rolls back and shares no code with `ngramspec.llama`."""
-    # The files are valid, so no child process needs to try them.
-    stack.enter_context(mock.patch.object(crash_check, "run", return_value=None))
     settings: dict[str, Any] = {
         "ctx_size": room + 50,
         "threads": 1,

@@ -1,4 +1,4 @@
-"""A reference that decodes token by token in new contexts of llama.cpp, without rollbacks.
+"""A reference that decodes token by token from an empty memory of llama.cpp, without rollbacks.
 
 It shares no code with `ngramspec.llama.target`, so it cannot contain the same errors about memories.
 """
@@ -6,7 +6,6 @@ It shares no code with `ngramspec.llama.target`, so it cannot contain the same e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def likeliest(row: NDArray[np.float32], _text: list[int]) -> int:
 
 
 class Reference:
-    """Model that opens a new context for every call."""
+    """Model that evaluates every text from its beginning."""
 
     def __init__(
         self,
@@ -53,60 +52,53 @@ class Reference:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = flash
         params.type_k = params.type_v = cache_type
-        self._params = params
+        self._context = llama.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp cannot make a context")
+        self._batch: Any = llama.llama_batch_init(n_batch, 0, 1)
+        self._length = 0  # of the text in the context
 
     def text(self, prompt: Sequence[int], count: int, choose: Chooser = likeliest) -> tuple[list[int], Rows]:
         """Return (next `count` tokens, logits of shape (count, n_vocab) that decided on each)."""
-        with self._context() as decode:
-            rows = [self._read(decode, prompt)]
-            text = [choose(rows[0], [])]
-            while len(text) < count:
-                rows.append(decode(text[-1:])[0])
-                text.append(choose(rows[-1], text))
+        self._empty()
+        for chunk in self._chunks(prompt):
+            row = self._decode(chunk, last=True)[0]
+        rows, text = [row], [choose(row, [])]
+        while len(text) < count:
+            rows.append(self._decode(text[-1:])[0])
+            text.append(choose(rows[-1], text))
         return text, np.array(rows)
 
     def rows(self, text: Sequence[int]) -> Rows:
         """Return the logits after each token of a text that is evaluated as a prompt."""
-        with self._context() as decode:
-            return np.concatenate([decode(text[i : i + self.n_batch]) for i in range(0, len(text), self.n_batch)])
+        self._empty()
+        return np.concatenate([self._decode(chunk) for chunk in self._chunks(text)])
 
-    def _read(self, decode: Callable[..., Rows], prompt: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after a prompt that is evaluated in chunks."""
-        rows = [decode(prompt[i : i + self.n_batch], last=True) for i in range(0, len(prompt), self.n_batch)]
-        row: NDArray[np.float32] = rows[-1][-1]
-        return row
+    def _chunks(self, text: Sequence[int]) -> Iterator[Sequence[int]]:
+        return (text[i : i + self.n_batch] for i in range(0, len(text), self.n_batch))
 
-    @contextmanager
-    def _context(self) -> Iterator[Callable[..., Rows]]:
-        """Yield a function that appends tokens to a new context and returns their logits, or only the last ones."""
-        context = llama.llama_init_from_model(self._model, self._params)
-        if not context:
-            raise RuntimeError("llama.cpp cannot make a context")
-        batch: Any = llama.llama_batch_init(self.n_batch, 0, 1)
-        length = 0
+    def _empty(self) -> None:
+        """Clear the memory with its data, which is faster than a new context."""
+        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+        self._length = 0
 
-        def decode(tokens: Sequence[int], *, last: bool = False) -> Rows:
-            nonlocal length
-            batch.n_tokens = len(tokens)
-            for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i] = token, length + i
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-                batch.logits[i] = not last or i == len(tokens) - 1
-            status = llama.llama_decode(context, batch)
-            if status:
-                raise RuntimeError(f"llama_decode returned {status}")
-            length += len(tokens)
-            wanted = (len(tokens) - 1,) if last else range(len(tokens))
-            shape = (self.n_vocab,)
-            rows = [np.ctypeslib.as_array(llama.llama_get_logits_ith(context, i), shape).copy() for i in wanted]
-            return np.array(rows)
-
-        try:
-            yield decode
-        finally:
-            llama.llama_batch_free(batch)
-            llama.llama_free(context)
+    def _decode(self, tokens: Sequence[int], *, last: bool = False) -> Rows:
+        """Append tokens to the context and return their logits, or only the last ones."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, self._length + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.logits[i] = not last or i == len(tokens) - 1
+        status = llama.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}")
+        self._length += len(tokens)
+        shape = (1 if last else len(tokens), self.n_vocab)
+        return np.ctypeslib.as_array(llama.llama_get_logits(self._context), shape).copy()
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the context and the model."""
+        llama.llama_batch_free(self._batch)
+        llama.llama_free(self._context)
         llama.llama_model_free(self._model)

@@ -26,7 +26,6 @@ from ngramspec.chat.conversation import ChatTemplate
 from ngramspec.chat.stream import Tool
 from ngramspec.chat.template import Messages
 from ngramspec.data import ModelError
-from ngramspec.llama import crash_check
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.find import resolve
 from ngramspec.tokens import Control
@@ -267,9 +266,7 @@ def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """The demo model's vocabulary with the marks of all templates as tokens of one type."""
     marks = sorted(set[str]().union(*(find_marks(file.read_text("utf-8")) for file in FILES)))
     path = tmp_path_factory.mktemp("marks") / "marks.gguf"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crash_check, "run", lambda *_: None)
-        return Vocabulary(write_vocabulary(path, controls=[*marks, *PLAIN], kind=request.param))
+    return Vocabulary(write_vocabulary(path, controls=[*marks, *PLAIN], kind=request.param))
 
 
 def make_conversation(texts: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[Tool], dict[str, Any]]:

@@ -24,6 +24,8 @@ from ngramspec.llama.crash_check import ChildEnd, amx_works
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("_trying")
+
 HANGS: ChildEnd = None, ""
 SHORT = ("-t", "1", "-c", "256", "-n", "2")
 

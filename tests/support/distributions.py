@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +44,22 @@ def next_distribution(logits: NDArray[np.float32], sampling: Sampling, context: 
 
 
 def make_next_distribution(mock: MockTarget, sampling: Sampling, legal: LegalTokens | None = None) -> NextDistribution:
-    """Return the distribution of the next token on a mock target."""
+    """Return the distribution of the next token on a mock target, whose few different rows are computed once."""
+    looks_back = make_chain(sampling, mock.n_vocab).needs_tokens
+
+    @cache
+    def after(row: bytes, context: Path) -> Probabilities:
+        return next_distribution(np.frombuffer(row, np.float32), sampling, context)
 
     def next_token(prompt: Sequence[int], output: Sequence[int]) -> Probabilities:
-        context = [*prompt, *output]
-        row = mock.row(context)
-        without_grammar = next_distribution(row, sampling, context)
+        context = (*prompt, *output)
+        row, seen = mock.row(context), context if looks_back else ()
+        without_grammar = after(row.tobytes(), seen)
         if legal is None:
             return without_grammar
         # The sampler draws a token. If the grammar forbids it, the sampler draws again among the legal tokens.
         is_legal = np.isin(np.arange(row.size), list(legal(output)))
-        redrawn = next_distribution(np.where(is_legal, row, np.float32(-np.inf)), sampling, context)
+        redrawn = after(np.where(is_legal, row, np.float32(-np.inf)).tobytes(), seen)
         return np.where(is_legal, without_grammar, 0.0) + without_grammar[~is_legal].sum() * redrawn
 
     return next_token

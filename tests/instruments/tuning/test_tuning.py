@@ -103,7 +103,7 @@ LOADS: dict[str, tuple[float, Load, float, float]] = {
     "interruptions": (0.02, lambda machine, _: 5.0 if machine.random.random() < 0.05 else 1.0, 0.0, 0.3),
     "very noisy": (0.4, lambda *_: 1.0, 0.9, 1.0),
 }
-RUNS = max(60, settings.default.max_examples)
+RUNS = settings.default.max_examples
 
 
 @pytest.mark.parametrize("name", LOADS)
