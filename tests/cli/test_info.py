@@ -26,6 +26,7 @@ from ngramspec.cpu.cores import process_load
 from ngramspec.drafting import find_uncompiled_modules
 from ngramspec.llama import devices
 from ngramspec.llama.target import Target
+from ngramspec.quants.costs import typical_gain
 
 INFO = ["info", "-t", "1", "-c", "512"]
 
@@ -36,10 +37,9 @@ def facts(out: str) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _known_gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the replay of typical text, which takes longer than all else, except in the tests of its result."""
-    if "verdict" not in request.node.name:
-        monkeypatch.setattr(info, "typical_gain", lambda _: 1.5)
+def _known_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the replay of typical text, which takes longer than all else, except in the test of its result."""
+    monkeypatch.setattr(info, "typical_gain", lambda _: 1.5)
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ def test_info_verdict_follows_costs_and_kernels(
     run(home, *INFO, tiny).ok()
     (stored,) = (tmp_path / "cache" / "ngramspec" / "calibration").glob("*-times.json")
     stored.write_text(json.dumps({"ratios": {n: 1 + cost * (n - 1) for n in SIZES}, "change": [0, 0], "pairs": 40}))
+    monkeypatch.setattr(info, "typical_gain", typical_gain)
     verdict = " ".join(run(home, *INFO, tiny).ok().out.partition("\n\n")[0].split())
     assert all(words in verdict for words in expected), verdict
     assert len(re.findall(r"\.( |$)", verdict)) == 2, "two sentences"

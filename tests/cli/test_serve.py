@@ -348,7 +348,11 @@ def on_note(text):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "a blocked request")) for name in ENDS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (name in ("a blocked request", "a blocked exit handler")))
+        for name in ENDS
+    ],
 )
 def test_serve_ends_after_signal_despite(env: dict[str, str], name: str) -> None:
     """Run the server in a process in which `SCRIPT` and `changes` replace functions."""

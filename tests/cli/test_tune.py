@@ -226,16 +226,18 @@ def _invented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quants, "typical_gain", lambda _curve: 1.5)
 
 
-def test_it_compares_all_quantisations_of_a_shape(
+def test_it_compares_quantisations_of_a_shape(
     home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    names = {"Q4_0", "Q4_K_M", "Q8_0"}
+    monkeypatch.setattr(quants, "QUANTISATIONS", tuple(names))
     monkeypatch.setattr(quants, "MAX_SPREAD", math.inf)  # the machine may be busy
     monkeypatch.setattr(Load, "is_high", False)
     done = run(home, *QUANTS, TINY, "--json", tmp_path / "found.json").ok()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["shape"]["ff"], found["timed_layers"]) == (True, 96, 2)
     assert found["steady"]
-    assert found["quantisations"].keys() == set(QUANTISATIONS)
+    assert found["quantisations"].keys() == names
     for name, one in found["quantisations"].items():
         line = next(line for line in done.out.splitlines() if line.startswith(f"{name} "))
         assert f"{one['size_bytes'] / 2**20:,.0f}" == line.split()[1]

@@ -1,6 +1,6 @@
 """Tests of programs that use llama-cpp-python's `Llama`, with ours in its place; they skip programs that are missing.
 
-Their imports take most of the time, so most tests only run with `--exhaustive`.
+Their imports take most of the time, so the tests only run with `--exhaustive`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ngramspec.cost import store
 from ngramspec.dropin import llama as dropin
 from ngramspec.llama.llama_class import prepare
 from ngramspec.policies.policy import FixedPolicy
+
+pytestmark = pytest.mark.exhaustive
 
 TEXT = "one two three four five six seven eight nine ten " * 4
 SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
@@ -70,7 +72,6 @@ def test_langchain_with_drafting_llama_returns_same_answers(monkeypatch: pytest.
     same(ask)
 
 
-@pytest.mark.exhaustive
 def test_llama_index_with_drafting_llama_returns_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("llama_index.llms.llama_cpp.base")
 
