@@ -179,10 +179,12 @@ def _untried() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def _trying(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def _trying() -> Iterator[None]:
     """Try model files in a child process, which `_untried` disables."""
-    monkeypatch.setattr(crash_check, "verdict", VERDICT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crash_check, "verdict", VERDICT)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

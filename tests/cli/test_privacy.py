@@ -23,6 +23,8 @@ from support.tmux import Terminal
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory.store import Store
 
+pytestmark = pytest.mark.usefixtures("_trying")
+
 PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
 SECRET = "zanzibar quetzal marzipan"
 """Word in every text that ngramspec receives."""
