@@ -644,6 +644,8 @@ def test_page_conversation_list_adapts_to_window_width(visit: Visit) -> None:
     visit.page.set_viewport_size({"width": 1200, "height": 640})
     expect(chats).to_be_visible()
     assert visit.page.locator("#chat").bounding_box()["x"] == chats.bounding_box()["width"]
+    # The buttons stay at the bottom if there is no conversation.
+    assert visit.page.locator("#export").bounding_box()["y"] > 540
     visit.page.set_viewport_size({"width": 900, "height": 640})
     menu.click()
     expect(chats).to_be_visible()
