@@ -53,7 +53,8 @@ def trace(
     decide. Some lengths are probes, which show what a batch costs.
 
     Each token has p, the model's probability, q, the drafter's, match, the length of the matching context, and
-    expected, the estimated probability of acceptance, whose products are P(k).
+    expected, the estimated probability of acceptance, whose products are P(k). At temperature 0, margin is how far its
+    logit is below the highest one.
 
     Accepted draft tokens are green, rejected ones are red and struck through, and the model's own token is blue.
     Without colours (not a terminal, or NO_COLOR): [+accepted] [-rejected] [.after a rejected one] [>the model's own]
@@ -129,9 +130,9 @@ class TraceView:
 
     def show(self, traced_pass: TracedPass) -> None:
         step = traced_pass.step
-        self._sources.setdefault(step.source, Stats()).add(step)
+        self._sources.setdefault(_short_source(step), Stats()).add(step)
         self.open = step.stop is None
-        source = step.source or ("-" if step.batch else "prefill")
+        source = _short_source(step) or ("-" if step.batch else "prefill")
         text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _escape_line(source)))
         text.append(_context(traced_pass, self._context), "dim").append(" ")
         if self._coloured:
@@ -190,6 +191,11 @@ def _policy_lines(details: Mapping[str, float | str]) -> Iterator[str]:
         numbers = ", ".join(f"{name}{texts[name]}" for name in (f"P({k})", f"T({1 + k})", f"V({k})"))
         yield f"  {numbers}{'  <- planned' if k == details.get('planned') else ''}"
         k += 1
+
+
+def _short_source(step: Step) -> str:
+    """Return the name of the drafter; of FILE.py:Class only the class, because the header has the whole name."""
+    return step.source.rpartition(":")[2]
 
 
 def _columns(position: str, batch: str, ms: str, source: str) -> str:

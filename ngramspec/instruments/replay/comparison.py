@@ -124,7 +124,7 @@ def replay_report(
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
     origin = (
-        f"{document['transcripts']} recorded conversations, {document['decode_tokens']} tokens to decode,"
+        f"recorded conversations: {document['transcripts']}, with {document['decode_tokens']} tokens to decode and"
         f" {document['prompt_tokens']} tokens of prompts; tokens of {vocabulary}; drafter {settings['drafter']}, policy"
         f" {settings['policy']}, memory {settings['memory']}; ngramspec {__version__}"
     )

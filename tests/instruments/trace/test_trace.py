@@ -241,7 +241,8 @@ def sample(tmp_path: Path) -> Path:
         return Step(tuple(tokens), tuple(texts), **{"source": "ngram", **sizes, **more})
 
     first = {"policy_details": {"entropy": 0.5, "gamma": 4}, "seconds": 0.0123}
-    held, end = {"source": "ngram+grammar", "seconds": 0.002}, {"stop": "stop", "stop_string": "\nwo"}
+    held = {"source": "ngram+grammar", "seconds": 0.002}
+    end = {"source": "my/drafter.py:ngram", "stop": "stop", "stop_string": "\nwo"}
     steps = [
         Step((0,), ("one",), position=3, seconds=0.5, decisions=(judged(0),)),
         step(4, [0, 6], ["one", "漢字"], draft.tokens, accepted=1, verified_draft=draft, decisions=refused, **first),
