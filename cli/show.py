@@ -232,28 +232,28 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
     if gain is not None and round(gain, 2) > 1:
         return f"{gain:.2f} times as fast with drafts"
     if reason := _explain_drafts(stats):
-        return f"no gain: {reason}"
+        return reason
     if stats.is_disturbed:
         return "gain unknown: other programs ran" if is_busy else "gain unknown: times varied"
     if times is None:
         return "no gain"
     # With the fewer threads that other programs leave, a batch costs more in plain passes.
-    reason = "other programs ran" if is_busy else "batches are expensive here"
-    return f"no gain: {reason if times.pairs and times.ratio(4) >= STEEP else 'little repeated'}"
+    reason = "no gain: other programs ran" if is_busy else "no gain: batches are expensive here"
+    return reason if times.pairs and times.ratio(4) >= STEEP else "no gain: little repeated"
 
 
 def _explain_drafts(stats: Stats) -> str:
     """Return the reason for no gain that the drafts show whatever passes cost; "" if there is none."""
     # The policy stops calling a drafter that saves nothing, which shows what repeats only after enough calls.
     if stats.asked < min(SHORT, stats.passes / 2):
-        return "drafting took too long" if stats.asked else "nothing was drafted"
+        return "no gain: drafting took too long" if stats.asked else "no gain: nothing was drafted"
     drafts = stats.passes - stats.passes_without_draft
     if drafts + stats.missed <= _RARE * stats.asked:
-        return "nothing repeated"
+        return "no gain: nothing repeated"
     # Even of disturbed passes it is known that so few tokens saved nothing. Wrong drafts are not the reason if they
     # were fewer than the correct guesses that were not sent.
     if drafts > stats.missed and 2 * stats.accepted <= (_RARE * stats.passes if stats.is_disturbed else stats.drafted):
-        return "drafts were wrong"
+        return "no gain: drafts were wrong"
     return ""
 
 
