@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 # This must be set before llama.cpp is loaded. The tests run in as many processes as there are cores. An OpenMP thread
@@ -30,6 +31,7 @@ VERDICT = crash_check.verdict
 
 SECONDS = 2.0
 """Maximum processor time of a test that is not exhaustive, including the fixtures that it is the first to set up."""
+CLIENTS = "test_official_clients.py"
 YARDSTICK = 0.05
 """Processor time of `yardstick` on a desktop; tests get more time on a slower machine."""
 
@@ -47,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("exhaustive" if config.getoption("--exhaustive") else "fast")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare the default run the import of the official clients, unless the user names the file."""
+    is_wanted = config.getoption("--exhaustive") or any(CLIENTS in argument for argument in config.args)
+    return True if collection_path.name == CLIENTS and not is_wanted else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

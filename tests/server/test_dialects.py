@@ -1,203 +1,39 @@
-"""Tests of OpenAI's and Anthropic's APIs over HTTP with their official clients, whose warnings are errors.
-
-Templates, parsers of tool calls and grammars are the server's; only the engine is scripted.
-"""
+"""Tests of what all chat APIs have in common, each in its own words; only the engine is scripted."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import anthropic
-import openai
-import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types import Completion, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.dialects import DIALECTS, USER, Dialect
-from support.fake_service import FakeService, Script
+from support.fake_service import Script
 from support.http import (
     allows,
     ask,
     demo_vocabulary,
     format_tool_call,
-    make_server,
-    run_server,
     thinking_vocabulary,
     vocabulary_with,
 )
 from support.templates import CHAT_VALUES, ONE_CALL
-
-from ngramspec.data import TargetError
-
-pytestmark = pytest.mark.filterwarnings("error")
-
-Clients = tuple[anthropic.Anthropic, openai.OpenAI, FakeService]
-
-TEXT = "Hello, world"
-CALLS = "\n".join(format_tool_call("look", f'{{"at": {at}}}') for at in (1, 2))
-TURN = f"<think>\nLong thoughts of many words.\n</think>\n\nI löok.\n{CALLS}"
-PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
-SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
-FORM: Any = {"type": "json_schema", "name": "n", "schema": SCHEMA}
-# These are requests to chat completions and messages, to responses, and with tools.
-ASK: Any = {"model": "m", "max_tokens": 400, "messages": [{"role": "user", "content": "hi"}]}
-ASK_RESPONSE: Any = {"model": "m", "input": "hi"}
-LOOK = {"name": "look", "parameters": PARAMETERS}
-CHAT: Any = ASK | {"tools": [{"type": "function", "function": LOOK}]}
-MESSAGE: Any = ASK | {"tools": [{"name": "look", "input_schema": PARAMETERS}]}
-RESPONSE: Any = ASK_RESPONSE | {"tools": [{"type": "function", "strict": False} | LOOK, {"type": "web_search"}]}
-LONG: Any = [{"role": "user", "content": "word " * 4000}]
-
-
-@contextmanager
-def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
-    """Yield both clients of a server, and its engine, which follows a script or returns a text in three-token steps."""
-    if isinstance(script, str):
-        script = Script(script, step=3, n_cached=2)
-    server, engine = make_server(script, vocabulary=thinking_vocabulary(), n_ctx=2000)
-    server.ping_seconds = ping
-    with (
-        run_server(server, keys=["secret"]) as address,
-        anthropic.Anthropic(base_url=address, api_key="secret", max_retries=0) as one,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as other,
-    ):
-        yield one, other, engine
-
-
-def valid(kind: type[pydantic.BaseModel], *found: pydantic.BaseModel) -> None:
-    """Validate an object of OpenAI's client, which builds objects without validation."""
-    for one in found:
-        kind.model_validate(one.model_dump(), strict=True)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_official_clients_receive_reasoning_text_and_tool_calls(stream: bool) -> None:
-    message: Any
-    with serving(TURN) as (one, other, _):
-        if stream:
-            with one.messages.stream(**MESSAGE) as events:
-                message = events.get_final_message()
-            with other.responses.stream(**RESPONSE) as told:
-                response: Any = told.get_final_response()
-            with other.chat.completions.stream(**CHAT) as chunks:
-                chat: Any = chunks.get_final_completion()
-        else:
-            message = one.messages.create(**MESSAGE)
-            response = other.responses.create(**RESPONSE)
-            chat = other.chat.completions.create(**CHAT)
-            valid(ChatCompletion, chat)
-    expected, arguments = ("Long thoughts of many words.", "I löok."), [("look", f'{{"at": {at}}}') for at in (1, 2)]
-    thought, words, *calls = message.content
-    assert (thought.thinking, words.text, message.stop_reason) == (*expected, "tool_use")
-    assert [(call.name, json.dumps(call.input)) for call in calls] == arguments
-    thought, _, *calls = response.output
-    assert (thought.content[0].text, response.output_text, response.status) == (*expected, "completed")
-    assert [(call.name, call.arguments) for call in calls] == arguments
-    (choice,) = chat.choices
-    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == (*expected, "tool_calls")
-    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == arguments
 
 
 def test_reasoning_token_count_does_not_depend_on_drafts() -> None:
     counts, vocabulary = set(), thinking_vocabulary()
     expected = len(vocabulary.tokenize("<think>\nLong thoughts of many words.", add_bos=False))
     for step in (1, 2, 3, 7, 100):
-        for path, body in (("chat/completions", CHAT), ("messages", MESSAGE), ("responses", RESPONSE)):
-            for stream in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
-                script = Script(TURN, step=step)
-                answer, _ = ask(f"/v1/{path}", body | stream, script, vocabulary=vocabulary, n_ctx=2000)
+        for dialect in (DIALECTS["chat completions"], DIALECTS["messages"], DIALECTS["responses"]):
+            for stream in (False, True):
+                script = Script("<think>\nLong thoughts of many words.\n</think>\n\nI löok.", step=step)
+                body = dialect.body(stream=stream)
+                answer, _ = ask(dialect.path, body, script, vocabulary=vocabulary, n_ctx=2000)
                 last = answer[-2:] if stream else answer
                 counts |= set(re.findall(r'"(?:reasoning|thinking)_tokens": (\d+)', json.dumps(last)))
     assert counts == {f"{expected}"}
-
-
-def test_openai_client_accepts_chat_completions_and_completions() -> None:
-    with serving(Script(TEXT, step=2)) as (_, ai, _):
-        answer = ai.chat.completions.create(**ASK, logprobs=True, top_logprobs=3, n=2)
-        valid(ChatCompletion, answer)
-        assert [choice.message.content for choice in answer.choices] == [TEXT] * 2
-        told: Any = ai.chat.completions.create(
-            **ASK, stream=True, stream_options={"include_usage": True}, logprobs=True
-        )
-        *chunks, last = told
-        valid(ChatCompletionChunk, *chunks, last)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
-        assert last.usage.completion_tokens == 7
-        with ai.chat.completions.stream(**ASK, logprobs=True) as stream:
-            (final,) = stream.get_final_completion().choices
-        assert final.message.content == TEXT
-        assert "".join(token.token for token in final.logprobs.content or ()) == TEXT
-        texts = ai.completions.create(model="any", prompt=["a", "b"], logprobs=2, max_tokens=5)
-        valid(Completion, texts)
-        assert [choice.finish_reason for choice in texts.choices] == ["length", "length"]
-        parts = ai.completions.create(model="any", prompt="a", stream=True, echo=True)
-        assert "".join(part.choices[0].text for part in parts) == "a" + TEXT
-        (model,) = ai.models.list().data
-        valid(Model, model)
-        assert model.id == "demo"
-
-
-def test_responses_api_with_schema_and_tools_allows_tool_calls() -> None:
-    """Codex always sends tools; its --output-schema applies to the final answer."""
-    asked: Any = RESPONSE | {"text": {"format": FORM}}
-    with serving('{"answer": "x"}') as (_, other, engine):
-        assert other.responses.create(**asked).output_text == '{"answer": "x"}'
-        other.responses.create(**asked, tool_choice="none")
-        other.responses.create(**asked, tool_choice="required")
-        texts = {"answer": '{"answer": "x"}', "call": CALLS}
-        found = [{name for name, text in texts.items() if allows(engine, text, number)} for number in range(3)]
-    assert found == [{"answer", "call"}, {"answer"}, {"call"}]
-
-
-def test_count_tokens_equals_input_tokens_of_message() -> None:
-    with serving("x") as (one, _, _):
-        counted = one.messages.count_tokens(model="m", messages=MESSAGE["messages"], tools=MESSAGE["tools"], system="s")
-        usage = one.messages.create(**MESSAGE, system="s").usage
-        assert one.messages.count_tokens(model="m", messages=LONG).input_tokens > 2000  # too long for the context
-    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-
-
-def test_official_clients_raise_matching_exception_types() -> None:
-    bad: Any = {"type": "json_schema", "name": "n", "schema": {"type": "bogus"}}
-    with serving("x") as (one, other, engine):
-        with pytest.raises(anthropic.AuthenticationError) as refused:
-            one.with_options(api_key="other").messages.create(**ASK)
-        assert refused.value.type == "authentication_error"
-        with pytest.raises(openai.AuthenticationError):
-            other.with_options(api_key="other").models.list()
-        with pytest.raises(openai.BadRequestError) as caught:
-            other.chat.completions.create(**ASK, temperature=-1)
-        assert caught.value.param == "temperature"
-        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
-            one.messages.create(**ASK, output_config={"format": bad})
-        with pytest.raises(openai.BadRequestError, match=r"text\.format\.schema"):
-            other.responses.create(**ASK_RESPONSE, text={"format": bad})
-        for stream in (False, True):  # HTTP errors before the first token
-            with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2000 maximum"):
-                one.messages.create(**ASK | {"messages": LONG}, stream=stream)
-            with pytest.raises(openai.BadRequestError, match="maximum context length is 2000") as caught:
-                other.responses.create(model="m", input=LONG, stream=stream)
-            assert caught.value.code == "context_length_exceeded"
-        assert engine.tickets == []
-
-
-def test_official_clients_raise_error_of_failed_stream() -> None:
-    with serving(Script("a b c", error=TargetError("it broke"), after=2)) as (one, other, _):
-        failed = pytest.raises(anthropic.APIStatusError, match="it broke")
-        with one.messages.create(**ASK, stream=True) as stream, failed as caught:
-            list(stream)
-        assert caught.value.type == "api_error"
-        with pytest.raises(openai.APIError, match="it broke"):
-            list(other.chat.completions.create(**ASK, stream=True))
-        *_, last = other.responses.create(**ASK_RESPONSE, stream=True)
-    assert last.type == "response.failed"
-    assert last.response.error.message == "it broke"
 
 
 EACH = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 from support.fake_embedder import CountingEmbedder, expected_embeddings
-from support.http import ask, demo_vocabulary, get_error, make_server, run_server, send
+from support.http import ask, demo_vocabulary, get_error, make_server, send
 
 from ngramspec.server.embeddings import scale_vectors
 from ngramspec.server.limits import MAX_NUMBERS
@@ -27,17 +26,6 @@ def refused(path: str, body: Any, status: int = 400, **settings: Any) -> dict[st
 def of(*texts: Any) -> Any:
     """Return the expected embeddings of texts."""
     return expected_embeddings(*(t if isinstance(t, list) else demo_vocabulary().tokenize(t) for t in texts))
-
-
-def test_embeddings_work_with_openai_client() -> None:
-    with run_server(make_server(embedder=CountingEmbedder())[0]) as address:
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-        answer = client.embeddings.create(model="demo", input=["hello", "there"])  # requests base64
-        plain = client.embeddings.create(model="demo", input=[5, 6], encoding_format="float")
-        with pytest.raises(openai.BadRequestError, match="dimensions: must be 3"):
-            client.embeddings.create(model="demo", input="hello", dimensions=2)
-    assert np.allclose([one.embedding for one in answer.data], of("hello", "there"), atol=1e-6)
-    assert np.allclose(plain.data[0].embedding, of([5, 6])[0], atol=1e-6)
 
 
 def test_embedding_without_pooling_returns_one_embedding_per_token() -> None:

@@ -7,12 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import RawMessageStreamEvent
-from openai import omit
-from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic_core import from_json
 from support.fake_service import FakeService
 from support.http import ask
 
@@ -22,8 +17,6 @@ USER = {"role": "user", "content": "hi"}
 SCHEMA: Fields = {"type": "object", "properties": {"at": {"type": "integer"}}}
 LOOK: Fields = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits."}
-_MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-_RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 class Turn(NamedTuple):
@@ -129,7 +122,6 @@ def _merge(deltas: list[Fields]) -> Fields:
 
 
 def _read_response(answer: Any) -> Turn:
-    Response.model_validate(answer)
     output, usage = answer["output"], answer["usage"]
     parts = [(item["type"], part) for item in output for part in item.get("content", [])]
     calls = [item for item in output if "call_id" in item]
@@ -146,13 +138,11 @@ def _read_response(answer: Any) -> Turn:
 
 
 def _join_response(events: list[Any]) -> Any:
-    """Return the response at the end of a stream; all events before it are as OpenAI's client expects them."""
+    """Return the response at the end of a stream, which the events before it describe."""
     answer, last = events[-1]["response"], events[-1]["type"]
-    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
     ids, deltas = list[str](), dict[int, str]()
     for number, event in enumerate(events):
         assert event["sequence_number"] == number
-        state.handle_event(_RESPONSE_EVENT.validate_python(event))
         if event["type"] == "response.output_item.added":
             ids.append(event["item"]["id"])
         if event["type"].endswith(".delta"):
@@ -191,17 +181,22 @@ def _read_message(answer: Any) -> Turn:
 
 def _join_message(events: list[Any]) -> Any:
     """Return the message that Anthropic's client builds from a stream."""
-    snapshot: Any = None
-    parts: dict[int, bytes] = {}
     blocks = [(event["type"], event["index"]) for event in events if event["type"].startswith("content_block_st")]
     kinds = ("content_block_start", "content_block_stop")
     assert blocks == [(kind, index) for index in range(len(blocks) // 2) for kind in kinds]
     assert [events[i]["type"] for i in (0, -2, -1)] == ["message_start", "message_delta", "message_stop"]
+    content: list[Fields] = []
     for event in events:
-        snapshot = accumulate_event(
-            event=_MESSAGE_EVENT.validate_python(event), current_snapshot=snapshot, json_bufs=parts
-        )
-    return snapshot.model_dump(exclude_none=True)
+        if event["type"] == "content_block_start":
+            content.append({**event["content_block"]})
+        elif event["type"] == "content_block_delta":
+            block = content[event["index"]]
+            block |= {name: block.get(name, "") + value for name, value in event["delta"].items() if name != "type"}
+    for block in content:
+        if raw := block.pop("partial_json", ""):
+            block["input"] = from_json(raw, allow_partial=True)
+    start, end = events[0]["message"], events[-2]
+    return start | end["delta"] | {"content": content, "usage": start["usage"] | end["usage"]}
 
 
 def _read_ollama(answer: Any) -> Turn:
