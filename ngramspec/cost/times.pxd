@@ -22,6 +22,7 @@ cdef class PassTimes:
     cdef public dict _ratios
     cdef tuple _changes
     cdef tuple _copies
+    cdef list _calls
     cdef public list _extra
     cdef list _recent
     cdef double _plain
@@ -40,6 +41,7 @@ cdef class PassTimes:
     cdef set _known
     cpdef double ratio(self, Py_ssize_t size) except? -1
     cpdef double change_now(self, Py_ssize_t size) except? -1
+    cpdef double charge_drafting(self, double seconds) except? -1
     cpdef optimal_batches(self, sizes)
     cpdef begin_pass(self, Py_ssize_t size)
     cpdef observe(self, Py_ssize_t size, double seconds, bint is_timed=*)

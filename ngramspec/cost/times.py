@@ -13,7 +13,7 @@ quiet, because each of these rules holds on a busy machine too:
    believed until there are new ones. Five in a row beyond `JUMP` replace all others.
 3. One pass proves little, because it may have been interrupted: a plain one that takes twice the level is no partner,
    a single value only lowers a ratio, and a pass is charged at most `JUMP` of its expected time until a second one of
-   its size confirms what it took.
+   its size confirms what it took. A call of the drafter is charged at most `JUMP` of the second longest before it.
 4. A size without values is corrected as far as its nearest neighbours were; beyond what an earlier process knew, only
    by neighbours with `FEW` values.
 5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
@@ -142,6 +142,7 @@ class PassTimes:
         self._ratios = {n: Window() for n in self._prior}
         self._changes = Window(), Window()
         self._copies = Window(), Window()  # cost of a checkpoint, and of the way back to it
+        self._calls: list[float] = []  # costs of the last calls of the drafter
         self._extra = [float(change[0]), float(change[1])]
         for window, extra in zip(self._changes, change, strict=True):
             window.values, window.value = [1.0 + extra] * FEW if extra else [], 1.0 + extra
@@ -367,6 +368,16 @@ class PassTimes:
         """Learn the time of a checkpoint, or of the way back to it."""
         if self.level and not self.is_fixed:
             self._copies[is_load].add(seconds / self.level, self._root._now)
+
+    def charge_drafting(self, seconds: cython.double) -> cython.double:
+        """Return the cost of a call of the drafter, in plain passes."""
+        cost: cython.double = seconds / self.level
+        if self.is_fixed:
+            return cost
+        longest = sorted(self._calls)[-2:]
+        self._calls.append(cost)
+        del self._calls[:-WINDOW]
+        return min(cost, JUMP * longest[0]) if len(longest) == 2 else cost
 
     def _learn(self, size: cython.Py_ssize_t, cost: cython.double) -> cython.double:
         """Learn a ratio. Return what its new value adds to what the passes that showed it were charged."""

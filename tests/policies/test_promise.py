@@ -118,6 +118,7 @@ DISTURBANCES: dict[str, dict[str, Any]] = {
     "noise": {"noise": 0.15},
     "interruptions": {"interrupted": 0.1},
     "load": {"load": True},
+    "pauses": {"ask": 0.01, "paused": 0.02},
     "all": {"noise": 0.1, "interrupted": 0.05, "load": True},
 }
 

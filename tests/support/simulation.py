@@ -28,6 +28,7 @@ class Machine:
     restore: tuple[float, float] | None = None  # cost of a checkpoint, and of going back to it after a refusal
     noise: float = 0.0  # standard deviation of the logarithm of times
     interrupted: float = 0.0  # share of passes that last up to 50 times as long
+    paused: float = 0.0  # share of the drafter's calls that last 20 plain passes longer
     load: bool = False  # whether all passes take two to five times as long, for a while at a time
     seed: int = 0
 
@@ -51,6 +52,10 @@ class Machine:
         self._now += seconds
         return seconds, cost
 
+    def draft(self) -> float:
+        """Return the cost that a call of the drafter seems to have."""
+        return self.ask + (20 if self.random.random() < self.paused else 0)
+
 
 class Decoding:
     """Decoding by a cost policy. The times begin with the real costs, unless others are given."""
@@ -64,21 +69,25 @@ class Decoding:
 
     def step(self, next_draft: Callable[[], tuple[Draft, int]]) -> int:
         """Make a pass, for which a draft and the number of its right tokens may be asked; return the emitted tokens."""
-        machine, times, policy, draft, right, overhead = self.machine, self.times, self.policy, NO_DRAFT, 0, 0.0
+        machine, times, policy, draft, right = self.machine, self.times, self.policy, NO_DRAFT, 0
+        overhead = charge = 0.0  # cost of drafting, and what the clock shows of it
         if limit := policy.limit():
             whole, right = next_draft()
             draft, overhead = propose(whole, limit, policy.price(times, SIZES)), machine.ask
             right = min(right, len(draft))
+            if machine.ask and times.level:
+                charge = times.charge_drafting(machine.draft() * times.level)
         k, size = policy.plan(draft, times, SIZES, times.restore(self._owed) if machine.restore else None)
         size, kept = self._owed + size, min(k, right)
         if machine.restore:
             for is_load, is_due in ((False, k > 0 and not self._owed), (True, kept < k)):
                 if is_due:
                     overhead += machine.restore[is_load]
+                    charge += machine.restore[is_load]
                     times.observe_copy(machine.restore[is_load] * times.level, is_load=is_load)
             self._owed = self._owed + 1 + kept if kept < k else 0
         seconds, cost = machine.run(size)
-        done = make_step(1 + kept, k, right, 0.0, overhead)
+        done = make_step(1 + kept, k, right, 0.0, charge)
         done.cost, done.correction, _ = times.observe(size, cost if times.is_fixed else seconds)
         policy.record(done)
         self.ends += [self.ends[-1] + (cost + overhead) * (j + 1) / (1 + kept) for j in range(1 + kept)]
