@@ -224,9 +224,11 @@ class CostPolicy(Policy):
         change, last, plain, rate = times.change, times.last, batches[1][0], self.rate
         shares = self._shares = self._shares or {plain: 1.0}
         # A draft in the next pass, whose value `gross` contains, changes the size then. If that were not charged, it
-        # would always seem better to wait, and nothing would ever be drafted.
+        # would always seem better to wait, and nothing would ever be drafted. Most drafts have the size that recurs.
         waiting = gross[0] - 1.0
-        bare = 1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * change)
+        recurring = max([share for size, share in shares.items() if size != plain], default=0.0)
+        later = change * (1.0 + shares[plain] - recurring)
+        bare = 1.0 + max(min(waiting, 0.0), waiting - rate * first_prob * later)
         options = [(k, *batches[1 + k]) for k in range(len(gross))]
         if last != plain and last < len(batches) and batches[last][0] == last:
             options += [(k, last, times.ratio(last)) for k in {0, min(len(gross), last) - 1}]
