@@ -243,7 +243,7 @@ def format_gain(stats: Stats, times: PassTimes | None = None, *, is_busy: bool =
 
 
 def _explain_drafts(stats: Stats) -> str:
-    """Return the reason for no gain that the drafts show whatever passes cost; "" if there is none."""
+    """Return the reason for no gain that the drafts show whatever passes cost, or ""."""
     # The policy stops calling a drafter that saves nothing, which shows what repeats only after enough calls.
     if stats.asked < min(SHORT, stats.passes / 2):
         return "no gain: drafting took too long" if stats.asked else "no gain: nothing was drafted"

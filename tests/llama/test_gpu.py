@@ -182,7 +182,7 @@ def test_trial_agreeing_sizes_match_those_of_target() -> None:
 
 
 class ConstantWidth:
-    """A model whose passes all have `width` rows: behind the given tokens are random ones, as wrong drafts would be.
+    """A model whose passes all have `width` rows: random tokens follow the given ones, as in wrong drafts.
 
     So `probe` of it puts numbers of given tokens into one class if their rows have the same bits.
     """

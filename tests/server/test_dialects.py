@@ -1,4 +1,4 @@
-"""Tests of what all chat APIs have in common, each in its own words; only the engine is scripted."""
+"""Tests of what all chat APIs have in common, in the format of each; only the engine is scripted."""
 
 from __future__ import annotations
 
