@@ -19,6 +19,7 @@ SLOW, MEMORY = 1.5, 60.0  # slow calls take this multiple of the fastest of thei
 CALLS = 3  # decode calls of a trial
 BETTER = 0.95  # multiple of the time before a trial up to which it succeeds; from `SLOW` on it ends early
 FIRST_PAUSE, LAST_PAUSE = 30, 240  # calls between trials; doubled by each trial that fails
+PAST = 1.0  # seconds without a call after which the load since the last one does not show the present
 
 
 class ThreadState(NamedTuple):
@@ -95,14 +96,17 @@ class ThreadGovernor:
         self._load = load or process_load()
         self._cores = self._free = cores or logical_cores()
         self._used: CpuSeconds | None = None  # load for which the numbers were chosen
-        self._active = 0  # threads of the last call
+        self._active, self._ended = 0, math.inf  # threads of the last call, and the time of its end
         single, batch = adapts
         self._choices = (_Choice(threads, single), _Choice(threads_batch, batch), _Choice(threads_batch, batch))
         self._fastest: dict[int, tuple[float, float]] = {}  # seconds of the fastest call by size, and its time
 
     def begin_call(self, size: int) -> int:
         load = self._load  # no further functions are called here and below, because every pass does this
-        if load.clock() >= load.due or load.latest is not self._used:
+        now = load.clock()
+        if now >= load.due and now - self._ended > PAST:
+            self._used = load.sample()  # programs often work before they ask, and then wait for the answer
+        elif now >= load.due or load.latest is not self._used:
             self._follow_load()
         choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         self._active = choice.home
@@ -110,12 +114,13 @@ class ThreadGovernor:
 
     def end_call(self, size: int, threads: int, seconds: float) -> None:
         """Record the time of a call; 0 if it is unknown."""
+        self._ended = now = self._load.clock()
         choice = self._choices[0 if size == 1 else 1 if size < PROMPT else 2]
         if not seconds or threads != choice.number or not choice.adapts:
             return
         if size >= PROMPT:
             size, seconds = PROMPT, seconds / size * PROMPT
-        now, (fastest, at) = self._load.clock(), self._fastest.get(size, (math.inf, 0.0))
+        fastest, at = self._fastest.get(size, (math.inf, 0.0))
         if seconds <= fastest or now - at > MEMORY:
             self._fastest[size] = seconds, now
         if fastest < math.inf:

@@ -217,6 +217,17 @@ def test_thread_governor_approaches_best_fixed_number_at_each_load(
     assert machine.governor.begin_call(1) == other.begin_call(1), "governors that share a load all follow it"
 
 
+@pytest.mark.parametrize(("is_busy", "first", "later"), [((False, True, False), 2, 2), ((True, False, True), 1, 1)])
+def test_thread_governor_after_a_pause_begins_as_before_it(is_busy: tuple[bool, ...], first: int, later: int) -> None:
+    """An agent that runs tests and then asks leaves the cores to the answer; the load during the pause is past."""
+    machine = Machine(2, lambda now: 2 * is_busy[0 if now < 10 else 1 if now < 15 else 2])
+    machine.speeds(10.0)
+    machine.wait(15.01 - machine.now)
+    assert machine.call(512) == first
+    machine.speeds(1.0)
+    assert machine.governor.begin_call(1) == later
+
+
 @pytest.mark.parametrize("cores", [2, 8])
 def test_thread_governor_finds_hidden_load_by_slow_calls(cores: int) -> None:
     machine = Machine(cores, lambda now: cores // 2 if 10 <= now < 60 else 0, is_shown=False)
