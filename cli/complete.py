@@ -353,7 +353,7 @@ def _check_beams(
     others["--acceptance, --lenience or --typical-acceptance"] = acceptance != Acceptance()
     for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
         others[f"--{name.replace('_', '-')}"] = getattr(load, name) != getattr(plain, name)
-    for name, setting in options(rules).items():
+    for name, setting in options(TextRules).items():
         others[setting.flags[0]] = getattr(rules, name) != getattr(NO_RULES, name)
     for flag, value in other_options.items():
         others[flag] = value is not None

@@ -277,7 +277,8 @@ def expand_groups(command: Command) -> Command:
                 values[name] = group(**{each: values.pop(each) for each in names})
             command(**values)
         except LoadSettingsError as error:  # settings conflict
-            usage_error(error.message({name: spec.flags[0] for name, spec in (options(LoadSettings) | specs).items()}))
+            known = {**options(LoadSettings), **specs}
+            usage_error(error.message({name: spec.flags[0] for name, spec in known.items()}))
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -401,7 +402,7 @@ class NoEffect(make_dataclass("_Flags", _fields_without_effect(), frozen=True)):
     def report(self) -> None:
         """Print a note for each given option that users could expect to have an effect."""
         silent = {word for words in _ROWS["always"] for word in words.split()}
-        for name, spec in options(self).items():
+        for name, spec in options(NoEffect).items():
             flag = f"--{name.replace('_', '-')}"
             if getattr(self, name) and flag not in silent:
                 note(f"{flag} has no effect: {spec.help}")

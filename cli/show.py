@@ -343,7 +343,7 @@ def command_line(command: str, arguments: Sequence[str | None], option_values: M
     words = ["ngramspec", *command.split(), *(_file_name(name) for name in arguments if name is not None)]
     values = dict(option_values)
     for group in groups:
-        specs = options(group)
+        specs = options(group.__class__)
         for field in fields(group):
             if (value := getattr(group, field.name)) != field.default:
                 values.setdefault(specs[field.name].flags[0], value)

@@ -223,7 +223,8 @@ class ModelSettings:
     )
 
     def __post_init__(self) -> None:
-        for name, spec in options(self).items():
+        own_class: Any = type(self)  # mypy does not take it for hashable
+        for name, spec in options(own_class).items():
             value = getattr(self, name)
             if value is not None and spec.allowed is not None and not spec.allowed.accepts(value):
                 raise LoadSettingsError(f"{{{name}}} must be {spec.allowed.description}, got {value!r}")

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -59,8 +60,9 @@ def option(default: T, *flags: str, help: str, **details: Any) -> T:
     return field(default=default, metadata={KEY: Option(flags, help, **details)})
 
 
-def options(settings: Any) -> dict[str, Option]:
-    """Return the options of a dataclass, or of an instance of one, by the names of their fields."""
+@cache  # a request makes several `Sampling`, which would take longer to find their options than to check them
+def options(settings: type[Any]) -> Mapping[str, Option]:
+    """Return the options of a dataclass by the names of their fields."""
     return {f.name: resolve_flags(f.name, f.metadata[KEY]) for f in fields(settings) if KEY in f.metadata}
 
 
@@ -293,7 +295,7 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        for name, setting in _OPTIONS.items():
+        for name, setting in options(Sampling).items():
             value, valid = getattr(self, name), setting.allowed
             if valid is not None and not valid.accepts(value):
                 raise ValueError(f"{name} must be {valid.description}, got {value}")
@@ -328,7 +330,7 @@ class Sampling:
         if len(set(self.samplers)) < len(self.samplers):
             raise ValueError(f"samplers names one twice: {', '.join(self.samplers)}")
         for name in self._find_changed(lambda setting: setting.sampler not in (None, *self.samplers)):
-            raise ValueError(f"{name} has no effect: samplers does not include {_OPTIONS[name].sampler}")
+            raise ValueError(f"{name} has no effect: samplers does not include {options(Sampling)[name].sampler}")
         if "temperature" not in self.samplers and self.temperature != 1:
             raise ValueError(f"temperature must be 1 if samplers does not include it, got {self.temperature}")
         if "infill" not in self.samplers:
@@ -344,7 +346,7 @@ class Sampling:
 
     def _find_changed(self, is_relevant: Callable[[Option], bool]) -> list[str]:
         """Return the names of the settings of a kind that do not have their default."""
-        names = [name for name, setting in _OPTIONS.items() if is_relevant(setting)]
+        names = [name for name, setting in options(Sampling).items() if is_relevant(setting)]
         return [name for name in names if getattr(self, name) != self.__dataclass_fields__[name].default]
 
     @property
@@ -361,9 +363,6 @@ class Sampling:
     def samples_internally(self) -> bool:
         """True if a sampler draws the token itself, with separate random numbers."""
         return self.mirostat != 0
-
-
-_OPTIONS = options(Sampling)  # finding them takes longer than to check a `Sampling`, of which a request makes several
 
 
 # --------------------------------------------------------------------------- rules of one text

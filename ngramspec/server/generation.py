@@ -181,7 +181,7 @@ class ResponseFormat(_SchemaWrapper):
         return None if self.type == "text" else Constraint("response_format", inner.json_form, strict=inner.strict)
 
 
-_OPTIONS, _RULES = options(Sampling), options(TextRules)
+_OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
 _OFF = {f.name: f.default for f in dataclass_fields(Sampling)}
 
@@ -241,7 +241,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """Unsupported fields of vLLM and llama-server that change a text, their values without effect, and an alternative."""
 
 _FIELDS: dict[str, Any] = {name: _make_field(name, option) for name, option in _OPTIONS.items() if name != "grammar"}
-_FIELDS |= {name: (Annotated[int, whole()], 0) for name in _RULES}
+_FIELDS |= {name: (Annotated[int, whole()], 0) for name in options(TextRules)}
 _FIELDS |= {
     name: (Annotated[Any, refuse(f"is not supported; {advice}", *values)], None)
     for name, (values, advice) in _UNSUPPORTED.items()
@@ -323,7 +323,7 @@ def make_request(
         # `make_sampling` forbids words of one token.
         bad_words=tuple(tokens for tokens in _tokenize_words(body.bad_words, vocabulary) if len(tokens) > 1),
         reasoning=reasoning,
-        **{name: getattr(body, name) for name in _RULES},
+        **{name: getattr(body, name) for name in options(TextRules)},
     )
     return Request(
         prompt=prompt,
