@@ -252,6 +252,8 @@ class CostPolicy(Policy):
 
     def _credit_sizes(self) -> None:
         """Credit each size with the part of a change that it would have saved; a pass without a choice was plain."""
+        if not self._savings:
+            self._overpaid = 0.0
         shares, savings = self._shares, self._savings or {min(self._shares): 1.0}
         for size in {*shares, *savings}:
             share = shares.get(size, 0.0)
