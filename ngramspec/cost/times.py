@@ -13,7 +13,7 @@ quiet, because each of these rules holds on a busy machine too:
    believed until there are new ones. Five in a row beyond `JUMP` replace all others.
 3. One pass proves little, because it may have been interrupted: a plain one that takes twice the level is no partner,
    a single value only lowers a ratio, and a pass is charged at most `JUMP` of its expected time until a second one of
-   its size confirms what it took. A call of the drafter is charged at most `JUMP` of the second longest before it.
+   its size confirms what it took. A call of the drafter is charged at most `JUMP` of the second longest recently.
 4. A size without values is corrected as far as its nearest neighbours were; beyond what an earlier process knew, only
    by neighbours with `FEW` values.
 5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
@@ -370,9 +370,9 @@ class PassTimes:
             self._copies[is_load].add(seconds / self.level, self._root._now)
 
     def charge_drafting(self, seconds: cython.double) -> cython.double:
-        """Return the cost of a call of the drafter, in plain passes."""
-        cost: cython.double = seconds / self.level
-        if self.is_fixed:
+        """Return the cost of a call of the drafter, in plain passes; 0 before the first pass."""
+        cost: cython.double = seconds / self.level if self.level else 0.0
+        if self.is_fixed or not cost:
             return cost
         longest = sorted(self._calls)[-2:]
         self._calls.append(cost)

@@ -310,8 +310,7 @@ class DecodingLoop:
             charge = times.observe(step.batch, current.seconds, current.is_timed)
         if times is not None:
             step.cost, step.correction, step.is_surprising = charge
-            if times.level and step.draft_seconds:
-                step.draft_cost = times.charge_drafting(step.draft_seconds)
+            step.draft_cost = times.charge_drafting(step.draft_seconds)
         if drafts:
             (self.policy if group is None else group.policy).record(step)
         if group is not None:

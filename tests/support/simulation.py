@@ -54,7 +54,7 @@ class Machine:
 
     def draft(self) -> float:
         """Return the cost that a call of the drafter seems to have."""
-        return self.ask + (20 if self.random.random() < self.paused else 0)
+        return self.ask + (20 if self.paused and self.random.random() < self.paused else 0)
 
 
 class Decoding:
@@ -75,8 +75,7 @@ class Decoding:
             whole, right = next_draft()
             draft, overhead = propose(whole, limit, policy.price(times, SIZES)), machine.ask
             right = min(right, len(draft))
-            if machine.ask and times.level:
-                charge = times.charge_drafting(machine.draft() * times.level)
+            charge = times.charge_drafting(machine.draft() * times.level)
         k, size = policy.plan(draft, times, SIZES, times.restore(self._owed) if machine.restore else None)
         size, kept = self._owed + size, min(k, right)
         if machine.restore:
