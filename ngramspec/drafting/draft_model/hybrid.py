@@ -42,6 +42,9 @@ class Guess(NamedTuple):
     q: Mapping[int, float]  # distribution that the chosen guess was drawn from; empty in greedy decoding
 
 
+NO_GUESS = Guess(-1, 0.0, 0.0, {})
+
+
 class HybridDrafter(MixtureDrafter):
     """Drafts with n-grams, and with a model if that is expected to pay.
 
@@ -188,7 +191,7 @@ class HybridDrafter(MixtureDrafter):
             model_guess = self.model.guess(rows[at - end - 1], at, choose)
             if model_guess is None:
                 return at, reach, at
-            ours = chain[at] if at < len(chain) else Guess(-1, 0.0, 0.0, {})
+            ours = chain[at] if at < len(chain) else NO_GUESS
             better = self._choose_guess(at, ours, model_guess)
             reach *= better.chance
             if at < len(chain):
