@@ -59,7 +59,7 @@ The thread of the engine needs Python's global lock hundreds of times per second
 requests, it waits for this time on each occasion.
 """
 
-_WORKERS = (grammar_worker, template_worker, large_template_worker)
+WORKERS = (grammar_worker, template_worker, large_template_worker)
 
 _LOAD = {
     "ctx_size": "Context size of each request in tokens (llama-server: of all together); default or 0: the"
@@ -275,7 +275,7 @@ def serve(
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_SECONDS)
         listeners = _open_listeners(stack, serving.hosts, serving.port)
-        for worker in _WORKERS:
+        for worker in WORKERS:
             stack.enter_context(worker.session())
         stop_answering = _serve_requests(stack, app, listeners, serving)
         address = _address(serving, listeners[0].getsockname()[1])
@@ -305,7 +305,7 @@ def _shut_down(stack: ExitStack, server: Server, model: ServedModel, stop_answer
     limit = f"waiting up to {DRAIN_SECONDS:g} s for running requests"
     note(f"shutting down: {limit}; press Ctrl-C again to stop now")
     server.draining = True
-    for worker in _WORKERS:
+    for worker in WORKERS:
         worker.close()
     model.service.stop(DRAIN_SECONDS)
     stop_answering()

@@ -195,6 +195,16 @@ def _trying() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def _new_workers() -> None:
+    """End the children that worked for earlier tests; a server would end them in a test, which then paid for them."""
+    from ngramspec_cli.serve import WORKERS
+
+    for worker in WORKERS:
+        with worker.session():
+            worker.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
     """Enable SIGINT, which may be ignored if tests run in the background, and which child processes would inherit."""

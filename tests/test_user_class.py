@@ -264,6 +264,7 @@ def test_complete_with_user_class_drafts_and_reports_its_errors(env: dict[str, s
     run(env, *arguments, "--drafter", "absent.py:Mine", "--json").assert_failed("cannot read absent.py")
 
 
+@pytest.mark.usefixtures("_new_workers")
 def test_serve_with_user_drafter_drafts_and_ignores_prediction_field(env: dict[str, str]) -> None:
     answers = []
     body = {"prompt": "one two one two", "n_predict": 8, "temperature": 0}

@@ -23,7 +23,7 @@ from support.tmux import Terminal
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory.store import Store
 
-pytestmark = pytest.mark.usefixtures("_trying")
+pytestmark = pytest.mark.usefixtures("_trying", "_new_workers")
 
 PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
 SECRET = "zanzibar quetzal marzipan"

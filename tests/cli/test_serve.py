@@ -31,14 +31,7 @@ from ngramspec import SpeculativeDecoder, Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.state import Counters
 
-
-@pytest.fixture(autouse=True)
-def new_workers() -> None:
-    """End the children that worked for earlier tests; a server would end them in a test, which then paid for them."""
-    for worker in serve_module._WORKERS:
-        with worker.session():
-            worker.close()
-
+pytestmark = pytest.mark.usefixtures("_new_workers")
 
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
 
