@@ -13,7 +13,7 @@ quiet, because each of these rules holds on a busy machine too:
    believed until there are new ones. Five in a row beyond `JUMP` replace all others.
 3. One pass proves little, because it may have been interrupted: a plain one that takes twice the level is no partner,
    a single value only lowers a ratio, and a pass is charged at most `JUMP` of its expected time until a second one of
-   its size confirms what it took. A call of the drafter is charged at most `JUMP` of the second longest recently.
+   its size confirms what it took. A call of the drafter is charged at most `JUMP` of the third longest recently.
 4. A size without values is corrected as far as its nearest neighbours were; beyond what an earlier process knew, only
    by neighbours with `FEW` values.
 5. The cost of a change of size is learned from three plain passes in a row: the first two are compared with the third.
@@ -374,10 +374,10 @@ class PassTimes:
         cost: cython.double = seconds / self.level if self.level else 0.0
         if self.is_fixed or not cost:
             return cost
-        longest = sorted(self._calls)[-2:]
+        longest = sorted(self._calls)[-FEW:]
         self._calls.append(cost)
         del self._calls[:-WINDOW]
-        return min(cost, JUMP * longest[0]) if len(longest) == 2 else cost
+        return min(cost, JUMP * longest[0]) if len(longest) == FEW else cost
 
     def _learn(self, size: cython.Py_ssize_t, cost: cython.double) -> cython.double:
         """Learn a ratio. Return what its new value adds to what the passes that showed it were charged."""
