@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ngramspec.data import encode
+from ngramspec.data import FORM, encode, is_user_class
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -25,7 +25,6 @@ from ngramspec.memory.memory import DEFAULT
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling, allow_range, option, options
-from ngramspec.user_class import FORM, is_user_class
 
 from .conditions import NO_MEMORY, Conditions, exact_mode, load_settings, tuning_line
 from .console import note, pluralize, usage_error

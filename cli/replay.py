@@ -13,7 +13,7 @@ import ngramspec
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
 from ngramspec.cost.store import StoredTimes, load_last_times, time_passes
 from ngramspec.cost.times import PassTimes
-from ngramspec.data import NGramSpecError
+from ngramspec.data import FORM, NGramSpecError
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.instruments.replay.comparison import MEASURED_CURVE, CurveComparison, replay_report
 from ngramspec.instruments.replay.replay import Recording, Replay
@@ -25,7 +25,6 @@ from ngramspec.llama.weights import model_key
 from ngramspec.loading.load import find, open_alone
 from ngramspec.loading.settings import GPUS, LoadSettings
 from ngramspec.sampling.settings import allow_range, option
-from ngramspec.user_class import FORM
 
 from .conditions import Load
 from .console import fail, note, pluralize, read_bytes, usage_error, usage_errors

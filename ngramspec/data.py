@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+FORM = "FILE.py:Class"  # of the name of a user's class
+
 Data = TypeVar("Data", bound="DataclassInstance")
 
 
@@ -40,8 +42,17 @@ class ShutdownError(NGramSpecError):
     """The server is shutting down."""
 
 
+class UserCodeError(NGramSpecError):
+    """A user's class cannot be loaded, or its code raised an error."""
+
+
 class GrammarError(NGramSpecError):
     """A grammar or JSON schema is invalid, or allows no token."""
+
+
+def is_user_class(name: str) -> bool:
+    """Return True if a name means a file, and not one of ngramspec's own classes."""
+    return ".py" in name
 
 
 def get_reason(error: Exception) -> str:

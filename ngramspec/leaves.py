@@ -21,9 +21,12 @@ MODULES = {
     "HybridDrafter": "drafting.draft_model.hybrid",
     "Memory": "memory.memory",
     "ModelDrafter": "drafting.draft_model.model",
+    "UserDrafter": "user_class",
+    "UserPolicy": "user_class",
     "choose_loop": "decoding.branches",
     "connect": "llama.rpc",
     "head_missing": "llama.head",
+    "load_class": "user_class",
     "memory_folder": "memory.memory",
     "open_memory": "memory.memory",
     "schema_grammar": "grammars.json_schema",
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
     from ngramspec.memory.memory import open_memory as open_memory
     from ngramspec.policies.traced import with_trace as with_trace
     from ngramspec.sampling.reasoning import BudgetSampler as BudgetSampler
+    from ngramspec.user_class import UserDrafter as UserDrafter
+    from ngramspec.user_class import UserPolicy as UserPolicy
+    from ngramspec.user_class import load_class as load_class
 else:
 
     def __getattr__(name):

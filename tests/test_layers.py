@@ -16,7 +16,7 @@ from support.imports import ROOT, find_modules, find_names, resolve
 LAYERS = (
     ("data", "storage", "tokens", "cpu", "leaves"),
     ("worker",),
-    ("grammars", "user_class"),
+    ("grammars",),
     ("sampling", "models", "chat"),
     ("backend",),
     ("cost", "fill_in"),
@@ -24,7 +24,7 @@ LAYERS = (
     ("acceptance", "memory"),
     ("request", "steps", "model_settings"),
     ("policies", "llama"),
-    ("decoding",),
+    ("decoding", "user_class"),
     ("loading",),
     ("batching", "beams", "dropin", "instruments"),
     ("__init__", "llm_plugin", "quants", "server"),

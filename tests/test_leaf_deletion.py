@@ -171,11 +171,10 @@ def test_core_without_leaves_passes_its_tests(copy: Path) -> None:
     delete_leaves(copy, set(LEAVES))
     check_program(copy)
     out = run_tests(copy, *(f"tests/{room}" for room in ROOMS))
-    # Failed tests ask for a leaf: a request with a grammar or a trace.
+    # Failed tests ask for a leaf: a request with a grammar or a trace, or a policy by its name.
     errors = re.findall(r"^\S+:\d+: (?!\w*Warning).*$", out, re.MULTILINE)
-    assert [
-        error for error in errors if not re.search(r"/leaves\.py:\d+: AttributeError: there is no leaf ", error)
-    ] == []
+    asked = r"/leaves\.py:\d+: AttributeError: there is no leaf |: ValueError: unknown policy "
+    assert [error for error in errors if not re.search(asked, error)] == []
     n_failed = int((re.search(r"(\d+) failed", out) or [0, 0])[1])
     assert n_failed == len(errors)
-    assert int(re.search(r"(\d+) passed", out)[1]) > 500
+    assert int(re.search(r"(\d+) passed", out)[1]) > 450

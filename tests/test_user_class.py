@@ -16,6 +16,7 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 from support.serving import serve
 
+from ngramspec.data import UserCodeError
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Ask, Draft
 from ngramspec.llama.vocabulary import Vocabulary
@@ -23,7 +24,6 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
-from ngramspec.user_class import UserCodeError
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "custom"
 COPY = f"{EXAMPLES / 'copy_drafter.py'}:CopyDrafter"

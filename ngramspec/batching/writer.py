@@ -10,11 +10,10 @@ from ngramspec.backend import ExactnessMode, SharedModel
 from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.bits import DEFAULT_LOGIT_SHIFT, KernelClasses
 from ngramspec.cost.times import PassTimes
-from ngramspec.data import NGramSpecError, TargetError
+from ngramspec.data import NGramSpecError, TargetError, UserCodeError
 from ngramspec.decoding.loop import DecodingLoop, Pass
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.steps import Step
-from ngramspec.user_class import UserCodeError
 
 T = TypeVar("T")
 

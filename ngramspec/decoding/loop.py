@@ -20,13 +20,12 @@ from typing import cast
 
 from ngramspec.backend import ExactnessMode, Logits, Model, Part, SequenceModel, SharedModel
 from ngramspec.cost.times import Charge, PassTimes
-from ngramspec.data import TargetError
+from ngramspec.data import TargetError, UserCodeError
 from ngramspec.decoding.text import DraftedText, Drafts, Plan, Text, no_draft
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
-from ngramspec.user_class import UserCodeError
 
 _ONE_TOKEN = no_draft(1)
 

@@ -11,14 +11,14 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from ngramspec import leaves
+from ngramspec.data import FORM, is_user_class
 from ngramspec.drafting.baselines.suffix import SuffixDrafter
 from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDrafter, RecycleDrafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
 from ngramspec.drafting.predictor import NGramDrafter
-from ngramspec.drafting.user_drafter import UserDrafter
 from ngramspec.tokens import Tokenizer
-from ngramspec.user_class import FORM, is_user_class, load_class
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
@@ -54,7 +54,7 @@ def make_drafter(
         if memory:
             able = ", ".join(sorted(REMEMBERING))
             raise ValueError(f"the drafter {name!r} does not use earlier answers (drafters that do: {able})")
-        drafter = UserDrafter(name, vocabulary) if is_user_class(name) else DRAFTERS[name]()
+        drafter = leaves.UserDrafter(name, vocabulary) if is_user_class(name) else DRAFTERS[name]()
         drafter.vocabulary = vocabulary
         return drafter
     if name == "memory" and not memory:
@@ -64,7 +64,9 @@ def make_drafter(
 
 def supports_prediction(name: str) -> bool:
     """Return True if the drafter of this name can draft from a predicted answer; a user's file is run."""
-    return load_class(name, Drafter).prediction is not None if is_user_class(name) else name in REMEMBERING
+    if is_user_class(name):
+        return leaves.load_class(name, Drafter).prediction is not None
+    return name in REMEMBERING
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec import leaves
-from ngramspec.data import NGramSpecError, decode
+from ngramspec.data import FORM, NGramSpecError, decode, is_user_class
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.model_settings import (
@@ -29,7 +29,6 @@ from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy, Policy
 from ngramspec.sampling.settings import option, options
 from ngramspec.storage import read_cache, write_whole
-from ngramspec.user_class import FORM, is_user_class, load_class
 
 MODEL_ONLY = "model"
 """Value of `drafter` for a draft model without n-grams."""
@@ -159,11 +158,11 @@ class LoadSettings(ModelSettings):
         """Check that the drafter and the policy can be made; the user's classes are constructed only when used."""
         try:
             if is_user_class(self.drafter):
-                load_class(self.drafter, Drafter)
+                leaves.load_class(self.drafter, Drafter)
             elif self.drafter not in (DEFAULT, MODEL_ONLY):
                 make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             if is_user_class(self.policy):
-                load_class(self.policy, Policy)
+                leaves.load_class(self.policy, Policy)
             else:
                 make_policy(self.policy, self.draft_max)
         except ValueError as error:
