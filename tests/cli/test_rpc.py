@@ -15,12 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, run, run_process
 
 from ngramspec.data import ModelError
 from ngramspec.llama import bindings, rpc
+from ngramspec.loading import load
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.model_settings import LoadSettingsError
 
 SMALL = ["complete", "-t", "1", "-c", "512", str(DEMO)]
 TEXT = b"def add(a, b):\n    return a + b\n"
@@ -37,6 +41,19 @@ def lacks_rpc() -> bool:
 
 LACKS = lacks_rpc()
 needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without RPC")
+
+
+def test_load_settings_reject_a_worker_without_a_port() -> None:
+    with pytest.raises(LoadSettingsError, match="rpc: 'host' is not HOST:PORT"):
+        LoadSettings(rpc="host")
+
+
+def test_find_connects_workers_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(rpc, "connect", asked.append)
+    load.find(DEMO, LoadSettings())
+    load.find(DEMO, LoadSettings(rpc="a:1,b:2"))
+    assert asked == [("a:1", "b:2")]
 
 
 @pytest.mark.skipif(not LACKS, reason="llama-cpp-python was built with RPC")

@@ -14,7 +14,6 @@ from support.model_files import write_model
 
 import ngramspec
 from ngramspec.data import ModelError, NGramSpecError
-from ngramspec.llama import rpc
 from ngramspec.llama.placement import DRAFT_MARGIN, MARGIN
 from ngramspec.loading import load
 from ngramspec.loading.load import model_tuning_path
@@ -111,7 +110,6 @@ def test_load_settings_reject_invalid_values_by_option_name() -> None:
         ({"ctx_size": 3}, "ctx_size must be 0 or from 16 to 16777216, got 3"),
         ({"exact": "yes"}, "exact must be one of: auto, on, off, got 'yes'"),
         ({"draft_model": "a", "no_draft": True}, "draft_model cannot be combined with no_draft"),
-        ({"rpc": "host"}, "rpc: 'host' is not HOST:PORT"),
         ({"policy": "lucky"}, "unknown policy 'lucky'"),
         ({"lora": "a.gguf"}, "lora must be file names with a scale each, got 'a.gguf'"),
     ):
@@ -127,14 +125,6 @@ def test_load_settings_reject_invalid_values_by_option_name() -> None:
 def test_settings_of_target_keep_adapters() -> None:
     settings = LoadSettings(lora=(("a.gguf", 1.0),), lora_scaled=(("b.gguf", 0.5),)).of_target
     assert settings.adapters == (("a.gguf", 1.0), ("b.gguf", 0.5))
-
-
-def test_find_connects_workers_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(rpc, "connect", asked.append)
-    load.find(DEMO, LoadSettings())
-    load.find(DEMO, LoadSettings(rpc="a:1,b:2"))
-    assert asked == [("a:1", "b:2")]
 
 
 def test_tuned_threads_may_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
