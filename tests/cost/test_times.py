@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.store import StoredTimes, load_last_times, time_passes
-from ngramspec.cost.times import FEW, SIZES, PassTimes, RestoreCost
+from ngramspec.cost.times import FEW, SIZES, STALE, PassTimes, RestoreCost
 
 ALL = range(1, 65)
 COSTS = {1: 1.0, 2: 1.2, 3: 1.5, 4: 1.8, 8: 3.0, 16: 5.0, 64: 17.0}
@@ -58,6 +58,14 @@ def test_few_values_correct_other_sizes_only_without_a_past() -> None:
     assert teach(PassTimes(COSTS, pairs=24), 2, 1.3, pairs=3).ratio(8) == corrected
 
 
+def test_values_that_became_too_old_stay_believed_against_a_single_new_one() -> None:
+    times = teach(PassTimes(COSTS), 4, 1.2)
+    for _ in range(STALE):
+        times.observe(1, 0.01)
+    assert teach(times, 4, 3.0, pairs=1).ratio(4) == pytest.approx(1.2)
+    assert teach(times, 4, 3.0, pairs=FEW).ratio(4) == pytest.approx(3.0)
+
+
 def test_passes_surprise_only_if_their_size_is_known() -> None:
     """The first answer of a model on a quiet machine, whose batches cost twice as much as the default prior says."""
     times = PassTimes()
@@ -92,6 +100,15 @@ def test_cost_of_change_is_learned_from_three_plain_passes(first: float, second:
             times.observe(size, 0.01 * (COSTS[size] + extra))
     assert times.change == pytest.approx(first + second, rel=0.05)
     assert (times.change_now(1), times.change_now(4)) == (0.0, pytest.approx(first, rel=0.05))
+
+
+@pytest.mark.parametrize(("below", "change"), [(1, 0.2), (2, 0.0)])
+def test_cost_of_change_is_learned_only_if_nearly_all_passes_show_it(below: int, change: float) -> None:
+    times = PassTimes(COSTS)
+    for first in [0.99] * below + [1.2] * (15 - below):
+        for size, cost in ((4, COSTS[4]), (1, first), (1, 1.0), (1, 1.0)):
+            times.observe(size, 0.01 * cost)
+    assert times.change == pytest.approx(change)
 
 
 def test_two_passes_refute_a_cost_of_change() -> None:
