@@ -121,8 +121,8 @@ class Target(NativeObject):
             settings, threads=single, threads_batch=batch or single, flash_attn=settings.flash_attn or "auto"
         )
         process_load()  # start the first sample here, so that it covers the time of loading
-        # The weights come first: they place the layers, and what fits beside them limits the context. Bits are compared
-        # in contexts of their own, so this context, with the settings that they show, is opened last.
+        # The weights come first: they place the layers, and the memory that is left limits the context. Bits are
+        # compared in other contexts, so this one, with the settings that agree, is opened last.
         self.weights = self._weights = weights = Weights(path, settings, texts or 1, reserved, margin)
         self.vocabulary = weights.vocabulary
         self.exact = settings.exact
