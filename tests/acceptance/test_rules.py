@@ -1,6 +1,6 @@
 """Tests of the rules: the probabilities of acceptance, the distribution of the output, and the rows that they read.
 
-`decoding/test_same_text.py` covers the tokens of plain decoding, and grammars. The sample of tests of frequencies are
+`decoding/test_same_*.py` cover the tokens of plain decoding, and grammars. The sample of tests of frequencies are
 seeds or positions 0, 1, 2, ..., so they always pass or always fail. With exact sampling, each would fail with
 probability below `distributions.ALARM`. Limit for frequencies (Hoeffding):
 P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.

@@ -1,7 +1,7 @@
 """Tests of the loop on a mock target: interruptions, limited targets, exact mode, the cache, grammars and decisions.
 
 The cache always contains the emitted tokens. The clock is a mock too, so the cost policy decides the same in every run.
-`test_same_text` tests that drafts change neither the text nor its distribution.
+`test_same_text` and `test_same_distribution` test that drafts change neither the text nor its distribution.
 """
 
 from __future__ import annotations
