@@ -22,6 +22,7 @@ UNDECLARED = {
         "AttributeError": "a process without stdout or stderr",
     },
     "cli/console.py": {"SIGHUP": "not on Windows"},
+    "cli/serve.py": {"AttributeError": "a C library without the function"},
     "ngramspec/__init__.py": {"AttributeError": "raised for an unknown name of the package"},
     "ngramspec/cost/store.py": {"AttributeError": "a file whose JSON is not an object"},
     "ngramspec/cpu/cores.py": {

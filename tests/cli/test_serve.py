@@ -59,6 +59,26 @@ def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeyp
     assert "<html" in page
 
 
+FREE_BLOCKS = """
+import psutil
+from ngramspec_cli.serve import BLOCK, return_freed_blocks
+return_freed_blocks()
+first = b"x" * (2 * BLOCK)
+del first
+pairs = [(b"x" * (2 * BLOCK), b"y" * 100_000) for _ in range(20)]
+full = psutil.Process().memory_info().rss
+pairs = [small for _, small in pairs]
+print((full - psutil.Process().memory_info().rss) / BLOCK)
+"""
+"""Free large blocks between small ones that stay, and print how many blocks less the process then has."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_freed_blocks_return_to_the_system_despite_small_ones_between_them() -> None:
+    done = subprocess.run([sys.executable, "-c", FREE_BLOCKS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 30
+
+
 Client = Callable[[httpx.Client], Any]
 
 
