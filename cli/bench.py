@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ngramspec.data import FORM, encode, is_user_class
+from ngramspec.data import CLASS_FORM, encode, is_user_class
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -41,7 +41,7 @@ def bench(
     model: Model = None,
     policy: str = option(
         "cost",
-        metavar=f"NAME|{FORM}",
+        metavar=f"NAME|{CLASS_FORM}",
         help=f"Policy for the draft length: {', '.join(POLICIES)}, your own class, or {ALL} to compare them.",
     ),
     prompts: Path | None = PROMPTS,
@@ -158,7 +158,7 @@ def _check_against(sampling: Sampling, excluded: Mapping[str, object]) -> None:
 
 def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
     if policy not in (*POLICIES, ALL) and not is_user_class(policy):
-        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {FORM}")
+        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}, or {CLASS_FORM}")
     first, *rest = POLICIES if policy == ALL else [policy]
     if rest and load.no_draft:
         usage_error("--policy all cannot be combined with --no-draft")

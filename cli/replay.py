@@ -13,7 +13,7 @@ import ngramspec
 from ngramspec.cost.fixed_curves import CURVES, SWITCH, find_curves, freeze
 from ngramspec.cost.store import StoredTimes, load_last_times, time_passes
 from ngramspec.cost.times import PassTimes
-from ngramspec.data import FORM, NGramSpecError
+from ngramspec.data import CLASS_FORM, NGramSpecError
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.instruments.replay.comparison import MEASURED_CURVE, CurveComparison, replay_report
 from ngramspec.instruments.replay.replay import Recording, Replay
@@ -49,7 +49,9 @@ def replay(
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, as JSON Lines or plain text pairs; -: stdin."),
     ],
-    drafter: str = option(DEFAULT, metavar=f"NAME|{FORM}", help=f"Drafter: {', '.join(DRAFTERS)}, or your own class."),
+    drafter: str = option(
+        DEFAULT, metavar=f"NAME|{CLASS_FORM}", help=f"Drafter: {', '.join(DRAFTERS)}, or your own class."
+    ),
     memory: Literal["on", "off"] = option(
         "off", help="Also draft from the answers of earlier conversations of this run."
     ),

@@ -259,7 +259,6 @@ def serve(
         per_request = max(16, load.ctx_size // serving.parallel)
         each = f"each of {serving.parallel} requests has a context of {load.ctx_size} tokens"
         note(f"{each}; llama-server's -c {load.ctx_size} is -c {per_request} here, because it is divided among them")
-    return_freed_blocks()
     defaults = sampling.settings({"seed": max(0, sampling.seed)})
     keys = serving.keys
     source = find(model, load, DISPLAY)
@@ -278,6 +277,7 @@ def serve(
     with ExitStack() as stack:
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_SECONDS)
+        return_freed_blocks()
         listeners = _open_listeners(stack, serving.hosts, serving.port)
         for worker in WORKERS:
             stack.enter_context(worker.session())
@@ -410,7 +410,7 @@ def return_freed_blocks() -> None:
     """Return large blocks of memory to the system when they are freed, on Linux with glibc.
 
     By default, glibc takes blocks of up to 32 MiB from its heaps after the first one is freed. Saved states and large
-    responses then leave gaps, and the memory of a server grows for hours.
+    responses then leave gaps, and the memory of a server keeps growing.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # other C libraries lack the function

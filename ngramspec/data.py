@@ -1,4 +1,4 @@
-"""Version, errors that a user can cause and fix, and dataclasses as JSON objects, checked against their annotations.
+"""Version, names of users' classes, errors that a user can cause and fix, and dataclasses as checked JSON objects.
 
 The message of such an error is one line with the problem and the solution. Defects of ngramspec itself raise ordinary
 Python exceptions, which are shown with a traceback.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-FORM = "FILE.py:Class"  # of the name of a user's class
+CLASS_FORM = "FILE.py:Class"  # how a user's class is named
 
 Data = TypeVar("Data", bound="DataclassInstance")
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ngramspec.cost.times import PassTimes, RestoreCost
-from ngramspec.data import FORM, UserCodeError
+from ngramspec.data import CLASS_FORM, UserCodeError
 from ngramspec.drafting.draft import Ask, Draft, Drafter, MarginalCost
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.sampling.settings import Sampling
@@ -44,7 +44,7 @@ def load_class(name: str, base: Callable[..., Base]) -> type[Base]:
     kind = cast(type[Base], base)  # as a callable, because the type checker rejects an abstract class as a type
     file, _, class_name = name.rpartition(":")
     if not file.endswith(".py") or not class_name.isidentifier():
-        raise UserCodeError(f"{name!r} does not name a class; use {FORM}")
+        raise UserCodeError(f"{name!r} does not name a class; use {CLASS_FORM}")
     path = Path(file).expanduser()
     module = _load_module(path)
     value = getattr(module, class_name, None)

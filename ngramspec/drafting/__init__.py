@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ngramspec import leaves
-from ngramspec.data import FORM, is_user_class
+from ngramspec.data import CLASS_FORM, is_user_class
 from ngramspec.drafting.baselines.suffix import SuffixDrafter
 from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDrafter, RecycleDrafter
 from ngramspec.drafting.draft import Drafter
@@ -49,7 +49,7 @@ def make_drafter(
     UserCodeError that the user's class cannot be used.
     """
     if name not in DRAFTERS and not is_user_class(name):
-        raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}, or {FORM}")
+        raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}, or {CLASS_FORM}")
     if name not in REMEMBERING:
         if memory:
             able = ", ".join(sorted(REMEMBERING))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec import leaves
-from ngramspec.data import FORM, NGramSpecError, decode, is_user_class
+from ngramspec.data import CLASS_FORM, NGramSpecError, decode, is_user_class
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.model_settings import (
@@ -87,11 +87,13 @@ class LoadSettings(ModelSettings):
     no_draft: bool = option(False, help="Turn drafting off: decode one token at a time.")
     drafter: str = option(
         DEFAULT,
-        metavar=f"NAME|{FORM}",
+        metavar=f"NAME|{CLASS_FORM}",
         help=f"Drafter: {', '.join(DRAFTERS)}, {MODEL_ONLY} (the draft model without n-grams), or your own class.",
     )
     policy: str = option(
-        "cost", metavar=f"NAME|{FORM}", help=f"Policy for the draft length: {', '.join(POLICIES)}, or your own class."
+        "cost",
+        metavar=f"NAME|{CLASS_FORM}",
+        help=f"Policy for the draft length: {', '.join(POLICIES)}, or your own class.",
     )
     memory: str | None = option(
         None,
@@ -146,7 +148,7 @@ class LoadSettings(ModelSettings):
         if not flag and self.drafter == MODEL_ONLY:
             yield f"{{drafter}} {MODEL_ONLY} requires a draft model; set {{draft_model}}"
         if self.drafter not in names and not is_user_class(self.drafter):
-            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join(names)}, or {FORM}"
+            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join(names)}, or {CLASS_FORM}"
         if flag and self.no_draft:
             yield f"{flag} cannot be combined with {{no_draft}}"
         if self.memory is not None and (self.no_memory or self.no_draft):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ngramspec import leaves
-from ngramspec.data import FORM, is_user_class
+from ngramspec.data import CLASS_FORM, is_user_class
 from ngramspec.policies.baselines import EntropyPolicy, HeuristicPolicy, ThresholdPolicy
 from ngramspec.policies.cost import CostPolicy
 from ngramspec.policies.policy import FixedPolicy, Policy
@@ -26,7 +26,7 @@ def make_policy(name: str, draft_max: int | None = None) -> Policy:
     be used.
     """
     if name not in POLICIES and not is_user_class(name):
-        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}, or {FORM}")
+        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}, or {CLASS_FORM}")
     if draft_max is not None and draft_max < 1:
         raise ValueError(f"draft_max must be at least 1, got {draft_max}")
     if is_user_class(name):

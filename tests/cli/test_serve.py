@@ -61,21 +61,27 @@ def test_serve_answers_and_logs_costs_without_texts(env: dict[str, str], monkeyp
 
 FREE_BLOCKS = """
 import psutil
-from ngramspec_cli.serve import BLOCK, return_freed_blocks
-return_freed_blocks()
-first = b"x" * (2 * BLOCK)
-del first
-pairs = [(b"x" * (2 * BLOCK), b"y" * 100_000) for _ in range(20)]
-full = psutil.Process().memory_info().rss
-pairs = [small for _, small in pairs]
-print((full - psutil.Process().memory_info().rss) / BLOCK)
+from ngramspec_cli import serve
+from ngramspec_cli.app import main
+
+def free_blocks():
+    first = b"x" * (2 * serve.BLOCK)
+    del first
+    pairs = [(b"x" * (2 * serve.BLOCK), b"y" * 100_000) for _ in range(20)]
+    full = psutil.Process().memory_info().rss
+    pairs = [small for _, small in pairs]
+    print((full - psutil.Process().memory_info().rss) / serve.BLOCK)
+
+serve.wait_for_signal = free_blocks
+main()
 """
-"""Free large blocks between small ones that stay, and print how many blocks less the process then has."""
+"""Serve; then free large blocks between small ones that stay, and print how many blocks less the process has."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_freed_blocks_return_to_the_system_despite_small_ones_between_them() -> None:
-    done = subprocess.run([sys.executable, "-c", FREE_BLOCKS], capture_output=True, text=True, check=True)
+def test_serve_returns_freed_blocks_to_the_system_despite_small_ones_between_them(env: dict[str, str]) -> None:
+    command = [sys.executable, "-c", FREE_BLOCKS, "serve", str(DEMO), *SMALL, "0"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert float(done.stdout) > 30
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from support.all_drafters import ALL_DRAFTERS, made
+from support.all_drafters import ALL_DRAFTERS, make_any
 from support.decoder_loop import CLOCK, Coin, make_decoder, pass_seconds
 from support.distributions import LegalTokens, Text, follows, make_next_distribution
 from support.grid import grid
@@ -93,7 +93,7 @@ def test_rejection_with_any_drafter_keeps_target_distribution(
     if policy == "heuristic":
         sampling = replace(sampling, repeat_penalty=1.3, frequency_penalty=0.05, repeat_last_n=12)
     prompt = zeros_and_ones()
-    one = made(drafter, lambda: OtherCoin(4), prompt) if drafter in ALL_DRAFTERS else None
+    one = make_any(drafter, lambda: OtherCoin(4), prompt) if drafter in ALL_DRAFTERS else None
     texts, stats = texts_of(mock, prompt, sampling, one, policy, slope=slope)
     # In this case the draft model costs more time than it saves.
     assert stats.drafted > 100 or (drafter, slope) == ("model", 0.33), "too few draft tokens to test the distribution"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.all_drafters import ALL_DRAFTERS, USER, made
+from support.all_drafters import ALL_DRAFTERS, USER, make_any
 from support.decoder_loop import Oracle, drive, make_decoder, make_model
 from support.grid import grid
 from support.llama_chain import INFILL, SETTINGS
@@ -126,7 +126,8 @@ def check_same_text(
     decoder = make_decoder(
         speak(**options, replays=replays, leaves=0 if replays else 4),
         slope=draw(st.sampled_from([0.001, 0.1, 0.4])),
-        drafter=guesses or made(drafter, lambda: speak(kind=Blurred, **options), [*prompt, *tokens[:9], *tokens[10:]]),
+        drafter=guesses
+        or make_any(drafter, lambda: speak(kind=Blurred, **options), [*prompt, *tokens[:9], *tokens[10:]]),
         policy=policy,
         draft_max=draw(st.sampled_from([7, 15, 1, 2, 4])),
     )

@@ -16,15 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.mock_target import LineTokenizer, MockTarget, rows_to
+from support.all_drafters import make_any
+from support.mock_target import MockTarget, rows_to
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter, predictor
 from ngramspec.drafting.baselines import suffix
 from ngramspec.drafting.draft import Ask, Chooser, Draft, Drafter, MarginalCost
 from ngramspec.drafting.draft_model import agreement
-from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.draft_model.model import ModelDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter, TextIndexSet
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 LOOP_DRAFTERS = ["mixture", "ngram", "suffix", "nasd"]
@@ -36,16 +35,9 @@ PRICES = st.sampled_from([None, MarginalCost(1.2, [0.1] * 20)])
 
 
 def made(name: str) -> Drafter:
-    if name == "memory":
-        rng = random.Random(7)
-        memory = TextIndexSet()
-        memory.add_text([rng.randrange(WORDS) for _ in range(200)])
-        return make_drafter("memory", memory=memory)
-    if name == "model":
-        return ModelDrafter(MockTarget(WORDS, peak=1.5))
-    if name == "hybrid":
-        return HybridDrafter(ModelDrafter(MockTarget(WORDS, peak=1.5)))
-    return make_drafter(name, vocabulary=LineTokenizer(WORDS))
+    rng = random.Random(7)
+    known = [rng.randrange(WORDS) for _ in range(200)] if name == "memory" else ()
+    return make_any(name, lambda: MockTarget(WORDS, peak=1.5), known)
 
 
 def picker(rng: random.Random) -> Chooser:

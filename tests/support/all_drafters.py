@@ -20,13 +20,13 @@ GARBAGE = f"{Path(__file__).with_name('garbage_drafter.py')}:Garbage"
 ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid", USER)
 
 
-def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) -> Drafter:
-    """Return a drafter of `ALL_DRAFTERS`; `small` makes the draft model, and a memory contains the `known` text."""
+def make_any(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) -> Drafter:
+    """Return a drafter of `ALL_DRAFTERS`; `small` makes the draft model, and the `known` text is its memory, if any."""
     if name == "model":
         return ModelDrafter(small(), clock=milliseconds)
     if name == "hybrid":
         return HybridDrafter(ModelDrafter(small(), clock=milliseconds))
-    if name not in REMEMBERING:
+    if name not in REMEMBERING or not known:
         return make_drafter(GARBAGE if name == USER else name, vocabulary=LineTokenizer(small().n_vocab))
     memory = Memory()
     memory.add_text(known)
